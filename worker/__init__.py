@@ -1,0 +1,1 @@
+"""The PySpark worker: claim -> plan -> read -> index | lookup -> deletes -> commit -> report."""

@@ -1,0 +1,82 @@
+"""Opens, lists and deletes files by location, on any store that PyIceberg's Arrow FileIO knows.
+
+Invariant: a location is used as it was written; only comparisons normalise it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+
+class Storage:
+    """Files by location. Pickles as its properties only, so tasks on other machines open their own handles.
+
+    properties: Iceberg FileIO properties (`s3.endpoint`, `s3.access-key-id`, ...), secrets resolved.
+    """
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        self.properties = dict(properties or {})
+        self._io = PyArrowFileIO(self.properties)
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
+        return Storage, (self.properties,)
+
+    def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
+        """The file system and the path on it that a location names."""
+        scheme, netloc, path = PyArrowFileIO.parse_location(location, self.properties)
+        return self._io.fs_by_scheme(scheme, netloc), path
+
+    def open_input(self, location: str) -> pa.NativeFile:
+        """A seekable file; local ones are memory-mapped, so that a lookup copies only what it reads.
+
+        Raises FileNotFoundError (final: the file is gone) or OSError (a retry can help).
+        """
+        filesystem, path = self.resolve(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            return pa.memory_map(path)
+        return filesystem.open_input_file(path)
+
+    def open_output(self, location: str) -> pa.NativeFile:
+        filesystem, path = self.resolve(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        return filesystem.open_output_stream(path)
+
+    def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `offset` (both in bytes), or all to the end."""
+        with self.open_input(location) as source:
+            source.seek(offset)
+            return bytes(source.read(length) if length is not None else source.read())
+
+    def write(self, location: str, content: bytes) -> None:
+        with self.open_output(location) as sink:
+            sink.write(content)
+
+    def delete(self, location: str) -> bool:
+        """Deletes one file; False if there was none."""
+        filesystem, path = self.resolve(location)
+        try:
+            filesystem.delete_file(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@lru_cache(maxsize=262_144)
+def normalised(location: str) -> str:
+    """One spelling for locations that name the same file: `file:///x`, `file:/x` and `/x` are equal.
+
+    For comparison only. Object-store schemes that name the same store (s3, s3a, s3n) are equal too.
+    """
+    parts = urlsplit(location)
+    if parts.scheme in ("", "file"):
+        path = location if not parts.scheme else location.split(":", 1)[1]
+        return "/" + path.lstrip("/")
+    scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
+    return f"{scheme}://{location.split('://', 1)[1]}"
