@@ -1,0 +1,80 @@
+# Icestream's commands. `make demo` and `make test` are all one needs; both install first.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+LOCK := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --no-header --no-emit-index-url
+export ICESTREAM_JARS_DIR ?= $(HOME)/.cache/icestream/ivy
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: install
+install: $(VENV)/installed $(VENV)/jars ## Install everything into .venv (does nothing when nothing changed)
+
+$(VENV)/installed: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || {
+		echo "Icestream needs Python 3.11 or newer: name one, as in make $(MAKECMDGOALS) PYTHON=python3.12" >&2
+		exit 1
+	}
+	PYTHON=$(PYTHON) scripts/install_system_packages venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	echo "Installing the Python packages ..."
+	$(PIP) install --quiet --require-hashes -r requirements/uv.txt
+	# uv is five times as fast; pip knows settings that uv doesn't, such as a mirror in pip.conf.
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r requirements/dev.txt ||
+		$(PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/jars: $(VENV)/installed worker/session.py
+	@scripts/install_system_packages java
+	echo "Fetching the JARs of Iceberg and JDBC ..."
+	$(BIN)/python -m worker.session
+	touch $@
+
+.PHONY: demo
+demo: install ## Show Icestream at work on a sample table, in the browser
+	@exec $(BIN)/icestream demo $(ARGS)
+
+.PHONY: test
+test: install lint ## Run the linters and all tests (ARGS="-k name" to choose)
+	@scripts/install_system_packages java jdk maven postgresql chromium
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: fast
+fast: install ## Run the tests that take less than a minute together
+	@$(BIN)/pytest -m "not integration" $(ARGS)
+
+.PHONY: lint
+lint: install ## Check style, types and the wall between service and worker
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install ## Format the code
+	@$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: openapi
+openapi: install ## Write openapi/openapi.json anew
+	@$(BIN)/icestream openapi > openapi/openapi.json
+
+.PHONY: lock
+lock: $(VENV)/installed ## Lock the Python packages anew (ARGS="--upgrade" for newer versions)
+	@$(BIN)/$(LOCK) --all-extras --output-file requirements/dev.txt $(ARGS)
+	$(BIN)/$(LOCK) --extra service --constraint requirements/dev.txt --output-file requirements/service.txt
+	$(BIN)/$(LOCK) --extra worker --constraint requirements/dev.txt --output-file requirements/worker.txt
+
+.PHONY: clean
+clean: ## Remove what the other commands made
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,82 @@
+"""The locked requirements hold exactly what pyproject.toml asks for, each with hashes and none with a URL."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+LOCKS = {"service": ["service"], "worker": ["worker"], "dev": ["service", "worker", "dev"]}
+
+
+def read_lock(name: str) -> list[tuple[Requirement, int]]:
+    """The pinned requirements of a lock file that hold for this Python, each with its number of hashes."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    lines = [
+        (Requirement(line.split(" --hash")[0]), line.count("--hash=sha256:")) for line in text.splitlines()
+    ]
+    return [(pin, hashes) for pin, hashes in lines if pin.marker is None or pin.marker.evaluate()]
+
+
+def requirements_of(names: Iterable[str]) -> list[Requirement]:
+    """What pyproject.toml itself asks for with these extras."""
+    lines = [*PROJECT["dependencies"], *(line for name in names for line in EXTRAS[name])]
+    return [requirement for line in lines if (requirement := Requirement(line)).name != "icestream"]
+
+
+def applies(marker: Marker | None, extras: set[str]) -> bool:
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras})
+
+
+def closure(wanted: list[Requirement]) -> dict[NormalizedName, list[Requirement]]:
+    """Everything that the installed packages' own metadata asks for, by package name."""
+    asked: dict[NormalizedName, list[Requirement]] = {}
+    seen: set[tuple[str, str]] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        asked.setdefault(name, []).append(requirement)
+        if (name, key := ",".join(sorted(requirement.extras))) in seen:
+            continue
+        seen.add((name, key))
+        needs = [Requirement(line) for line in distribution(name).requires or []]
+        wanted += [need for need in needs if applies(need.marker, requirement.extras)]
+    return asked
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_lock_holds_exactly_what_the_project_needs(name: str) -> None:
+    locked = {canonicalize_name(pin.name): pin for pin, _ in read_lock(name)}
+    asked = closure(requirements_of(LOCKS[name]))
+    assert set(locked) == set(asked)
+    for package, requirements in asked.items():
+        (version,) = (specifier.version for specifier in locked[package].specifier)
+        unmet = [str(need) for need in requirements if not need.specifier.contains(version, prereleases=True)]
+        assert not unmet, f"{package} {version} does not meet {unmet}"
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "uv"])
+def test_lock_pins_every_package_with_hashes_and_names_no_url(name: str) -> None:
+    pins = read_lock(name)
+    assert pins
+    assert all(re.fullmatch(r"==[^*]+", str(pin.specifier)) and hashes for pin, hashes in pins)
+    assert "://" not in (ROOT / "requirements" / f"{name}.txt").read_text()
+
+
+def test_all_locks_pin_the_same_versions() -> None:
+    dev = {pin.name: pin for pin, _ in read_lock("dev")}
+    for name in ("service", "worker"):
+        assert all(str(dev[pin.name]) == str(pin) for pin, _ in read_lock(name))
+
+
+def test_service_and_worker_images_hold_nothing_of_each_other() -> None:
+    assert {"pyspark", "pypaimon"}.isdisjoint(pin.name for pin, _ in read_lock("service"))
+    assert {"fastapi", "sqlmodel"}.isdisjoint(pin.name for pin, _ in read_lock("worker"))
