@@ -1,0 +1,372 @@
+"""The secondary index of one key set: sorted entries (key -> row address) and the dictionary of files.
+
+Invariants:
+- The index is a pure function of immutable data files: it holds every row of the files it covers, whether
+  deleted or not. Coverage is a set of files; what to index is a set difference.
+- Committing a file to the dictionary is the linearisation point. Entries whose address has no dictionary
+  row do not exist, so an attempt that dies in between leaves garbage, never a wrong answer.
+- Address ranges are granted by the control plane to one attempt, so two attempts never share an address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from worker.plan import DataFile, PartitionKey
+from worker.read import NULL_MASK, KeyReader, KeySet
+from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
+from worker.storage import Storage
+
+RUN_ROWS = 8_000_000  # rows sorted at once by one task: about 300 MB for an int64 key
+RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
+MIN_TASK_ROWS = 1_000_000
+COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a lost attempt loses little
+PARTITION_ID = "partition_id"
+ADDRESS = "address"
+_KEY_TYPES_OPTION = "icestream.key-types"
+
+Int64Array = npt.NDArray[np.int64]
+
+DICTIONARY_SCHEMA = pa.schema(
+    [
+        pa.field("base_address", pa.int64(), nullable=False),
+        pa.field("record_count", pa.int64(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("file_format", pa.string(), nullable=False),
+        pa.field("spec_id", pa.int32(), nullable=False),
+        pa.field("partition_values", pa.string(), nullable=False),
+        pa.field(PARTITION_ID, pa.int64(), nullable=False),
+        pa.field("data_sequence_number", pa.int64(), nullable=False),
+        pa.field("indexed_at_millis", pa.int64(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFile:
+    """A data file's place in the index: its rows' addresses are base_address + position.
+
+    An empty file takes one address too, so that base addresses are unique.
+    """
+
+    file: DataFile
+    base_address: int
+    partition_id: int
+
+    @property
+    def end_address(self) -> int:
+        return self.base_address + self.file.record_count
+
+
+class FileDictionary:
+    """The covered files, ordered by base address; address -> file by binary search."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        """rows: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
+        self._rows = rows.sort_by("base_address")
+        self.base_addresses: Int64Array = self._rows["base_address"].to_numpy()
+        self.record_counts: Int64Array = self._rows["record_count"].to_numpy()
+        self.partition_ids: Int64Array = self._rows[PARTITION_ID].to_numpy()
+        self.data_sequence_numbers: Int64Array = self._rows["data_sequence_number"].to_numpy()
+        self.paths: list[str] = self._rows["path"].to_pylist()
+        self.covered_paths = frozenset(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def end_address(self) -> int:
+        """The first address above every range."""
+        return int((self.base_addresses + self.record_counts).max()) if len(self) else 0
+
+    @property
+    def record_count(self) -> int:
+        return int(self.record_counts.sum())
+
+    def partitions(self) -> dict[PartitionKey, int]:
+        """Partition -> partition_id of every partition that has a covered file."""
+        columns = [self._rows[name].to_pylist() for name in ("spec_id", "partition_values", PARTITION_ID)]
+        return {PartitionKey(spec, values): i for spec, values, i in zip(*columns, strict=True)}
+
+    def ordinals(self, addresses: Int64Array) -> Int64Array:
+        """The dictionary row of each address; -1 for an address that no covered file owns."""
+        if not len(self):
+            return np.full(len(addresses), -1, np.int64)
+        found = np.searchsorted(self.base_addresses, addresses, side="right") - 1
+        inside = (found >= 0) & (addresses < self.base_addresses[found] + self.record_counts[found])
+        return np.where(inside, found, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySetIndex:
+    """The index of one key set at one Paimon snapshot. `dictionary` and `entries` are read together."""
+
+    key_set: KeySet
+    generation: int
+    entries_table: RunTable
+    files_table: RunTable
+    entries: LiveFiles
+    dictionary: FileDictionary
+
+    def dead_ratio(self, live_paths: frozenset[str]) -> float:
+        """The share of entries whose file is no longer live (or never was committed)."""
+        if not self.entries.rows:
+            return 0.0
+        live = sum(
+            int(count)
+            for path, count in zip(self.dictionary.paths, self.dictionary.record_counts, strict=True)
+            if path in live_paths
+        )
+        return max(0.0, 1.0 - live / self.entries.rows)
+
+
+def database_name(table_uuid: str) -> str:
+    return "t_" + table_uuid.replace("-", "")
+
+
+def open_index(
+    warehouse: IndexWarehouse, table_uuid: str, key_set: KeySet, *, create: bool = False, rebuild: bool = False
+) -> KeySetIndex | None:
+    """The newest generation of a key set's index; None when there is none and `create` is false.
+
+    A generation whose key types differ from the key set's is of no use: with `create` a new one starts.
+    `rebuild` always starts a new one. Raises OSError when the index place can't be read or written.
+    """
+    database, suffix = database_name(table_uuid), "_".join(map(str, key_set.equality_field_ids))
+    key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
+    generation, entries_table = 0, None
+    while (table := warehouse.open(database, f"entries_{suffix}_g{generation + 1}")) is not None:
+        generation, entries_table = generation + 1, table
+    if entries_table is not None and not rebuild and entries_table.options.get(_KEY_TYPES_OPTION) == key_types:
+        files_table = warehouse.open(database, f"files_{suffix}_g{generation}")
+    elif create or rebuild:
+        generation, files_table = generation + 1, None
+    else:
+        return None
+    if files_table is None:
+        if not (create or rebuild):
+            return None
+        # The dictionary first: entries without a dictionary are garbage, never the other way round.
+        files_table = warehouse.create(
+            database, f"files_{suffix}_g{generation}", DICTIONARY_SCHEMA, ["base_address"], {}
+        )
+        schema = entries_schema(key_set)
+        entries_table = warehouse.create(
+            database, f"entries_{suffix}_g{generation}", schema, schema.names, {_KEY_TYPES_OPTION: key_types}
+        )
+    assert entries_table is not None
+    return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
+
+
+def load_index(
+    key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
+) -> KeySetIndex:
+    """Reads the dictionary first: entries committed after it only add addresses that it does not know."""
+    dictionary = FileDictionary(_read_rows(storage, files_table.live_files(), DICTIONARY_SCHEMA))
+    return KeySetIndex(key_set, generation, entries_table, files_table, entries_table.live_files(), dictionary)
+
+
+def entries_schema(key_set: KeySet) -> pa.Schema:
+    """partition_id, null_mask, key columns, address: all of them the primary key, in sort order."""
+    return pa.schema(
+        [
+            pa.field(PARTITION_ID, pa.int64(), nullable=False),
+            *key_set.schema,
+            pa.field(ADDRESS, pa.int64(), nullable=False),
+        ]
+    )
+
+
+def _read_rows(storage: Storage, live: LiveFiles, schema: pa.Schema) -> pa.Table:
+    tables = [pq.read_table(storage.open_input(f.location), columns=schema.names) for f in live.files]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def uncovered_files(data_files: Iterable[DataFile], dictionary: FileDictionary) -> list[DataFile]:
+    return [file for file in data_files if file.path not in dictionary.covered_paths]
+
+
+def assign_addresses(
+    files: Sequence[DataFile], base_address: int, partitions: dict[PartitionKey, int]
+) -> list[IndexedFile]:
+    """Gives each file its range from `base_address` on, in order; new partitions take their first file's."""
+    indexed, known = [], dict(partitions)
+    for file in files:
+        partition_id = known.setdefault(file.partition, base_address)
+        indexed.append(IndexedFile(file, base_address, partition_id))
+        base_address += max(1, file.record_count)
+    return indexed
+
+
+def addresses_needed(files: Iterable[DataFile]) -> int:
+    return sum(max(1, file.record_count) for file in files)
+
+
+def commit_batches(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
+    """Files in groups of at most COMMIT_ROWS rows (a larger file is a group of its own)."""
+    batch: list[DataFile] = []
+    rows = 0
+    for file in files:
+        if batch and rows + file.record_count > COMMIT_ROWS:
+            yield batch
+            batch, rows = [], 0
+        batch.append(file)
+        rows += file.record_count
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    """Reads the keys of some files and writes them as sorted runs. Pickles."""
+
+    reader: KeyReader
+    table_location: str
+    files: tuple[IndexedFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(indexed.file.record_count for indexed in self.files)
+
+    def run(self) -> list[RunFile]:
+        """Runs bounded in memory: a task larger than one run writes several. Nothing is committed."""
+        written: list[RunFile] = []
+        batches: list[pa.RecordBatch] = []
+        rows = size = 0
+
+        def flush() -> None:
+            nonlocal rows, size
+            if batches:
+                run = sort_entries(pa.Table.from_batches(batches))
+                written.extend(
+                    write_run(
+                        self.reader.storage,
+                        self.table_location,
+                        run,
+                        primary_key=run.schema.names,
+                        max_file_rows=RUN_ROWS,
+                    )
+                )
+            batches.clear()
+            rows = size = 0
+
+        for indexed in self.files:
+            address = indexed.base_address
+            for keys in self.reader.read_data_file(indexed.file):
+                batches.append(_entry_batch(keys, indexed.partition_id, address))
+                address += keys.num_rows
+                rows += keys.num_rows
+                size += batches[-1].nbytes
+                if rows >= RUN_ROWS or size >= RUN_BYTES:
+                    flush()
+        flush()
+        return written
+
+
+def build_tasks(
+    reader: KeyReader, table_location: str, files: Sequence[IndexedFile], parallelism: int
+) -> list[BuildTask]:
+    """Groups files, partition by partition, into tasks of similar size."""
+    total = sum(indexed.file.record_count for indexed in files)
+    target = min(RUN_ROWS, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
+    tasks: list[BuildTask] = []
+    group: list[IndexedFile] = []
+    rows = 0
+    # Files of one partition stay together, so that a run spans few partitions.
+    for indexed in sorted(files, key=lambda f: (f.partition_id, f.base_address)):
+        if group and rows + indexed.file.record_count > target:
+            tasks.append(BuildTask(reader, table_location, tuple(group)))
+            group, rows = [], 0
+        group.append(indexed)
+        rows += indexed.file.record_count
+    if group:
+        tasks.append(BuildTask(reader, table_location, tuple(group)))
+    return tasks
+
+
+def _entry_batch(keys: pa.RecordBatch, partition_id: int, address: int) -> pa.RecordBatch:
+    schema = pa.schema(
+        [
+            pa.field(PARTITION_ID, pa.int64(), nullable=False),
+            *keys.schema,
+            pa.field(ADDRESS, pa.int64(), nullable=False),
+        ]
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(partition_id, pa.int64()), keys.num_rows),
+            *keys.columns,
+            pa.array(np.arange(address, address + keys.num_rows, dtype=np.int64)),
+        ],
+        schema=schema,
+    )
+
+
+def sort_entries(entries: pa.Table) -> pa.Table:
+    """Entries in primary-key order, which for Arrow and Paimon alike is byte order for strings.
+
+    A single fixed-width key without nulls is sorted by numpy, a few times faster than Arrow's many-column
+    sort: per partition, stable, since addresses already ascend.
+    """
+    keys = [n for n in entries.schema.names if n not in (PARTITION_ID, NULL_MASK, ADDRESS)]
+    mask: npt.NDArray[np.int32] = entries[NULL_MASK].to_numpy()
+    if len(keys) > 1 or not pa.types.is_integer(entries.schema.field(keys[0]).type) or mask.any():
+        return entries.sort_by([(name, "ascending") for name in entries.schema.names])
+    order_in_time = entries[ADDRESS].to_numpy()
+    if not (order_in_time[1:] > order_in_time[:-1]).all():
+        entries = entries.sort_by(ADDRESS)
+    partition_ids: Int64Array = entries[PARTITION_ID].to_numpy()
+    key = entries[keys[0]].to_numpy()
+    if (partition_ids[1:] == partition_ids[:-1]).all():
+        order = np.argsort(key, kind="stable")
+    else:
+        order = np.lexsort((key, partition_ids))
+    return pa.Table.from_arrays(
+        [pa.array(column.to_numpy()[order]) for column in entries.columns], schema=entries.schema
+    )
+
+
+def commit_index(index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile], storage: Storage) -> KeySetIndex:
+    """Entries first, then their files: after the second commit, and only then, the files are covered."""
+    if runs:
+        index.entries_table.commit_files(runs)
+    rows = write_run(
+        storage,
+        index.files_table.location,
+        _dictionary_rows(files),
+        primary_key=["base_address"],
+        max_file_rows=RUN_ROWS,
+    )
+    index.files_table.commit_files(rows)
+    return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
+
+
+def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:
+    now = int(time.time() * 1000)
+    rows = [
+        (
+            f.base_address,
+            f.file.record_count,
+            f.file.path,
+            f.file.file_format,
+            f.file.partition.spec_id,
+            f.file.partition.values,
+            f.partition_id,
+            f.file.data_sequence_number,
+            now,
+        )
+        for f in sorted(files, key=lambda f: f.base_address)
+    ]
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), DICTIONARY_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(columns, schema=DICTIONARY_SCHEMA)
+
+
+AddressGrant = Callable[[int, int], int]
+"""(rows, at_least) -> base address of a range that no other attempt holds."""

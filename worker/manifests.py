@@ -1,0 +1,196 @@
+"""Reads the live files of a snapshot from its manifests (PyIceberg's Avro reader, no Spark job).
+
+Invariant: equality deletes come from the live delete manifests of the pinned snapshot, never from its
+history (which expires) and never from scan tasks (which planning prunes by statistics).
+"""
+
+from __future__ import annotations
+
+import json
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.conversions import to_json
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import DayTransform, VoidTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+)
+
+from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+
+DELETED = 2  # manifest entry status
+FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
+_READ_THREADS = 8
+
+
+class UnsupportedTableError(Exception):
+    """The table's metadata holds something that can't be read here. A retry can't help."""
+
+
+def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
+    """Every live data and delete file of `snapshot`, in manifest order.
+
+    Raises FileNotFoundError when a manifest is missing, UnsupportedTableError for partition values that
+    have no JSON form.
+    """
+    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    manifests = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        entries = list(threads.map(lambda m: _read_manifest(io, m, specs[m.partition_spec_id]), manifests))
+    data_files: list[DataFile] = []
+    delete_files: list[DeleteFile] = []
+    for file in (file for manifest_entries in entries for file in manifest_entries):
+        if isinstance(file, DataFile):
+            data_files.append(file)
+        else:
+            delete_files.append(file)
+    return SnapshotFiles(
+        tuple(data_files),
+        tuple(delete_files),
+        frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec)),
+    )
+
+
+def is_global(spec: PartitionSpec) -> bool:
+    """Whether equality deletes under this spec apply across all partitions and specs."""
+    return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+
+
+def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schema:
+    """The columns that planning needs: statistics are skipped but for the bounds of delete files."""
+    fields = [
+        NestedField(134, "content", IntegerType(), required=False),
+        NestedField(100, "file_path", StringType(), required=True),
+        NestedField(101, "file_format", StringType(), required=True),
+        NestedField(102, "partition", partition_type, required=True),
+        NestedField(103, "record_count", LongType(), required=True),
+        NestedField(104, "file_size_in_bytes", LongType(), required=True),
+        NestedField(131, "key_metadata", BinaryType(), required=False),
+    ]
+    if content is ManifestContent.DELETES:
+        fields += [
+            NestedField(135, "equality_ids", ListType(136, IntegerType(), True), required=False),
+            NestedField(143, "referenced_data_file", StringType(), required=False),
+            NestedField(144, "content_offset", LongType(), required=False),
+            NestedField(145, "content_size_in_bytes", LongType(), required=False),
+            NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
+            NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+        ]
+    return Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(1, "snapshot_id", LongType(), required=False),
+        NestedField(3, "sequence_number", LongType(), required=False),
+        NestedField(2, "data_file", StructType(*fields), required=True),
+    )
+
+
+def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> list[DataFile | DeleteFile]:
+    with AvroFile[Record](io.new_input(manifest.manifest_path)) as entries:
+        # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
+        partition_type = _partition_type(entries.schema)
+        entries.reader = resolve_reader(entries.schema, _entry_schema(partition_type, manifest.content))
+        files = []
+        for status, snapshot_id, sequence_number, data_file in entries:
+            if status == DELETED:
+                continue
+            # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
+            if sequence_number is None:
+                sequence_number = manifest.sequence_number
+            if snapshot_id is None:
+                snapshot_id = manifest.added_snapshot_id
+            partition = PartitionKey(spec.spec_id, _partition_values(data_file[3], partition_type, spec))
+            files.append(_content_file(data_file, partition, sequence_number, snapshot_id))
+        return files
+
+
+def _partition_type(schema: Schema) -> StructType:
+    data_file = schema.find_field(2).field_type
+    assert isinstance(data_file, StructType)
+    partition = data_file.field(102)
+    assert partition is not None and isinstance(partition.field_type, StructType)
+    return partition.field_type
+
+
+def _partition_values(values: Record, partition_type: StructType, spec: PartitionSpec) -> str:
+    by_field_id = {
+        field.field_id: (field.field_type, value)
+        for field, value in zip(partition_type.fields, values, strict=True)
+    }
+    return json.dumps(
+        [_single_value(*by_field_id[field.field_id], field.transform) for field in spec.fields],
+        separators=(",", ":"),
+    )
+
+
+def _single_value(field_type: Any, value: Any, transform: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(transform, DayTransform):
+        field_type = DateType()  # some writers leave the logical type away
+    try:
+        assert isinstance(field_type, PrimitiveType)
+        return to_json(field_type, value)
+    except (TypeError, NotImplementedError) as error:
+        raise UnsupportedTableError(
+            f"a partition value of type {field_type} has no JSON form: {error}"
+        ) from error
+
+
+def _content_file(
+    entry: Record, partition: PartitionKey, sequence_number: int, snapshot_id: int | None
+) -> DataFile | DeleteFile:
+    content, path, file_format, _, record_count, size_bytes, key_metadata, *delete_columns = entry
+    encrypted = key_metadata is not None
+    if not content:  # 0, or absent in format version 1
+        return DataFile(
+            path, file_format.lower(), partition, record_count, size_bytes, sequence_number, encrypted
+        )
+    equality_ids, referenced, offset, content_size, lower, upper = delete_columns
+    if content == 1 and referenced is None:
+        referenced = _only_referenced_file(lower, upper)
+    return DeleteFile(
+        content=FileContent.POSITION_DELETES if content == 1 else FileContent.EQUALITY_DELETES,
+        path=path,
+        file_format=file_format.lower(),
+        partition=partition,
+        record_count=record_count,
+        file_size_bytes=size_bytes,
+        data_sequence_number=sequence_number,
+        equality_ids=tuple(sorted(equality_ids or ())),
+        referenced_data_file=referenced,
+        content_offset=offset,
+        content_size_bytes=content_size,
+        added_snapshot_id=snapshot_id,
+        encrypted=encrypted,
+    )
+
+
+def _only_referenced_file(lower: dict[int, bytes] | None, upper: dict[int, bytes] | None) -> str | None:
+    """The one data file that a position delete file names, where its path bounds are equal.
+
+    Bounds of `file_path` are never truncated (spec, "Position Delete Files").
+    """
+    low = (lower or {}).get(FILE_PATH_FIELD_ID)
+    high = (upper or {}).get(FILE_PATH_FIELD_ID)
+    return low.decode() if low is not None and low == high else None
+
+

@@ -1,0 +1,268 @@
+"""Paimon primary-key tables as sorted runs of Parquet files: write a run, commit it, list what is live.
+
+pypaimon folds rows one by one in Python; here files are written and read by Arrow and only their metadata
+goes through pypaimon. Invariant: every table stays a valid Paimon table (thin mode, bucket 0) that any
+Paimon reader opens with the same rows; primary keys are unique across all its files, so that the merged
+rows are the union of the files' rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pypaimon import CatalogFactory, Schema
+from pypaimon.catalog.catalog import Catalog
+from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
+from pypaimon.manifest.schema.data_file_meta import DataFileMeta
+from pypaimon.manifest.schema.simple_stats import SimpleStats
+from pypaimon.table.file_store_table import FileStoreTable
+from pypaimon.table.row.generic_row import GenericRow
+from pypaimon.write.commit_message import CommitMessage
+
+from worker.storage import Storage
+
+ROW_GROUP_ROWS = 32_768
+BUCKET = "bucket-0"
+_TABLE_OPTIONS = {"bucket": "1", "file.format": "parquet", "data-file.thin-mode": "true"}
+
+
+class IndexCommitConflictError(Exception):
+    """Another writer changed the same files of the index. Planning again can help."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One Parquet file of a sorted run. Keys are the first and last primary key, in column order."""
+
+    location: str
+    file_name: str
+    size_bytes: int
+    rows: int
+    min_key: tuple[Any, ...]
+    max_key: tuple[Any, ...]
+    level: int = 0
+    lower_bounds: tuple[Any, ...] = ()  # per column; set on files just written, for their commit
+    upper_bounds: tuple[Any, ...] = ()
+
+
+def write_run(
+    storage: Storage,
+    table_location: str,
+    rows: pa.Table,
+    *,
+    primary_key: Sequence[str],
+    max_file_rows: int,
+    level: int = 0,
+) -> list[RunFile]:
+    """Writes rows, sorted by `primary_key` (their leading columns), as the files of one run.
+
+    Nothing is visible until `commit_files`. Raises OSError (a retry can help).
+    """
+    return [
+        _write_file(storage, table_location, rows.slice(start, max_file_rows), primary_key, level)
+        for start in range(0, rows.num_rows, max_file_rows)
+    ]
+
+
+def _write_file(
+    storage: Storage, table_location: str, rows: pa.Table, primary_key: Sequence[str], level: int
+) -> RunFile:
+    file_name = f"data-{uuid.uuid4()}-0.parquet"
+    location = f"{table_location}/{BUCKET}/{file_name}"
+    physical = _with_system_columns(rows)
+    with storage.open_output(location) as sink:
+        pq.write_table(
+            physical,
+            sink,
+            row_group_size=ROW_GROUP_ROWS,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding=_encodings(physical.schema),
+            write_page_index=False,
+        )
+        size_bytes = sink.tell()
+    keys = [rows[name] for name in primary_key]
+    bounds = [pc.min_max(column).as_py() for column in keys]
+    return RunFile(
+        location,
+        file_name,
+        size_bytes,
+        rows.num_rows,
+        min_key=tuple(column[0].as_py() for column in keys),
+        max_key=tuple(column[-1].as_py() for column in keys),
+        level=level,
+        lower_bounds=tuple(bound["min"] for bound in bounds),
+        upper_bounds=tuple(bound["max"] for bound in bounds),
+    )
+
+
+def _with_system_columns(rows: pa.Table) -> pa.Table:
+    """Thin-mode layout: sequence number and kind (INSERT) before the table's own columns."""
+    zeros = np.zeros(rows.num_rows, np.int64)
+    system = {
+        "_SEQUENCE_NUMBER": pa.array(zeros),
+        "_VALUE_KIND": pa.array(zeros.astype(np.int8)),
+    }
+    fields = [pa.field(name, array.type, nullable=False) for name, array in system.items()]
+    return pa.Table.from_arrays(
+        [*system.values(), *rows.columns], schema=pa.schema([*fields, *rows.schema])
+    )
+
+
+def _encodings(schema: pa.Schema) -> dict[str, str]:
+    """Delta encodings: sorted keys and dense addresses shrink to a few bits a value, and decode fast."""
+    encodings = {}
+    for field in schema:
+        if pa.types.is_integer(field.type):
+            encodings[field.name] = "DELTA_BINARY_PACKED"
+        elif pa.types.is_string(field.type) or pa.types.is_binary(field.type):
+            encodings[field.name] = "DELTA_BYTE_ARRAY"
+    return encodings
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFiles:
+    """The live files of one Paimon snapshot (None: the table holds nothing yet)."""
+
+    paimon_snapshot_id: int | None
+    files: tuple[RunFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def sorted_runs(self) -> int:
+        """Level-0 files are a run each; a level above is one run."""
+        return sum(f.level == 0 for f in self.files) + len({f.level for f in self.files if f.level})
+
+
+class IndexWarehouse:
+    """A Paimon filesystem catalog that holds the index tables of many Iceberg tables."""
+
+    def __init__(self, location: str, storage: Storage) -> None:
+        self.location = location.rstrip("/")
+        self.storage = storage
+        self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
+
+    def open(self, database: str, name: str) -> RunTable | None:
+        """The table, or None if it does not exist."""
+        try:
+            table = self._catalog.get_table(f"{database}.{name}")
+        except (TableNotExistException, DatabaseNotExistException):
+            return None
+        return RunTable(table)
+
+    def create(
+        self,
+        database: str,
+        name: str,
+        schema: pa.Schema,
+        primary_key: Sequence[str],
+        options: Mapping[str, str],
+    ) -> RunTable:
+        """The table, created if needed. Raises OSError when the warehouse can't be written."""
+        self._catalog.create_database(database, True)
+        paimon_schema = Schema.from_pyarrow_schema(
+            schema, primary_keys=list(primary_key), options={**_TABLE_OPTIONS, **options}
+        )
+        self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
+        return RunTable(self._catalog.get_table(f"{database}.{name}"))
+
+    def drop(self, database: str) -> None:
+        """Deletes every index table of a database, if it exists."""
+        self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
+
+
+class RunTable:
+    """One Paimon primary-key table, seen as its live files."""
+
+    def __init__(self, table: FileStoreTable) -> None:
+        self._table = table
+
+    @property
+    def location(self) -> str:
+        return str(self._table.table_path)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(self._table.table_schema.options)
+
+    def live_files(self) -> LiveFiles:
+        snapshot = self._table.snapshot_manager().get_latest_snapshot()
+        if snapshot is None:
+            return LiveFiles(None, ())
+        return LiveFiles(snapshot.id, tuple(self._run_file(meta) for meta in self._live_metas()))
+
+    def commit_files(self, added: Sequence[RunFile], removed: Sequence[RunFile] = ()) -> int:
+        """Makes `added` visible and `removed` dead in one Paimon snapshot; its id.
+
+        Raises IndexCommitConflictError when a removed file is no longer live.
+        """
+        removed_names = {file.file_name for file in removed}
+        dead = [meta for meta in self._live_metas() if meta.file_name in removed_names] if removed else []
+        if len(dead) != len(removed_names):
+            raise IndexCommitConflictError("files to be replaced in the index are no longer live")
+        commit = self._table.new_batch_write_builder().new_commit()
+        try:
+            message = CommitMessage((), 0, [self._meta(file) for file in added], deleted_files=dead)
+            commit.commit([message])
+        except RuntimeError as error:
+            if "conflict" in str(error).lower():
+                raise IndexCommitConflictError(str(error)) from error
+            raise
+        finally:
+            commit.close()
+        snapshot = self._table.snapshot_manager().get_latest_snapshot()
+        assert snapshot is not None
+        return int(snapshot.id)
+
+    def _live_metas(self) -> list[DataFileMeta]:
+        splits = self._table.new_read_builder().new_scan().plan().splits()
+        return [meta for split in splits for meta in split.files]
+
+    def _run_file(self, meta: DataFileMeta) -> RunFile:
+        return RunFile(
+            f"{self.location}/{BUCKET}/{meta.file_name}",
+            meta.file_name,
+            meta.file_size,
+            meta.row_count,
+            tuple(meta.min_key.values),
+            tuple(meta.max_key.values),
+            meta.level,
+        )
+
+    def _meta(self, file: RunFile) -> DataFileMeta:
+        fields = self._table.trimmed_primary_keys_fields
+        return DataFileMeta.create(
+            file_name=file.file_name,
+            file_size=file.size_bytes,
+            row_count=file.rows,
+            min_key=GenericRow(list(file.min_key), fields),
+            max_key=GenericRow(list(file.max_key), fields),
+            key_stats=SimpleStats(
+                GenericRow(list(file.lower_bounds), fields),
+                GenericRow(list(file.upper_bounds), fields),
+                [0] * len(fields),
+            ),
+            value_stats=SimpleStats.empty_stats(),
+            min_sequence_number=0,
+            max_sequence_number=0,
+            schema_id=self._table.table_schema.id,
+            level=file.level,
+            extra_files=[],
+            delete_row_count=0,
+            file_source=0,
+            value_stats_cols=[],
+        )
