@@ -1,0 +1,509 @@
+"""Builders of real Iceberg tables with every kind of delete file, and the reader that says what is visible.
+
+Files are written by pyarrow, described in Iceberg's own JSON and committed by Iceberg Java through Spark's
+JVM, so that a test decides about every file, sequence number and partition. Nothing here imports the code
+under test.
+
+    spark = spark_session()
+    catalog = sqlite_catalog(spark, "local", tmp_path)
+    table = TableBuilder.create(spark, "local.db.t", "id bigint, region string", format_version=3)
+    table.append([{"id": 1, "region": "eu"}, {"id": 2, "region": "us"}])
+    table.delete_keys([{"id": 1}])
+    visible_rows(spark, "local.db.t")  # Counter({(2, "us"): 1})
+"""
+
+import json
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import environ
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.conversions import to_json
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import StaticTable
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType
+from pyspark.sql import Row, SparkSession
+
+ICEBERG_PACKAGES = (
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
+
+POSITION_DELETE_SCHEMA = Schema(
+    NestedField(2147483546, "file_path", StringType(), required=True),
+    NestedField(2147483545, "pos", LongType(), required=True),
+)
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
+
+
+def spark_session(*, cores: int = 2) -> SparkSession:
+    """Return the process's Spark session, started with Iceberg if there is none yet."""
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.jars.packages", ",".join(ICEBERG_PACKAGES))
+        .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", str(cores))
+        .config("spark.ui.enabled", "false")
+    )
+    return builder.getOrCreate()
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """An Iceberg catalog in a SQLite file, the same one for Spark, Flink and PyIceberg."""
+
+    name: str
+    database: Path
+    warehouse: str
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What PyIceberg and the HTTP API want of a catalog of type `sql`."""
+        return {"uri": f"sqlite:///{self.database}", "warehouse": self.warehouse}
+
+    @property
+    def jdbc_uri(self) -> str:
+        return f"jdbc:sqlite:{self.database}"
+
+
+def sqlite_catalog(spark: SparkSession, name: str, directory: Path) -> Catalog:
+    """Make a catalog in `directory` known to Spark as `name`, a name not used before in this process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    catalog = Catalog(name, directory / "catalog.db", (directory / "warehouse").as_uri())
+    prefix = f"spark.sql.catalog.{name}"
+    settings = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        f"{prefix}.uri": catalog.jdbc_uri,
+        f"{prefix}.warehouse": catalog.warehouse,
+        f"{prefix}.jdbc.schema-version": "V1",
+        # Others write these tables while the oracle looks.
+        f"{prefix}.cache-enabled": "false",
+    }
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    return catalog
+
+
+def visible_rows(
+    spark: SparkSession,
+    identifier: str,
+    *,
+    snapshot_id: int | None = None,
+    branch: str | None = None,
+) -> Counter[tuple[Any, ...]]:
+    """Return the multiset of rows that Iceberg's reader in Spark shows, columns in the table's order."""
+    reader = spark.read.format("iceberg")
+    if snapshot_id is not None:
+        reader = reader.option("snapshot-id", str(snapshot_id))
+    if branch is not None:
+        reader = reader.option("branch", branch)
+    rows = reader.load(identifier).toArrow()
+    return Counter(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def live_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
+    """Return the delete files of the current snapshot, from its manifests."""
+    return spark.table(f"{identifier}.delete_files").collect()
+
+
+def equality_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
+    """Return the live equality delete files of the current snapshot."""
+    return [file for file in live_delete_files(spark, identifier) if file["content"] == 2]
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file on storage that no snapshot knows yet, as Iceberg's ContentFileParser describes it."""
+
+    json: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        path: str = self.json["file-path"]
+        return path
+
+    @property
+    def is_delete(self) -> bool:
+        return bool(self.json["content"] != "data")
+
+
+class TableBuilder:
+    """An Iceberg table to which a test adds exactly the files it wants, each commit one sequence number."""
+
+    def __init__(self, spark: SparkSession, identifier: str) -> None:
+        self.spark = spark
+        self.identifier = identifier
+
+    @classmethod
+    def create(
+        cls,
+        spark: SparkSession,
+        identifier: str,
+        columns: str = "id bigint, region string, value bigint",
+        *,
+        format_version: Literal[2, 3] = 2,
+        partitioned_by: Sequence[str] = (),
+        identifier_fields: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> "TableBuilder":
+        """Create `catalog.namespace.table`; columns and partitions in Spark SQL, as `bucket(4, id)`."""
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {identifier.rpartition('.')[0]}")
+        properties = {"format-version": str(format_version), **(properties or {})}
+        assignments = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+        spark.sql(
+            f"CREATE TABLE {identifier} ({columns}) USING iceberg"
+            + (f" PARTITIONED BY ({', '.join(partitioned_by)})" if partitioned_by else "")
+            + f" TBLPROPERTIES ({assignments})"
+        )
+        if identifier_fields:
+            spark.sql(f"ALTER TABLE {identifier} SET IDENTIFIER FIELDS {', '.join(identifier_fields)}")
+        return cls(spark, identifier)
+
+    # What the table is now.
+
+    @cached_property
+    def _jvm(self) -> Any:
+        return self.spark.sparkContext._jvm
+
+    @cached_property
+    def _gateway(self) -> Any:
+        return self.spark.sparkContext._gateway
+
+    @property
+    def java(self) -> Any:
+        """Return Iceberg's `Table`, freshly loaded."""
+        return self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            self.spark._jsparkSession, self.identifier
+        )
+
+    @property
+    def metadata_location(self) -> str:
+        location: str = self.java.operations().current().metadataFileLocation()
+        return location
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return StaticTable.from_metadata(self.metadata_location).metadata
+
+    @property
+    def snapshot_id(self) -> int | None:
+        return self.metadata.current_snapshot_id
+
+    @property
+    def data_file_paths(self) -> list[str]:
+        """Return the paths of the live data files, oldest data sequence number first."""
+        entries = self.spark.sql(
+            f"SELECT data_file.file_path, sequence_number FROM {self.identifier}.entries "
+            "WHERE status < 2 AND data_file.content = 0 ORDER BY sequence_number, data_file.file_path"
+        )
+        return [row[0] for row in entries.collect()]
+
+    # One call, one commit.
+
+    def append(self, rows: Rows, *, files: int = 1, **how: Any) -> list[str]:
+        """Commit rows as data files, `files` for each partition, and return the paths."""
+        written = self.data_files(rows, files=files, **how)
+        self.commit(*written)
+        return [file.path for file in written]
+
+    def delete_keys(self, keys: Rows, **how: Any) -> list[str]:
+        """Commit equality deletes and return the paths; see `equality_deletes`."""
+        written = self.equality_deletes(keys, **how)
+        self.commit(*written)
+        return [file.path for file in written]
+
+    def upsert(self, rows: Rows, *, key: Sequence[str]) -> None:
+        """Commit rows and the equality deletes of their keys together, as streaming writers do."""
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([dict(row) for row in rows])
+        self.commit(*self.data_files(table), *self.equality_deletes(table, equality_columns=key))
+
+    def delete_positions(self, positions: Mapping[str, Sequence[int]]) -> None:
+        """Commit position deletes in V2 and deletion vectors in V3, keyed by data file path."""
+        if self.metadata.format_version == 2:
+            self.commit(*self.position_deletes(positions))
+        else:
+            self.commit(*self.deletion_vectors(positions))
+
+    def commit(self, *files: WrittenFile, branch: str = "main") -> None:
+        """Commit the files as one RowDelta, or as one append when there are only data files."""
+        table = self.java
+        specs = table.specs()
+        deletes = any(file.is_delete for file in files)
+        update = (table.newRowDelta() if deletes else table.newAppend()).toBranch(branch)
+        parse = self._jvm.org.apache.iceberg.ContentFileParser.fromJson
+        read = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree
+        for file in files:
+            content_file = parse(read(json.dumps(file.json)), specs)
+            if file.is_delete:
+                update.addDeletes(content_file)
+            elif deletes:
+                update.addRows(content_file)
+            else:
+                update.appendFile(content_file)
+        update.commit()
+
+    # Files that wait for their commit.
+
+    def data_files(
+        self,
+        rows: Rows,
+        *,
+        files: int = 1,
+        columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
+        spec_id: int | None = None,
+        row_group_rows: int | None = None,
+    ) -> list[WrittenFile]:
+        """Write data files, `files` for each partition of `rows`.
+
+        `columns` leaves the others out of the file, as a file from before they were added does; `schema_id`
+        and `spec_id` choose an older schema or spec than the current one.
+        """
+        metadata = self.metadata
+        schema, spec = _schema(metadata, schema_id), _spec(metadata, spec_id)
+        written = []
+        for partition, part in _by_partition(_to_arrow(rows, schema), schema, spec):
+            size = -(-part.num_rows // files)
+            for start in range(0, part.num_rows, size):
+                written.append(
+                    self._write(
+                        part.slice(start, size),
+                        schema.select(*columns) if columns else schema,
+                        spec,
+                        partition,
+                        {"content": "data"},
+                        row_group_rows,
+                    )
+                )
+        return written
+
+    def equality_deletes(
+        self,
+        keys: Rows,
+        *,
+        equality_columns: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        partition_of: Mapping[str, Any] | None = None,
+        schema_id: int | None = None,
+        spec_id: int | None = None,
+    ) -> list[WrittenFile]:
+        """Write equality delete files, one for each partition of `keys`.
+
+        `equality_columns` are the columns compared (default: those of `keys`); `columns` are those in the
+        file (default: the same; more of them make the full-row deletes of changelog writers). Keys must hold
+        the partition's source columns, or `partition_of` gives a row of the partition that they are all for.
+        """
+        metadata = self.metadata
+        schema, spec = _schema(metadata, schema_id), _spec(metadata, spec_id)
+        given = _columns_of(keys)
+        equality_columns = equality_columns or given
+        file_schema = schema.select(*(columns or equality_columns))
+        if partition_of is None:
+            parts = _by_partition(_to_arrow(keys, schema), schema, spec)
+        else:
+            parts = [(_partition_of(partition_of, schema, spec), _to_arrow(keys, schema))]
+        ids = [schema.find_field(name).field_id for name in equality_columns]
+        description = {"content": "equality-deletes", "equality-ids": ids}
+        return [self._write(part, file_schema, spec, partition, description) for partition, part in parts]
+
+    def position_deletes(self, positions: Mapping[str, Sequence[int]]) -> list[WrittenFile]:
+        """Write one position delete file for each data file, with that file's spec and partition."""
+        written = []
+        for path, of_file in positions.items():
+            deletes = [{"file_path": path, "pos": position} for position in sorted(of_file)]
+            rows = _to_arrow(deletes, POSITION_DELETE_SCHEMA)
+            spec, partition = self._spec_and_partition_of(path)
+            description = {"content": "position-deletes", "referenced-data-file": path}
+            written.append(self._write(rows, POSITION_DELETE_SCHEMA, spec, partition, description))
+        return written
+
+    def deletion_vectors(self, positions: Mapping[str, Sequence[int]]) -> list[WrittenFile]:
+        """Write one Puffin file with a deletion vector for each data file; none of these may have one yet."""
+        jvm, path = self._jvm, self._new_path("puffin")
+        writer = jvm.org.apache.iceberg.puffin.Puffin.write(self.java.io().newOutputFile(path)).build()
+        written = []
+        for data_file, of_file in positions.items():
+            array = self._gateway.new_array(jvm.long, len(of_file))
+            for at, position in enumerate(of_file):
+                array[at] = position
+            deleted = jvm.org.apache.iceberg.deletes.Deletes.toPositionIndex(
+                jvm.org.apache.iceberg.io.CloseableIterable.of(
+                    jvm.java.util.stream.LongStream.of(array).boxed().toList()
+                )
+            )
+            # -1 stands for the snapshot and the sequence number that the commit will give.
+            blob = writer.write(
+                jvm.org.apache.iceberg.puffin.Blob(
+                    "deletion-vector-v1",
+                    jvm.java.util.List.of(2147483645),
+                    -1,
+                    -1,
+                    deleted.serialize(),
+                    None,
+                    {"referenced-data-file": data_file, "cardinality": str(len(set(of_file)))},
+                )
+            )
+            spec, partition = self._spec_and_partition_of(data_file)
+            written.append(
+                {
+                    "content": "position-deletes",
+                    "spec-id": spec.spec_id,
+                    "partition": partition,
+                    "file-path": path,
+                    "file-format": "puffin",
+                    "record-count": len(set(of_file)),
+                    "referenced-data-file": data_file,
+                    "content-offset": blob.offset(),
+                    "content-size-in-bytes": blob.length(),
+                }
+            )
+        writer.close()
+        size = writer.fileSize()
+        return [WrittenFile({**dv, "file-size-in-bytes": size}) for dv in written]
+
+    def _new_path(self, extension: str) -> str:
+        return f"{self.metadata.location}/data/{uuid.uuid4()}.{extension}"
+
+    def _write(
+        self,
+        rows: pa.Table,
+        schema: Schema,
+        spec: PartitionSpec,
+        partition: list[Any],
+        description: dict[str, Any],
+        row_group_rows: int | None = None,
+    ) -> WrittenFile:
+        """Write one Parquet file with field ids and describe it with the statistics that writers add."""
+        path = self._new_path("parquet")
+        local = _local(path)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        arrow_schema = schema_to_pyarrow(schema)
+        columns = [rows.column(field.name).cast(field.type) for field in arrow_schema]
+        pq.write_table(
+            pa.Table.from_arrays(columns, schema=arrow_schema),
+            local,
+            compression="zstd",
+            row_group_size=row_group_rows,
+            store_schema=False,
+        )
+        statistics = data_file_statistics_from_parquet_metadata(
+            pq.read_metadata(local), compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
+        ).to_serialized_dict()
+        return WrittenFile(
+            {
+                **description,
+                "spec-id": spec.spec_id,
+                "partition": partition,
+                "file-path": path,
+                "file-format": "parquet",
+                "file-size-in-bytes": local.stat().st_size,
+                "record-count": rows.num_rows,
+                **{
+                    name.replace("_", "-"): _json_map(statistics[name])
+                    for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+                },
+            }
+        )
+
+    def _spec_and_partition_of(self, path: str) -> tuple[PartitionSpec, list[Any]]:
+        entry = self.spark.sql(
+            f"SELECT data_file.* FROM {self.identifier}.entries "
+            f"WHERE status < 2 AND data_file.file_path = '{path}'"
+        ).first()
+        assert entry is not None, f"{path} is not a live data file"
+        metadata = self.metadata
+        spec = _spec(metadata, entry["spec_id"])
+        values = [entry["partition"][field.name] for field in spec.fields]
+        return spec, _partition_json(values, metadata.schema(), spec)
+
+
+def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
+    return {
+        "keys": list(values),
+        "values": [value.hex().upper() if isinstance(value, bytes) else value for value in values.values()],
+    }
+
+
+def _local(location: str) -> Path:
+    return Path(location.removeprefix("file://").removeprefix("file:"))
+
+
+def _schema(metadata: TableMetadata, schema_id: int | None) -> Schema:
+    wanted = metadata.current_schema_id if schema_id is None else schema_id
+    return next(schema for schema in metadata.schemas if schema.schema_id == wanted)
+
+
+def _spec(metadata: TableMetadata, spec_id: int | None) -> PartitionSpec:
+    wanted = metadata.default_spec_id if spec_id is None else spec_id
+    return next(spec for spec in metadata.partition_specs if spec.spec_id == wanted)
+
+
+def _columns_of(rows: Rows) -> list[str]:
+    return list(rows.column_names) if isinstance(rows, pa.Table) else list(rows[0])
+
+
+def _to_arrow(rows: Rows, schema: Schema) -> pa.Table:
+    """Give the rows the table's types; a column that they lack is null."""
+    if isinstance(rows, pa.Table):
+        arrow = schema_to_pyarrow(schema, include_field_ids=False)
+        return pa.Table.from_arrays(
+            [
+                rows.column(field.name).cast(field.type)
+                if field.name in rows.column_names
+                else pa.nulls(rows.num_rows, field.type)
+                for field in arrow
+            ],
+            names=arrow.names,
+        )
+    arrow = schema_to_pyarrow(schema, include_field_ids=False)
+    nullable = pa.schema([field.with_nullable(True) for field in arrow])
+    return pa.Table.from_pylist([dict(row) for row in rows], schema=nullable)
+
+
+def _partition_json(values: Sequence[Any], schema: Schema, spec: PartitionSpec) -> list[Any]:
+    types = [field.transform.result_type(schema.find_type(field.source_id)) for field in spec.fields]
+    return [_value_json(kind, value) for kind, value in zip(types, values, strict=True)]
+
+
+def _value_json(kind: IcebergType, value: Any) -> Any:
+    assert isinstance(kind, PrimitiveType)
+    return None if value is None else to_json(kind, value)
+
+
+def _partition_of(row: Mapping[str, Any], schema: Schema, spec: PartitionSpec) -> list[Any]:
+    values = []
+    for field in spec.fields:
+        source = schema.find_field(field.source_id)
+        values.append(field.transform.transform(source.field_type)(row.get(source.name)))
+    return _partition_json(values, schema, spec)
+
+
+def _by_partition(rows: pa.Table, schema: Schema, spec: PartitionSpec) -> list[tuple[list[Any], pa.Table]]:
+    """Split rows by partition, in order of first appearance."""
+    if not spec.fields:
+        return [([], rows)]
+    sources = [schema.find_field(field.source_id).name for field in spec.fields]
+    positions: dict[str, list[int]] = {}
+    for at, row in enumerate(rows.select(list(dict.fromkeys(sources))).to_pylist()):
+        positions.setdefault(json.dumps(_partition_of(row, schema, spec)), []).append(at)
+    return [(json.loads(partition), rows.take(of_partition)) for partition, of_partition in positions.items()]
