@@ -235,7 +235,7 @@ class BuildTask:
     def rows(self) -> int:
         return sum(indexed.file.record_count for indexed in self.files)
 
-    def run(self) -> list[RunFile]:
+    def run(self, _: object) -> list[RunFile]:
         """Runs bounded in memory: a task larger than one run writes several. Nothing is committed."""
         written: list[RunFile] = []
         batches: list[pa.RecordBatch] = []

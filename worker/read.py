@@ -165,7 +165,7 @@ class KeyReader:
     ) -> Iterator[pa.RecordBatch]:
         with self.storage.open_input(file.path) as source:
             try:
-                parquet = pq.ParquetFile(source, arrow_extensions_enabled=False)
+                parquet = pq.ParquetFile(source)
                 leaves = _leaf_paths(parquet.schema_arrow, self.name_mapping)
             except pa.ArrowInvalid as error:
                 raise KeyColumnError(

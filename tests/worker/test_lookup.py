@@ -1,0 +1,144 @@
+"""Index and scan find exactly the rows that a brute-force join finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
+
+from worker import index as index_module
+from worker.index import (
+    IndexedFile,
+    addresses_needed,
+    assign_addresses,
+    build_tasks,
+    commit_index,
+    open_index,
+    uncovered_files,
+)
+from worker.lookup import GLOBAL, DeleteKeys, LookupTask, ScanTask
+from worker.plan import DataFile, PartitionKey
+from worker.read import KeyColumn, KeyReader, KeySet
+from worker.sorted_runs import IndexWarehouse
+from worker.storage import Storage
+
+TABLE_UUID = "0e5c1b5e-0f5e-4d53-8d0c-3c1f5d2f7a11"
+TYPES: dict[str, tuple[PrimitiveType, pa.DataType]] = {
+    "long": (LongType(), pa.int64()),
+    "string": (StringType(), pa.string()),
+    "boolean": (BooleanType(), pa.bool_()),
+}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "long": st.integers(0, 12) | st.sampled_from([-(2**63), 2**63 - 1]),
+    "string": st.sampled_from(["", "a", "ab", "é", "\x00", "z" * 40]),
+    "boolean": st.booleans(),
+}
+
+
+def key_set_of(*types: str) -> KeySet:
+    return KeySet(
+        tuple(
+            KeyColumn(i, f"c{i}", (i,), TYPES[t][0], TYPES[t][1]) for i, t in enumerate(types, start=1)
+        )
+    )
+
+
+def write_data_file(
+    folder: Path, name: str, types: tuple[str, ...], rows: list[tuple[Any, ...]], partition: str, sequence: int
+) -> DataFile:
+    fields = [
+        pa.field(f"c{i}", TYPES[t][1], metadata={"PARQUET:field_id": str(i)}) for i, t in enumerate(types, start=1)
+    ]
+    columns = list(zip(*rows, strict=True)) or [()] * len(types)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    path = folder / name
+    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path)
+    return DataFile(
+        str(path), "parquet", PartitionKey(0, json.dumps([partition])), len(rows), path.stat().st_size, sequence
+    )
+
+
+def test_an_empty_file_is_covered_and_shares_no_address(tmp_path: Path) -> None:
+    files = [write_data_file(tmp_path, f"{i}.parquet", ("long",), [], "p", i) for i in range(3)]
+    indexed = assign_addresses(files, 7, {})
+    assert [f.base_address for f in indexed] == [7, 8, 9]
+    assert addresses_needed(files) == 3
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[tuple[str, ...], list[Any], list[Any]]:
+    types = draw(st.sampled_from([("long",), ("string",), ("long", "string"), ("boolean", "long", "string")]))
+    key = st.tuples(*[st.none() | VALUES[t] for t in types])
+    partitions = st.sampled_from(["p", "q"])
+    files = draw(
+        st.lists(st.tuples(st.lists(key, max_size=20), partitions, st.integers(1, 5)), min_size=1, max_size=5)
+    )
+    deletes = draw(
+        st.lists(st.tuples(st.lists(key, max_size=8), st.none() | partitions, st.integers(1, 6)), max_size=5)
+    )
+    return types, files, deletes
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables(), st.integers(0, 5))
+def test_index_and_scan_find_the_rows_of_a_brute_force_join(
+    tmp_path_factory: pytest.TempPathFactory, table: tuple[Any, Any, Any], split: int
+) -> None:
+    types, file_rows, delete_rows = table
+    folder = tmp_path_factory.mktemp("table")
+    storage = Storage()
+    key_set = key_set_of(*types)
+    reader = KeyReader(storage, key_set, None, {})
+    files = [
+        write_data_file(folder, f"f{i}.parquet", types, rows, partition, sequence)
+        for i, (rows, partition, sequence) in enumerate(file_rows)
+    ]
+    expected = {
+        (ordinal, position)
+        for ordinal, (rows, partition, sequence) in enumerate(file_rows)
+        for position, row in enumerate(rows)
+        for keys, scope, delete_sequence in delete_rows
+        if row in keys and delete_sequence > sequence and scope in (None, partition)
+    }
+
+    warehouse = IndexWarehouse(f"file://{folder}/index", storage)
+    index = open_index(warehouse, TABLE_UUID, key_set, create=True)
+    assert index is not None
+    for part in (files[:split], files[split:]):
+        if part:
+            indexed = assign_addresses(part, index.dictionary.end_address + 3, index.dictionary.partitions())
+            runs = [
+                r for task in build_tasks(reader, index.entries_table.location, indexed, 2) for r in task.run(None)
+            ]
+            index = commit_index(index, runs, indexed, storage)
+    assert uncovered_files(files, index.dictionary) == []
+
+    partitions = {json.dumps([p]): i for p, i in _partition_ids(index).items()}
+    partition_id = {f.path: partitions[f.partition.values] for f in files}
+    scopes = {None: GLOBAL, **{p: partitions.get(json.dumps([p]), -2) for p in ("p", "q")}}
+    deletes = DeleteKeys.of(
+        [(scopes[scope], number, _key_batch(folder, reader, types, keys)) for keys, scope, number in delete_rows if keys],
+        key_set.schema,
+    )
+    scan = ScanTask(reader, tuple((i, partition_id[f.path], f) for i, f in enumerate(files))).run(deletes)
+    assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
+
+    found = LookupTask(storage, index.entries.files).run(deletes)
+    matches = found.resolve(index.dictionary, {f.path: i for i, f in enumerate(files)})
+    assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
+
+
+def _partition_ids(index: index_module.KeySetIndex) -> dict[str, int]:
+    return {json.loads(key.values)[0]: i for key, i in index.dictionary.partitions().items()}
+
+
+def _key_batch(folder: Path, reader: KeyReader, types: tuple[str, ...], keys: list[Any]) -> pa.RecordBatch:
+    file = write_data_file(folder, "deletes.parquet", types, keys, "p", 1)
+    return next(iter(reader.read_data_file(file)))
