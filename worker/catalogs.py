@@ -1,0 +1,273 @@
+"""Opens Iceberg tables in Java from the catalog record that PyIceberg reads too.
+
+A record is a type (`sql`, `rest`, `hadoop`, `hive`, `glue`) and properties in PyIceberg's words; this module
+is the one place that knows how Java says the same.
+
+    CatalogError
+      SecretUnresolvedError      a property refers to a variable or file that is not there
+      CatalogUnreachableError    no answer, or a refusal; a retry can help
+      TableNotFoundError         an answer, and no such table
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from py4j.java_gateway import JavaObject, JVMView
+from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+CATALOG_NAME = "catalog_name"
+
+_MISSING = frozenset(
+    f"org.apache.iceberg.exceptions.{name}"
+    for name in ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchIcebergTableException")
+)
+_IMPLEMENTATIONS = {
+    "sql": "org.apache.iceberg.jdbc.JdbcCatalog",
+    "rest": "org.apache.iceberg.rest.RESTCatalog",
+    "hadoop": "org.apache.iceberg.hadoop.HadoopCatalog",
+    "hive": "org.apache.iceberg.hive.HiveCatalog",
+    "glue": "org.apache.iceberg.aws.glue.GlueCatalog",
+}
+# PyIceberg's name and Java's, where they differ by name alone.
+_JAVA_NAMES = {
+    "s3.region": "client.region",
+    "glue.region": "client.region",
+    "client.access-key-id": "s3.access-key-id",
+    "client.secret-access-key": "s3.secret-access-key",
+    "client.session-token": "s3.session-token",
+    "adls.account-name": "adls.auth.shared-key.account.name",
+    "adls.account-key": "adls.auth.shared-key.account.key",
+}
+_FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
+
+
+class CatalogError(Exception):
+    """A table can't be opened; the text names the cause."""
+
+
+class SecretUnresolvedError(CatalogError):
+    """A property refers to an environment variable or a file that this process does not have."""
+
+
+class CatalogUnreachableError(CatalogError):
+    """The catalog does not answer, or refuses; a retry can help."""
+
+
+class TableNotFoundError(CatalogError):
+    """The catalog answers, and has no such table."""
+
+
+def load_table(
+    jvm: JVMView, catalog_type: str, name: str, properties: Mapping[str, str], identifier: Sequence[str]
+) -> JavaObject:
+    """The `org.apache.iceberg.Table`, freshly loaded.
+
+    properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
+    database tells the catalogs in it apart.
+    Raises CatalogUnreachableError or TableNotFoundError.
+    """
+    *namespace, table = identifier
+    settings = java_properties(catalog_type, properties)
+    try:
+        catalog = _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items())))
+        parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
+        return catalog.loadTable(parser.fromJson(json.dumps({"namespace": namespace, "name": table})))
+    except (Py4JError, CapturedException) as error:
+        dotted = ".".join(identifier)
+        if java_types(error) & _MISSING:
+            raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
+        raise CatalogUnreachableError(
+            f"Catalog {name} could not open table {dotted}: {java_message(error)}"
+        ) from None
+
+
+def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """Replaces `env:NAME` by the variable's value and `file:/path` by the file's content, less trailing
+    newlines.
+
+    A warehouse is a location, so `file:/path` stays one there. Raises SecretUnresolvedError.
+    """
+    return {key: _resolve(key, value) for key, value in properties.items()}
+
+
+def _resolve(key: str, value: str) -> str:
+    if value.startswith("env:"):
+        variable = value.removeprefix("env:")
+        if variable not in os.environ:
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to the environment variable {variable}, which is not set."
+            )
+        return os.environ[variable]
+    if value.startswith("file:/") and key != "warehouse":
+        path = Path("/" + value.removeprefix("file:").lstrip("/"))
+        try:
+            return path.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to the file {path}, which can't be read: {reason}."
+            ) from None
+    return value
+
+
+def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """PyIceberg's properties of a catalog as Iceberg Java understands them, its class included.
+
+    What is spelled alike passes through; Java's own spelling wins where both are given. Pure.
+    Raises CatalogUnreachableError for a type that is not supported and an address that can't be read.
+    """
+    if catalog_type not in _IMPLEMENTATIONS:
+        raise CatalogUnreachableError(
+            f"Catalog type {catalog_type} is not supported, only {', '.join(sorted(_IMPLEMENTATIONS))}."
+        )
+    java = {key: value for key, value in properties.items() if key not in _JAVA_NAMES}
+    for key in ("type", CATALOG_NAME):
+        java.pop(key, None)
+    for key, java_name in _JAVA_NAMES.items():
+        if key in properties:
+            java.setdefault(java_name, properties[key])
+    # pyarrow addresses buckets by path as soon as an endpoint is named, unless told otherwise.
+    if "s3.endpoint" in properties:
+        by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
+        java.setdefault("s3.path-style-access", "false" if by_host else "true")
+    account = properties.get("adls.account-name")
+    for key in ("adls.sas-token", "adls.connection-string"):
+        if account and key in java:
+            java[f"{key}.{account}"] = java.pop(key)
+    if catalog_type in ("sql", "hive"):
+        # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
+        java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
+    if catalog_type == "sql":
+        java.update(_jdbc_properties(properties.get("uri", "")))
+    java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
+    return java
+
+
+def _jdbc_properties(uri: str) -> dict[str, str]:
+    """A SQLAlchemy address as JDBC's; user and password become properties, so that no message shows them."""
+    parts = urlsplit(uri)
+    dialect = parts.scheme.partition("+")[0]
+    jdbc = {"jdbc.schema-version": "V1"}
+    if dialect == "sqlite":
+        # Three slashes are followed by a relative path, four by an absolute one. Writers of the embedded
+        # catalog wait for each other rather than fail.
+        return jdbc | {"uri": f"jdbc:sqlite:{parts.path[1:]}", "jdbc.busy_timeout": "60000"}
+    if dialect in ("postgresql", "postgres") and parts.hostname:
+        query = f"?{parts.query}" if parts.query else ""
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        jdbc["uri"] = f"jdbc:postgresql://{host}:{parts.port or 5432}{parts.path}{query}"
+        if parts.username:
+            jdbc["jdbc.user"] = unquote(parts.username)
+        if parts.password:
+            jdbc["jdbc.password"] = unquote(parts.password)
+        return jdbc
+    raise CatalogUnreachableError(
+        "The catalog's uri must read sqlite:////path or postgresql://user:password@host/database."
+    )
+
+
+def file_io_properties(java_table: JavaObject, properties: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What `Storage` needs to read and write a table's files, in PyIceberg's words.
+
+    properties: the catalog's, secrets resolved. The table's own, such as credentials that the catalog vends
+    for it, win. Passwords of the catalog itself are left out, since these properties travel to every task.
+    """
+    java_io = java_table.io()
+    vended = _string_map(java_io, java_io.properties())
+    if java_io.getClass().getName() != "org.apache.iceberg.hadoop.HadoopFileIO":
+        vended |= _storage_credentials(java_io, java_table.location())
+    known = {key: value for key, value in (properties or {}).items() if key.startswith(_FILE_IO_PREFIXES)}
+    return known | _python_properties(vended)
+
+
+def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
+    """The file properties among Java's, in PyIceberg's words."""
+    python = {key: value for key, value in java.items() if key.startswith(_FILE_IO_PREFIXES)}
+    if "s3.path-style-access" in python:
+        by_path = python.pop("s3.path-style-access").lower() == "true"
+        python["s3.force-virtual-addressing"] = "false" if by_path else "true"
+    if "client.region" in python:
+        python.setdefault("s3.region", python["client.region"])
+    for python_name in ("adls.account-name", "adls.account-key"):
+        if _JAVA_NAMES[python_name] in python:
+            python[python_name] = python.pop(_JAVA_NAMES[python_name])
+    for name in ("adls.sas-token", "adls.connection-string"):
+        for key in [key for key in python if key.startswith(f"{name}.")]:
+            python.setdefault("adls.account-name", key.removeprefix(f"{name}.").partition(".")[0])
+            python[name] = python.pop(key)
+    return python
+
+
+def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:
+    """The credential vended for the longest prefix of `location` (REST catalog, "storage-credentials")."""
+    interface = "org.apache.iceberg.io.SupportsStorageCredentials"
+    if not java_io.getClass().getClassLoader().loadClass(interface).isInstance(java_io):
+        return {}
+    fitting = [one for one in java_io.credentials() if location.startswith(one.prefix())]
+    if not fitting:
+        return {}
+    return _string_map(java_io, max(fitting, key=lambda one: len(one.prefix())).config())
+
+
+def java_types(error: Exception) -> frozenset[str]:
+    """The names of a Java error's class, its superclasses and their interfaces; none when Java did not
+    answer."""
+    exception = _java_exception(error)
+    names: set[str] = set()
+    java_class = exception.getClass() if exception is not None else None
+    while java_class is not None:
+        names |= {java_class.getName(), *(interface.getName() for interface in java_class.getInterfaces())}
+        java_class = java_class.getSuperclass()
+    return frozenset(names)
+
+
+def java_message(error: Exception) -> str:
+    """What a Java error says, with its innermost cause, without a stack trace."""
+    exception = _java_exception(error)
+    if exception is None:
+        return f"Spark's JVM does not answer ({error})"
+    message = cause = exception
+    while (inner := cause.getCause()) is not None:
+        cause = inner
+    said, because = (str(one.getMessage() or one.getClass().getSimpleName()) for one in (message, cause))
+    return said if because in said else f"{said} ({because})"
+
+
+def java_map(jvm: JVMView, values: Mapping[str, str]) -> JavaObject:
+    """A `java.util.HashMap`, made in one call."""
+    hash_map = jvm.java.util.HashMap().getClass()
+    return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(dict(values)), hash_map)
+
+
+def jvm_of(java_object: JavaObject) -> JVMView:
+    """The JVM that an object lives in."""
+    return JVMView(java_object._gateway_client, "icestream", id=DEFAULT_JVM_ID)
+
+
+@lru_cache(maxsize=32)
+def _open(jvm: JVMView, name: str, settings: tuple[tuple[str, str], ...]) -> JavaObject:
+    """A catalog, kept open: it holds connections, and tables go on using it."""
+    hadoop_configuration = jvm.org.apache.spark.SparkContext.getOrCreate().hadoopConfiguration()
+    return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        name, java_map(jvm, dict(settings)), hadoop_configuration
+    )
+
+
+def _string_map(neighbour: JavaObject, values: JavaObject) -> dict[str, str]:
+    content = json.loads(
+        jvm_of(neighbour).org.apache.iceberg.util.JsonUtil.mapper().writeValueAsString(values)
+    )
+    return {key: value for key, value in content.items() if isinstance(value, str)}
+
+
+def _java_exception(error: Exception) -> JavaObject | None:
+    if isinstance(error, CapturedException):  # PySpark's wrapper of some Java errors
+        return error._origin
+    return error.java_exception if isinstance(error, Py4JJavaError) else None

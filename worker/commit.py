@@ -1,0 +1,329 @@
+"""Commits new delete files in place of equality deletes: one Iceberg `RowDelta`, through Spark's JVM.
+
+Place in the flow: deletes -> commit -> report. No Spark job runs here.
+
+Invariants: the commit happens only on a branch where the pinned snapshot is an ancestor of the head, every
+referenced data file still lives and every delete file to remove is still there. It is a `RowDelta`, never a
+`RewriteFiles`: a compaction in flight looks for deletes it missed among DELETE and OVERWRITE snapshots only.
+
+    CommitError                  nothing was committed and planning again will not help
+      CommitConflictError        nothing was committed: remove own outputs, plan again
+      CommitStateUnknownError    perhaps committed: remove nothing, ask `find_commits`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from py4j.java_gateway import JavaObject, JVMView
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from worker.catalogs import java_message, java_types, jvm_of
+from worker.deletes import NewDeleteFile
+from worker.plan import DeleteFile
+
+JOB_ID = "icestream.job-id"
+ATTEMPT = "icestream.attempt"
+COMMIT_ID = "icestream.commit-id"
+
+# The library revalidates and retries a lost race by itself, four times unless the table says otherwise;
+# another round costs far less than a new plan when a streaming writer commits several times a second.
+_COMMIT_ROUNDS = 5
+
+_ICEBERG_ERRORS = "org.apache.iceberg.exceptions."
+_COMMIT_FAILED = _ICEBERG_ERRORS + "CommitFailedException"
+_CLEANABLE = _ICEBERG_ERRORS + "CleanableFailure"
+# What the checks of a `RowDelta` throw before anything is written to the catalog.
+_CONFLICTS = frozenset(
+    {_COMMIT_FAILED, _ICEBERG_ERRORS + "ValidationException", _ICEBERG_ERRORS + "NotFoundException"}
+)
+# IllegalArgumentException has many causes; these tell of a table that changed since the plan.
+_CONFLICT_MESSAGES = (
+    "is not an ancestor of",
+    "Must use DVs",
+    "Must not use DVs",
+    "Cannot find partition spec",
+)
+
+
+class CommitError(Exception):
+    """The commit failed for a reason of its own, in the words of Iceberg; the table is unchanged."""
+
+
+class CommitConflictError(CommitError):
+    """The table changed under the plan and is left as it is: remove own outputs and plan again."""
+
+
+class CommitStateUnknownError(CommitError):
+    """Whether the commit happened can't be told: remove nothing, look in the history, then decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowDelta:
+    """One commit: delete files to add and to remove, and what must still hold.
+
+    starting_snapshot_id: the pinned snapshot that was planned on.
+    referenced_data_files: paths, as manifests spell them, of all data files that must still be live.
+    summary: further snapshot properties, such as counts (`icestream.*`).
+    """
+
+    branch: str
+    starting_snapshot_id: int
+    job_id: str
+    attempt: int
+    added: Sequence[NewDeleteFile]
+    removed: Sequence[DeleteFile]
+    referenced_data_files: Sequence[str]
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSnapshot:
+    """A snapshot that a job added to a branch."""
+
+    snapshot_id: int
+    parent_snapshot_id: int | None
+    sequence_number: int
+    committed_at: datetime
+    job_id: str
+    attempt: int
+    summary: Mapping[str, str]
+
+
+def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapshot:
+    """Commits `delta` in one snapshot and returns it.
+
+    java_table: an `org.apache.iceberg.Table`; it is refreshed.
+    Raises the errors of this module, and ValueError for a delta that changes nothing.
+    """
+    if not delta.added and not delta.removed:
+        raise ValueError("a commit needs delete files to add or to remove")
+    commit_id = str(uuid4())
+    summary = {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt), COMMIT_ID: commit_id}
+    with _prepared():
+        java_table.refresh()
+        # Iceberg creates a branch that does not exist from the current snapshot, without any check.
+        if not java_table.refs().containsKey(delta.branch):
+            raise CommitConflictError(f"branch {delta.branch} no longer exists")
+        added = _java_delete_files(java_table, [_added_json(file) for file in delta.added])
+        removed = _java_delete_files(java_table, [_removed_json(file) for file in delta.removed])
+        referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
+    for remaining in reversed(range(_COMMIT_ROUNDS)):
+        with _prepared():
+            operation = _row_delta(java_table, delta, added, removed, referenced, summary)
+        try:
+            operation.commit()
+        except (Py4JError, CapturedException) as error:
+            failure = _commit_failure(error)
+            if isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error) and remaining:
+                continue
+            if not isinstance(failure, CommitStateUnknownError):
+                raise failure from None
+            if (committed := _find_commit(java_table, delta, commit_id)) is None:
+                raise failure from None
+            return committed
+        break
+    if (committed := _find_commit(java_table, delta, commit_id)) is None:
+        raise CommitStateUnknownError(
+            "the commit was accepted, but the branch's history does not show it yet"
+        )
+    return committed
+
+
+def find_commits(java_table: JavaObject, branch: str, job_id: str) -> list[CommittedSnapshot]:
+    """The commits of a job among the ancestors of a branch's head, newest first; [] when there is no branch.
+
+    Expired snapshots and ones that were rolled back are not found. The table is refreshed.
+    Raises CommitError when the table can't be read.
+    """
+    with _prepared():
+        java_table.refresh()
+        ancestors = _ancestors(java_table, branch)
+    return [_committed(ancestor) for ancestor in ancestors if _summary(ancestor).get(JOB_ID) == job_id]
+
+
+def _row_delta(
+    java_table: JavaObject,
+    delta: RowDelta,
+    added: JavaObject,
+    removed: JavaObject,
+    referenced: JavaObject,
+    summary: Mapping[str, str],
+) -> JavaObject:
+    operation = (
+        java_table.newRowDelta()
+        .toBranch(delta.branch)
+        .validateFromSnapshot(delta.starting_snapshot_id)
+        .validateDataFilesExist(referenced)
+        .validateDeletedFiles()
+    )
+    added.forEach(_consumer(operation, "addDeletes"))
+    removed.forEach(_consumer(operation, "removeDeletes"))
+    for name, value in summary.items():
+        operation.set(name, value)
+    return operation
+
+
+def _added_json(file: NewDeleteFile) -> dict[str, Any]:
+    """A delete file in the form of Iceberg's `ContentFileParser`; Iceberg assigns the sequence number."""
+    content = {
+        "spec-id": file.partition.spec_id,
+        "content": "position-deletes",
+        "file-path": file.path,
+        "file-format": file.file_format,
+        "partition": json.loads(file.partition.values),
+        "file-size-in-bytes": file.file_size_bytes,
+        "record-count": file.record_count,
+    }
+    if file.referenced_data_file is not None:
+        content["referenced-data-file"] = file.referenced_data_file
+    if file.content_offset is not None:
+        content["content-offset"] = file.content_offset
+        content["content-size-in-bytes"] = file.content_size_bytes
+    if file.column_sizes:
+        content["column-sizes"] = _json_map(file.column_sizes)
+    if file.lower_bounds:
+        content["lower-bounds"] = _json_map({key: value.hex() for key, value in file.lower_bounds.items()})
+        content["upper-bounds"] = _json_map({key: value.hex() for key, value in file.upper_bounds.items()})
+    if file.split_offsets:
+        content["split-offsets"] = list(file.split_offsets)
+    return content
+
+
+def _removed_json(file: DeleteFile) -> dict[str, Any]:
+    """What Iceberg needs to find a delete file in the manifests: location, range, spec and partition."""
+    content = {
+        "spec-id": file.partition.spec_id,
+        "content": file.content.value,
+        "file-path": file.path,
+        "file-format": file.file_format,
+        "partition": json.loads(file.partition.values),
+        "file-size-in-bytes": file.file_size_bytes,
+        "record-count": file.record_count,
+    }
+    if file.equality_ids:
+        content["equality-ids"] = list(file.equality_ids)
+    if file.is_deletion_vector:
+        content["referenced-data-file"] = file.referenced_data_file
+        content["content-offset"] = file.content_offset
+        content["content-size-in-bytes"] = file.content_size_bytes
+    return content
+
+
+def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
+    return {"keys": list(values), "values": list(values.values())}
+
+
+# A call through py4j costs about 0.2 ms, so lists cross it as one JSON text and are walked inside the JVM.
+
+
+def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
+    iceberg = jvm_of(java_table).org.apache.iceberg
+    node = iceberg.util.JsonUtil.mapper().readTree(json.dumps({"delete-files": files}))
+    return iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
+
+
+def _java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
+    array_list = jvm.java.util.ArrayList().getClass()
+    return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(list(values)), array_list)
+
+
+def _consumer(operation: JavaObject, method: str) -> JavaObject:
+    """A Java `Consumer<DeleteFile>` that calls a method of a `RowDelta`, without a way back to Python."""
+    row_delta = _java_class(operation, "org.apache.iceberg.RowDelta")
+    delete_file = _java_class(operation, "org.apache.iceberg.DeleteFile")
+    invoke = jvm_of(operation).java.lang.invoke
+    handle = invoke.MethodHandles.publicLookup().findVirtual(
+        row_delta, method, invoke.MethodType.methodType(row_delta, delete_file)
+    )
+    consumer = _java_class(operation, "java.util.function.Consumer")
+    return invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(operation))
+
+
+def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
+    """A class as the loader of `neighbour` sees it: Iceberg's JARs are known to Spark's own loader only."""
+    return neighbour.getClass().getClassLoader().loadClass(name)
+
+
+def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> CommittedSnapshot | None:
+    """The snapshot of one commit, or None when it is not among the ancestors or can't be looked for."""
+    try:
+        java_table.refresh()
+        head = java_table.snapshot(delta.branch)
+        # Nearly always the head itself, which spares serialising the whole history.
+        heads = (
+            [json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))] if head else []
+        )
+        if not heads or _summary(heads[0]).get(COMMIT_ID) != commit_id:
+            heads = _ancestors(java_table, delta.branch)
+    except (Py4JError, CapturedException):
+        return None
+    return next((_committed(one) for one in heads if _summary(one).get(COMMIT_ID) == commit_id), None)
+
+
+def _ancestors(java_table: JavaObject, branch: str) -> list[dict[str, Any]]:
+    """The snapshots from a branch's head back to its first known one, in Iceberg's JSON form."""
+    parser = jvm_of(java_table).org.apache.iceberg.TableMetadataParser
+    metadata = json.loads(parser.toJson(java_table.operations().current()))
+    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
+    snapshot_id = metadata.get("refs", {}).get(branch, {}).get("snapshot-id")
+    ancestors = []
+    while snapshot_id in by_id:
+        ancestors.append(by_id[snapshot_id])
+        snapshot_id = by_id[snapshot_id].get("parent-snapshot-id")
+    return ancestors
+
+
+def _summary(snapshot: Mapping[str, Any]) -> Mapping[str, str]:
+    summary: Mapping[str, str] = snapshot.get("summary", {})
+    return summary
+
+
+def _committed(snapshot: Mapping[str, Any]) -> CommittedSnapshot:
+    summary = _summary(snapshot)
+    return CommittedSnapshot(
+        snapshot_id=snapshot["snapshot-id"],
+        parent_snapshot_id=snapshot.get("parent-snapshot-id"),
+        sequence_number=snapshot["sequence-number"],
+        committed_at=datetime.fromtimestamp(snapshot["timestamp-ms"] / 1000, UTC),
+        job_id=summary[JOB_ID],
+        attempt=int(summary[ATTEMPT]),
+        summary=summary,
+    )
+
+
+@contextmanager
+def _prepared() -> Iterator[None]:
+    """Errors before the commit itself: nothing can have happened yet."""
+    try:
+        yield
+    except (Py4JError, CapturedException) as error:
+        conflict = _is_conflict(error)
+        raise (CommitConflictError if conflict else CommitError)(java_message(error)) from None
+
+
+def _commit_failure(error: Exception) -> CommitError:
+    if _is_conflict(error):
+        return CommitConflictError(java_message(error))
+    # Iceberg marks the errors after which a commit has surely not happened. Whatever else goes wrong while
+    # the catalog swaps the metadata, such as a lost connection, leaves that open.
+    if _CLEANABLE in java_types(error):
+        return CommitError(java_message(error))
+    return CommitStateUnknownError(java_message(error))
+
+
+def _is_conflict(error: Exception) -> bool:
+    types = java_types(error)
+    if types & _CONFLICTS:
+        return True
+    message = java_message(error)
+    return "java.lang.IllegalArgumentException" in types and any(
+        part in message for part in _CONFLICT_MESSAGES
+    )

@@ -1,0 +1,610 @@
+"""Turns the rows to delete into deletion vectors (V3) or position delete files (V2), merged with existing
+ones.
+
+Place in the flow: lookup -> deletes -> commit. Every function works on any group of data files by itself,
+with picklable arguments and results, so groups run as local threads or as Spark tasks alike.
+
+Invariant: the positions that a data file's new delete files make readers skip are exactly those that readers
+skip already plus the new ones (Iceberg spec, "Scan Planning" and "Deletion Vectors").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField, StringType
+from pyroaring import BitMap64
+
+from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.puffin import (
+    CorruptDeletionVectorError,
+    Positions,
+    PuffinWriter,
+    bitmap_of,
+    positions_of,
+    read_deletion_vector,
+)
+from worker.storage import Storage
+
+FILE_PATH_FIELD_ID = 2147483546
+POS_FIELD_ID = 2147483545
+_AVRO_SCHEMA = Schema(
+    NestedField(FILE_PATH_FIELD_ID, "file_path", StringType(), required=True),
+    NestedField(POS_FIELD_ID, "pos", LongType(), required=True),
+)
+_PARQUET_SCHEMA = pa.schema(
+    [
+        # Dictionary-encoded in memory only: Parquet knows it as a required string.
+        pa.field(
+            "file_path",
+            pa.dictionary(pa.int32(), pa.string()),
+            nullable=False,
+            metadata={"PARQUET:field_id": str(FILE_PATH_FIELD_ID)},
+        ),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POS_FIELD_ID)}),
+    ],
+    metadata={"delete-type": "position"},
+)
+_ROW_GROUP_ROWS = 1_000_000
+
+
+class UnreadableDeleteFileError(Exception):
+    """An existing position delete file or deletion vector can't be read; a retry can't help.
+
+    Data files that it applies to can't get new deletes, because these would have to include its positions.
+    """
+
+    def __init__(self, delete_file: DeleteFile, reason: str) -> None:
+        super().__init__(f"{delete_file.path}: {reason}")
+        self.delete_file = delete_file
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[UnreadableDeleteFileError], tuple[DeleteFile, str]]:
+        return UnreadableDeleteFileError, (self.delete_file, self.reason)
+
+
+class DeleteGranularity(StrEnum):
+    """How many data files one V2 position delete file may speak of (`write.delete.granularity`)."""
+
+    FILE = "file"
+    PARTITION = "partition"
+
+    @classmethod
+    def of_table(cls, properties: Mapping[str, str]) -> DeleteGranularity:
+        """The granularity of a table; `file` unless set, as Spark decides (`SparkWriteConf`), since readers
+        then open only the deletes of their own data files."""
+        return cls(properties.get("write.delete.granularity", "file").lower())
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingDeletes:
+    """What readers skip in one data file already, without equality deletes."""
+
+    positions: BitMap64
+    deletion_vector: DeleteFile | None = None
+    # Position delete files that speak of this data file only, and their positions.
+    file_scoped: tuple[DeleteFile, ...] = ()
+    file_scoped_positions: BitMap64 = field(default_factory=BitMap64)
+
+
+@dataclass(frozen=True, slots=True)
+class NewDeleteFile:
+    """A deletion vector or position delete file that was written and is not yet committed."""
+
+    path: str
+    file_format: str  # puffin or parquet
+    partition: PartitionKey
+    record_count: int
+    file_size_bytes: int
+    referenced_data_file: str | None
+    content_offset: int | None = None
+    content_size_bytes: int | None = None
+    # Metrics as Iceberg's PositionDeleteWriter keeps them: bounds only where one data file is referenced.
+    column_sizes: Mapping[int, int] = field(default_factory=dict)
+    lower_bounds: Mapping[int, bytes] = field(default_factory=dict)
+    upper_bounds: Mapping[int, bytes] = field(default_factory=dict)
+    split_offsets: tuple[int, ...] = ()
+
+    @property
+    def is_deletion_vector(self) -> bool:
+        return self.file_format == "puffin"
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesPlan:
+    """What to write for which data file and what that replaces; nothing has been written.
+
+    positions: all positions that the new delete files of a data file must hold; never empty ones.
+    removed: the deletion vectors and file-scoped position delete files whose positions are included there.
+    rows_deleted: positions that no existing delete held.
+    """
+
+    positions: Mapping[DataFile, BitMap64]
+    removed: tuple[DeleteFile, ...]
+    rows_deleted: int
+    format_version: int
+    granularity: DeleteGranularity
+
+    @property
+    def data_files_touched(self) -> int:
+        return len(self.positions)
+
+    @property
+    def delete_files_added(self) -> int:
+        if self.format_version >= 3 or self.granularity is DeleteGranularity.FILE:
+            return len(self.positions)
+        return len({data_file.partition for data_file in self.positions})
+
+    @property
+    def delete_files_removed(self) -> int:
+        return len(self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDeletes:
+    """What one or several groups of data files got; ready to be committed.
+
+    data_files: paths of the data files with new deletes, as their manifests spell them.
+    """
+
+    added: tuple[NewDeleteFile, ...] = ()
+    removed: tuple[DeleteFile, ...] = ()
+    data_files: tuple[str, ...] = ()
+    rows_deleted: int = 0
+
+    @property
+    def data_files_touched(self) -> int:
+        return len(self.data_files)
+
+    @property
+    def delete_files_added(self) -> int:
+        return len(self.added)
+
+    @property
+    def delete_files_removed(self) -> int:
+        return len(self.removed)
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The files written, each once: many deletion vectors share one."""
+        return tuple(dict.fromkeys(file.path for file in self.added))
+
+    @classmethod
+    def union(cls, groups: Iterable[WrittenDeletes]) -> WrittenDeletes:
+        """The deletes of several disjoint groups of data files."""
+        groups = tuple(groups)
+        return cls(
+            added=tuple(file for group in groups for file in group.added),
+            removed=tuple(file for group in groups for file in group.removed),
+            data_files=tuple(path for group in groups for path in group.data_files),
+            rows_deleted=sum(group.rows_deleted for group in groups),
+        )
+
+
+class DeleteFileLocations:
+    """Where a table's new delete files go, by name: under its data, as its location properties say.
+
+    Names start with a prefix of the caller's that no other attempt or commit uses, and count up from zero: so
+    an attempt's files can be found again by name after it died (`remove_written`).
+    """
+
+    def __init__(self, table_location: str, table_properties: Mapping[str, str], prefix: str) -> None:
+        self._provider = load_location_provider(table_location, dict(table_properties))
+        self.table_location = table_location
+        self.table_properties = dict(table_properties)
+        self.prefix = prefix
+
+    def __reduce__(self) -> tuple[type[DeleteFileLocations], tuple[str, dict[str, str], str]]:
+        return DeleteFileLocations, (self.table_location, self.table_properties, self.prefix)
+
+    def puffin(self) -> str:
+        return self._provider.new_data_location(f"{self.prefix}-deletes.puffin")
+
+    def parquet(self, ordinal: int) -> str:
+        return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.parquet")
+
+
+def write_deletes(
+    storage: Storage,
+    new_positions: Mapping[DataFile, BitMap64 | Positions],
+    position_deletes: Sequence[DeleteFile],
+    format_version: int,
+    granularity: DeleteGranularity,
+    locations: DeleteFileLocations,
+) -> WrittenDeletes:
+    """The whole stage for one group of data files: reads what exists, plans, writes. Nothing is committed.
+
+    position_deletes: live position delete files and deletion vectors of the pinned snapshot; those that apply
+    to no file of the group are ignored.
+    Raises as `existing_deletes` and `plan_deletes`; OSError (a retry can help) leaves no file behind.
+    """
+    existing = existing_deletes(storage, new_positions, position_deletes)
+    plan = plan_deletes(new_positions, existing, format_version, granularity)
+    return write_planned(storage, plan, locations)
+
+
+def existing_deletes(
+    storage: Storage, data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> dict[str, ExistingDeletes]:
+    """What readers skip in each data file already, by path; files without deletes are left out.
+
+    Each position delete file is read once, whatever the number of data files it speaks of.
+    Raises UnreadableDeleteFileError, FileNotFoundError (gone: plan again) or OSError (a retry can help).
+    """
+    wanted = {data_file.path: data_file for data_file in data_files}
+    vectors: dict[str, DeleteFile] = {}
+    file_scoped: dict[str, list[DeleteFile]] = defaultdict(list)
+    partition_scoped: list[DeleteFile] = []
+    partitions = {data_file.partition for data_file in wanted.values()}
+    for delete in position_deletes:
+        if delete.content is not FileContent.POSITION_DELETES:
+            continue
+        # Paths are compared as written, because readers do: a position delete whose path is spelled otherwise
+        # (file:/x, file:///x) hides no row today, and merging it would delete rows that are visible.
+        if delete.referenced_data_file is None:
+            if delete.partition in partitions:
+                partition_scoped.append(delete)
+        elif _applies(delete, wanted.get(delete.referenced_data_file)):
+            if not delete.is_deletion_vector:
+                file_scoped[delete.referenced_data_file].append(delete)
+            elif vectors.setdefault(delete.referenced_data_file, delete) is not delete:
+                raise UnreadableDeleteFileError(
+                    delete,
+                    f"a second deletion vector for {delete.referenced_data_file}: metadata is corrupted",
+                )
+    existing = {path: ExistingDeletes(_read_vector(storage, dv), dv) for path, dv in vectors.items()}
+    # A vector is the truth for its data file: it had to include the older position deletes when it was
+    # written, and readers skip nothing else. Should it lack one of them, that row is visible and has to stay
+    # so.
+    undecided = {path: file for path, file in wanted.items() if path not in vectors}
+    by_partition: dict[str, BitMap64] = defaultdict(BitMap64)
+    for delete in partition_scoped:
+        paths = {path for path, file in undecided.items() if _applies(delete, file)}
+        for path, positions in _read_position_deletes(storage, delete, paths) if paths else ():
+            by_partition[path] |= bitmap_of(positions)
+    for path in undecided:
+        own = BitMap64()
+        for delete in file_scoped[path]:
+            for _, positions in _read_position_deletes(storage, delete, {path}):
+                own |= bitmap_of(positions)
+        if own or by_partition.get(path) or file_scoped[path]:
+            existing[path] = ExistingDeletes(
+                positions=own | by_partition[path],
+                file_scoped=tuple(file_scoped[path]),
+                file_scoped_positions=own,
+            )
+    return existing
+
+
+def plan_deletes(
+    new_positions: Mapping[DataFile, BitMap64 | Positions],
+    existing: Mapping[str, ExistingDeletes],
+    format_version: int,
+    granularity: DeleteGranularity = DeleteGranularity.FILE,
+) -> DeletesPlan:
+    """Decides what to write for each data file. Pure.
+
+    V3: one vector that holds all, in place of the old vector and the file-scoped position deletes.
+    V2: only what is new; with granularity `file` merged with the file-scoped position deletes, which it
+    replaces (`SortingPositionOnlyDeleteWriter`). Data files without a new position are left alone.
+    Raises ValueError for a position outside its data file, and for format version 1, which has no deletes.
+    """
+    if format_version < 2:
+        raise ValueError(f"format version {format_version} has no row-level deletes")
+    to_write: dict[DataFile, BitMap64] = {}
+    removed: list[DeleteFile] = []
+    rows_deleted = 0
+    for data_file, found in new_positions.items():
+        new = found if isinstance(found, BitMap64) else bitmap_of(found)
+        if new and new.max() >= data_file.record_count:
+            raise ValueError(
+                f"position {new.max()} lies outside {data_file.path}, which has {data_file.record_count} rows"
+            )
+        known = existing.get(data_file.path)
+        if known is not None:
+            new = new - known.positions
+        if not new:
+            continue
+        rows_deleted += len(new)
+        if known is None:
+            to_write[data_file] = new
+        elif format_version >= 3:
+            to_write[data_file] = new | known.positions
+            removed += known.file_scoped
+            if known.deletion_vector is not None:
+                removed.append(known.deletion_vector)
+        elif granularity is DeleteGranularity.FILE:
+            to_write[data_file] = new | known.file_scoped_positions
+            removed += known.file_scoped
+        else:
+            to_write[data_file] = new
+    return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity)
+
+
+def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLocations) -> WrittenDeletes:
+    """Writes what a plan says. OSError (a retry can help) leaves no file behind."""
+    if plan.format_version >= 3:
+        added = write_deletion_vectors(storage, locations.puffin(), plan.positions)
+    else:
+        added = write_position_deletes(storage, locations.parquet, plan.positions, plan.granularity)
+    return WrittenDeletes(
+        tuple(added), plan.removed, tuple(file.path for file in plan.positions), plan.rows_deleted
+    )
+
+
+def remove_written(storage: Storage, locations: DeleteFileLocations) -> int:
+    """Deletes the files that a dead attempt may have written under a prefix; returns how many there were.
+
+    Only for files that are known not to be committed.
+    """
+    count = int(storage.delete(locations.puffin()))
+    ordinal = 0
+    # Written in this order one after another, so the first gap is the end.
+    while storage.delete(locations.parquet(ordinal)):
+        ordinal += 1
+    return count + ordinal
+
+
+def write_deletion_vectors(
+    storage: Storage, location: str, positions: Mapping[DataFile, BitMap64]
+) -> list[NewDeleteFile]:
+    """Writes one Puffin file with a vector per data file, ordered by path; no file when there is no position.
+
+    Each vector carries the spec and partition of its data file.
+    """
+    ordered = _ordered(positions)
+    if not ordered:
+        return []
+    with _removed_on_failure(storage, location), storage.open_output(location) as sink:
+        puffin = PuffinWriter(sink)
+        vectors = [puffin.write(file.path, bitmap) for file, bitmap in ordered]
+        size_bytes = puffin.finish()
+    return [
+        NewDeleteFile(
+            path=location,
+            file_format="puffin",
+            partition=file.partition,
+            record_count=vector.cardinality,
+            file_size_bytes=size_bytes,
+            referenced_data_file=file.path,
+            content_offset=vector.content_offset,
+            content_size_bytes=vector.content_size_bytes,
+        )
+        for (file, _), vector in zip(ordered, vectors, strict=True)
+    ]
+
+
+def write_position_deletes(
+    storage: Storage,
+    location: Callable[[int], str],
+    positions: Mapping[DataFile, BitMap64],
+    granularity: DeleteGranularity,
+) -> list[NewDeleteFile]:
+    """Writes Parquet position delete files for V2, one per data file or per partition.
+
+    location: where the n-th file (from 0) goes.
+    Rows are sorted by path and position (spec, "Position Delete Files").
+    """
+    groups: dict[object, list[tuple[DataFile, BitMap64]]] = defaultdict(list)
+    for file, bitmap in _ordered(positions):
+        groups[file if granularity is DeleteGranularity.FILE else file.partition].append((file, bitmap))
+    added: list[NewDeleteFile] = []
+    try:
+        for ordinal, group in enumerate(groups.values()):
+            added.append(_write_position_delete_file(storage, location(ordinal), group))
+    except BaseException:
+        for written in added:
+            storage.delete(written.path)
+        raise
+    return added
+
+
+def _write_position_delete_file(
+    storage: Storage, location: str, group: Sequence[tuple[DataFile, BitMap64]]
+) -> NewDeleteFile:
+    with (
+        _removed_on_failure(storage, location),
+        storage.open_output(location) as sink,
+        pq.ParquetWriter(
+            sink, _PARQUET_SCHEMA, compression="zstd", use_dictionary=["file_path"], store_schema=False
+        ) as writer,
+    ):
+        for rows in _row_groups(group):
+            writer.write_table(rows, row_group_size=_ROW_GROUP_ROWS)
+        writer.close()
+        size_bytes = sink.tell()
+    metadata = writer.writer.metadata
+    only = group[0] if len(group) == 1 else None
+    return NewDeleteFile(
+        path=location,
+        file_format="parquet",
+        partition=group[0][0].partition,
+        record_count=metadata.num_rows,
+        file_size_bytes=size_bytes,
+        referenced_data_file=only[0].path if only else None,
+        column_sizes=_column_sizes(metadata),
+        lower_bounds=_bounds(only[0].path, only[1].min()) if only else {},
+        upper_bounds=_bounds(only[0].path, only[1].max()) if only else {},
+        split_offsets=tuple(_first_page_offset(metadata, i) for i in range(metadata.num_row_groups)),
+    )
+
+
+def _row_groups(group: Sequence[tuple[DataFile, BitMap64]]) -> Iterator[pa.Table]:
+    """The rows of a position delete file in order, gathered to full row groups across data files."""
+    pending: list[tuple[str, Positions]] = []
+    rows = 0
+    for file, bitmap in group:
+        pending.append((file.path, positions_of(bitmap)))
+        rows += len(bitmap)
+        if rows >= _ROW_GROUP_ROWS:
+            yield _position_delete_rows(pending)
+            pending, rows = [], 0
+    if pending:
+        yield _position_delete_rows(pending)
+
+
+def _position_delete_rows(pending: Sequence[tuple[str, Positions]]) -> pa.Table:
+    codes = np.repeat(np.arange(len(pending), dtype=np.int32), [len(positions) for _, positions in pending])
+    paths = pa.DictionaryArray.from_arrays(codes, pa.array([path for path, _ in pending], pa.string()))
+    return pa.Table.from_arrays(
+        [paths, pa.array(np.concatenate([positions for _, positions in pending]))], schema=_PARQUET_SCHEMA
+    )
+
+
+def _bounds(path: str, position: int) -> dict[int, bytes]:
+    # Never truncated: equal bounds of the path are how readers without `referenced_data_file` see the scope.
+    return {FILE_PATH_FIELD_ID: path.encode(), POS_FIELD_ID: position.to_bytes(8, "little")}
+
+
+def _column_sizes(metadata: pq.FileMetaData) -> dict[int, int]:
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return {
+        field_id: sum(group.column(column).total_compressed_size for group in groups)
+        for column, field_id in enumerate((FILE_PATH_FIELD_ID, POS_FIELD_ID))
+    }
+
+
+def _first_page_offset(metadata: pq.FileMetaData, row_group: int) -> int:
+    column = metadata.row_group(row_group).column(0)
+    return int(column.dictionary_page_offset or column.data_page_offset)
+
+
+def _applies(delete: DeleteFile, data_file: DataFile | None) -> bool:
+    return (
+        data_file is not None
+        and delete.partition == data_file.partition
+        and data_file.data_sequence_number <= delete.data_sequence_number
+    )
+
+
+def _ordered(positions: Mapping[DataFile, BitMap64]) -> list[tuple[DataFile, BitMap64]]:
+    """By path, so that a repeated task writes the same bytes; without files that have no position."""
+    return sorted(
+        ((file, bitmap) for file, bitmap in positions.items() if bitmap), key=lambda one: one[0].path
+    )
+
+
+@contextmanager
+def _removed_on_failure(storage: Storage, location: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        storage.delete(location)
+        raise
+
+
+def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
+    with _unreadable(vector):
+        if vector.content_offset is None or vector.content_size_bytes is None:
+            raise CorruptDeletionVectorError("the manifest does not say where the deletion vector lies")
+        return read_deletion_vector(
+            storage, vector.path, vector.content_offset, vector.content_size_bytes, vector.record_count
+        )
+
+
+def _read_position_deletes(
+    storage: Storage, delete: DeleteFile, paths: Set[str]
+) -> list[tuple[str, Positions]]:
+    """The deleted positions per data file, for those in `paths`; a path may come several times."""
+    with _unreadable(delete):
+        if delete.file_format not in _BATCH_READERS:
+            raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
+        wanted = pa.array(list(paths), pa.string())
+        return [
+            grouped
+            for batch in _BATCH_READERS[delete.file_format](storage, delete.path)
+            for grouped in _group_by_path(batch.column(0), batch.column(1), wanted)
+        ]
+
+
+@contextmanager
+def _unreadable(delete: DeleteFile) -> Iterator[None]:
+    if delete.encrypted:
+        raise UnreadableDeleteFileError(delete, "it is encrypted")
+    try:
+        yield
+    # ArrowInvalid and the like are about content; OSErrors, FileNotFoundError among them, are left as they
+    # are.
+    except (pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
+        raise UnreadableDeleteFileError(delete, str(error)) from error
+
+
+def _group_by_path(paths: pa.Array, positions: pa.Array, wanted: pa.Array) -> Iterator[tuple[str, Positions]]:
+    """Splits positions by path without a Python object per row."""
+    encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+    values = encoded.dictionary
+    is_wanted = pc.is_in(values.cast(pa.string()), wanted).to_numpy(zero_copy_only=False)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    found = positions.to_numpy(zero_copy_only=False)
+    keep = is_wanted[codes]
+    codes, found = codes[keep], found[keep]
+    if not len(codes):
+        return
+    order = np.argsort(codes, kind="stable")
+    codes, found = codes[order], found[order]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    for code, part in zip(codes[starts], np.split(found, starts[1:]), strict=True):
+        yield values[int(code)].as_py(), part
+
+
+def _parquet_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
+    with storage.open_input(location) as source:
+        footer = pq.ParquetFile(source)
+        names = _column_names(footer.schema_arrow)
+        # Paths stay dictionary-encoded, so that grouping compares integers.
+        file = pq.ParquetFile(source, metadata=footer.metadata, read_dictionary=names[:1])
+        for index in range(file.num_row_groups):
+            yield from file.read_row_group(index, names).select(names).to_batches()
+
+
+def _orc_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
+    with storage.open_input(location) as source:
+        file = orc.ORCFile(source)
+        names = _column_names(file.schema)
+        for index in range(file.nstripes):
+            yield file.read_stripe(index, names).select(names)
+
+
+def _avro_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
+    source = PyArrowFileIO(storage.properties).new_input(location)
+    with AvroFile[Record](source, _AVRO_SCHEMA) as rows:
+        while chunk := list(islice(rows, _ROW_GROUP_ROWS)):
+            paths, positions = zip(*chunk, strict=True)
+            yield pa.record_batch([pa.array(paths, pa.string()), pa.array(positions, pa.int64())], ["f", "p"])
+
+
+_BATCH_READERS: Mapping[str, Callable[[Storage, str], Iterator[pa.RecordBatch]]] = {
+    "parquet": _parquet_batches,
+    "orc": _orc_batches,
+    "avro": _avro_batches,
+}
+
+
+def _column_names(schema: pa.Schema) -> list[str]:
+    """The names of path and position, found by field id; by the spec's names in files without ids."""
+    by_id = {_field_id(field): field.name for field in schema}
+    return [
+        by_id.get(field_id, name)
+        for field_id, name in ((FILE_PATH_FIELD_ID, "file_path"), (POS_FIELD_ID, "pos"))
+    ]
+
+
+def _field_id(field: pa.Field) -> int | None:
+    metadata = field.metadata or {}
+    field_id = metadata.get(b"PARQUET:field_id", metadata.get(b"iceberg.id"))
+    return None if field_id is None else int(field_id)
