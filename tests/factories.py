@@ -55,14 +55,16 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 def spark_session(*, cores: int = 2) -> SparkSession:
     """Return the process's Spark session, started with Iceberg if there is none yet."""
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    jars = Path(environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
     builder = (
         SparkSession.builder.master(f"local[{cores}]")
         .config("spark.jars.packages", ",".join(ICEBERG_PACKAGES))
-        .config("spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions")
+        .config("spark.jars.ivy", str(jars))
         .config("spark.driver.memory", "2g")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", str(cores))
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
     )
     return builder.getOrCreate()
 
@@ -175,9 +177,10 @@ class TableBuilder:
             + (f" PARTITIONED BY ({', '.join(partitioned_by)})" if partitioned_by else "")
             + f" TBLPROPERTIES ({assignments})"
         )
+        table = cls(spark, identifier)
         if identifier_fields:
-            spark.sql(f"ALTER TABLE {identifier} SET IDENTIFIER FIELDS {', '.join(identifier_fields)}")
-        return cls(spark, identifier)
+            table.java.updateSchema().setIdentifierFields(list(identifier_fields)).commit()
+        return table
 
     # What the table is now.
 

@@ -1,0 +1,161 @@
+"""A Flink job that streams upserts and deletes into a table, and the rows that must be left at its end."""
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.factories import Catalog
+
+PROJECT = Path(__file__).parent / "flink"
+COLUMNS = "id bigint, tenant string, amount bigint"
+TENANTS = 4
+
+Unsigned = npt.NDArray[np.uint64]
+
+# Flink reads private fields of the JDK when it serializes.
+JAVA_OPTIONS = [
+    "-Xmx1g",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.util", "java.util.concurrent", "java.nio", "java.time")
+    ),
+]
+
+
+def build() -> str:
+    """Compile the Flink job and return its class path; asks no repository for what is there already."""
+    compile_ = ["mvn", "--quiet", "--batch-mode", "compile"]
+    offline = subprocess.run([*compile_, "--offline"], cwd=PROJECT, capture_output=True, check=False)
+    if offline.returncode:
+        subprocess.run(compile_, cwd=PROJECT, check=True)
+    return f"{PROJECT / 'target' / 'classes'}:{(PROJECT / 'target' / 'classpath').read_text().strip()}"
+
+
+@dataclass(frozen=True)
+class UpsertStream:
+    """What a job writes: record n is a function of `seed` and n alone."""
+
+    records: int
+    keys: int
+    key: tuple[str, ...] = ("id",)
+    seed: int = 1
+    checkpoints: int = 10
+    checkpoint_milliseconds: int = 300
+    mode: Literal["upsert", "changelog"] = "upsert"
+
+    def expected_rows(self) -> Counter[tuple[Any, ...]]:
+        """Return the rows left when all records are written: the last write of each key that no delete follows."""
+        n = np.arange(self.records, dtype=np.uint64)
+        ids = self._random(n, 0, self.keys)
+        tenants = self._random(n, 1, TENANTS)
+        deletes = self._random(n, 2, 8) == 0
+        keys = ids * np.uint64(TENANTS) + tenants if "tenant" in self.key else ids
+        _, from_end = np.unique(keys[::-1], return_index=True)
+        last = np.flatnonzero(np.bincount(self.records - 1 - from_end, minlength=self.records))
+        last = last[~deletes[last]]
+        return Counter(
+            zip(
+                ids[last].tolist(),
+                [f"t{tenant}" if tenant else None for tenant in tenants[last].tolist()],
+                n[last].tolist(),
+                strict=True,
+            )
+        )
+
+    def _random(self, n: Unsigned, column: int, bound: int) -> Unsigned:
+        start = _mix(np.array([self.seed + column], dtype=np.uint64))
+        return _mix(start + n) % np.uint64(bound)
+
+    def start(self, class_path: str, catalog: Catalog, identifier: str, log: Path) -> "RunningStream":
+        """Start the job on the table `namespace.table`."""
+        options = {
+            "catalog": catalog.name,
+            "uri": f"{catalog.jdbc_uri}?busy_timeout=30000",
+            "warehouse": catalog.warehouse,
+            "table": identifier,
+            "key": ",".join(self.key),
+            "mode": self.mode,
+            "seed": self.seed,
+            "keys": self.keys,
+            "records": self.records,
+            "records-per-checkpoint": -(-self.records // self.checkpoints),
+            "checkpoint-milliseconds": self.checkpoint_milliseconds,
+        }
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        command = ["java", *JAVA_OPTIONS, "-cp", class_path, "icestream.UpsertStream", *arguments]
+        return RunningStream(command, log)
+
+
+def _mix(state: Unsigned) -> Unsigned:
+    """One step of SplitMix64 from each given state."""
+    z = state + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class RunningStream:
+    """The job's process; leaving it ends it."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.committed_snapshot_ids: list[int] = []
+        self._log = log
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self._finished = False
+        self._reader = threading.Thread(target=self._follow, daemon=True)
+        self._reader.start()
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                match line.split():
+                    case ["committed", _, snapshot_id]:
+                        self.committed_snapshot_ids.append(int(snapshot_id))
+                    case ["finished"]:
+                        self._finished = True
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_for_commits(self, count: int, *, timeout_seconds: float = 90) -> None:
+        self._wait(lambda: len(self.committed_snapshot_ids) >= count, f"{count} commits", timeout_seconds)
+
+    def finish(self, *, timeout_seconds: float = 180) -> None:
+        """Wait for the end and fail unless the job says itself that it wrote everything."""
+        self._wait(lambda: self._finished, "the end of the stream", timeout_seconds)
+
+    def _wait(self, condition: Callable[[], bool], what: str, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not condition():
+            ended = not self._reader.is_alive()
+            if condition():
+                return
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"No {what} of the Flink job; its log ends:\n{self._log_end()}")
+            time.sleep(0.05)
+
+    def _log_end(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_running:
+            self._process.terminate()
+        self._process.wait(30)
+        self._reader.join(30)
