@@ -1,0 +1,139 @@
+"""The command line.
+
+Each command imports what it needs itself: the worker's image has no FastAPI, and `--help` waits for nothing.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from service.up import Demo
+
+app = typer.Typer(
+    name="icestream",
+    help="Replaces the equality deletes of Apache Iceberg tables by deletion vectors.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any.", show_default="8000")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where everything is kept.", show_default="./icestream-data")
+]
+Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
+
+
+@app.command()
+def up(host: Host = None, port: Port = None, data_dir: DataDir = None, browser: Browser = True) -> None:
+    """Start everything on this machine: the service with its page, and one worker."""
+    _run_up(_settings(host=host, port=port, data_dir=data_dir), browser=browser, demo=None)
+
+
+@app.command()
+def demo(
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    browser: Browser = True,
+    exits: Annotated[
+        bool | None,
+        typer.Option("--exit/--stay", help="End after the report.", show_default="stay, in a terminal"),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=10_000, help="Rows of the sample table.", show_default="3000000")
+    ] = None,
+) -> None:
+    """The same as `up`, with a sample table and a stream of upserts and deletes into it."""
+    from service.up import Demo
+
+    interactive = sys.stdout.isatty()
+    exits = not interactive if exits is None else exits
+    arguments = [*(["--once"] if exits else []), *(["--rows", str(rows)] if rows else [])]
+    _run_up(
+        _settings(host=host, port=port, data_dir=data_dir),
+        browser=browser and interactive,
+        demo=Demo(exits, tuple(arguments)),
+    )
+
+
+@app.command()
+def serve(host: Host = None, port: Port = None) -> None:
+    """Start the service alone; its database must be migrated, and workers are started elsewhere."""
+    import uvicorn
+
+    from service.app import create_app
+
+    settings = _settings(host=host, port=port)
+    with _one_sentence():
+        service = create_app(settings)
+    uvicorn.run(service, host=settings.host, port=settings.port, access_log=False)
+
+
+@app.command()
+def worker() -> None:
+    """Start a worker; ICESTREAM_URL and ICESTREAM_API_KEY name the service."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker.main"])  # noqa: S606
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the control database to this version's schema."""
+    from service.database import migrate as bring_up_to_date
+
+    settings = _settings()
+    with _one_sentence():
+        bring_up_to_date(settings.database_url)
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the HTTP API."""
+    from service.app import create_app
+
+    print(json.dumps(create_app(_settings()).openapi(), indent=2))
+
+
+def _run_up(settings: "Settings", *, browser: bool, demo: "Demo | None") -> NoReturn:
+    from service.up import run
+
+    with _one_sentence():
+        raise SystemExit(run(settings, browser=browser, demo=demo))
+
+
+def _settings(**given: object) -> "Settings":
+    """From the environment, with what the command line gives on top."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = "_".join(("ICESTREAM", *(str(part).upper() for part in first["loc"])))
+        sys.exit(f"{setting} is not valid: {first['msg']}.")
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """What stands in the way of starting goes to standard error, without a traceback."""
+    from service.errors import StartError
+
+    try:
+        yield
+    except StartError as error:
+        sys.exit(str(error))
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,261 @@
+"""`icestream up`: the service and one worker in one process group, on SQLite and a local warehouse.
+
+Everything lies in one data directory, and the next start goes on from there:
+
+    icestream.db            control database
+    catalog.db, warehouse/  the Iceberg catalog named `embedded`
+    index/                  indexes
+    cache/, logs/           what the worker may lose, and what it said
+
+Invariant: one `up` per data directory (a locked file), and no child outlives it (service.children).
+"""
+
+import asyncio
+import fcntl
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import typer
+import uvicorn
+from fastapi import FastAPI
+from sqlmodel import col, select
+
+from service.app import create_app
+from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
+from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
+from service.catalogs.service import register_embedded_catalog
+from service.children import Child, KeptAlive
+from service.database import Database, migrate
+from service.errors import StartError
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_OLDEST_JAVA = 17
+_SHUTDOWN_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's part of `icestream demo`; `exits`: end after its report instead of serving on."""
+
+    exits: bool
+    arguments: tuple[str, ...] = ()
+
+
+def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM (or, with a demo that exits, until its end); return the exit code.
+
+    Raises StartError, in one sentence, for whatever stands in the way.
+    """
+    check_worker_can_run()
+    with _only_one(settings.data_dir), _listening(settings) as listener:
+        for name in ("warehouse", "index", "cache", "logs"):
+            (settings.data_dir / name).mkdir(exist_ok=True)
+        _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None)
+        migrate(settings.database_url)
+        return _Up(settings, listener, browser=browser, demo=demo).run()
+
+
+class _Up:
+    """One run: the server in this thread, the children beside it, and the order in which they stop."""
+
+    def __init__(
+        self, settings: Settings, listener: socket.socket, *, browser: bool, demo: Demo | None
+    ) -> None:
+        self._settings, self._listener = settings, listener
+        self._browser, self._demo = browser, demo
+        self._url = _url(settings.host, listener.getsockname()[1])
+        self._database = Database(settings.database_url)
+        self._server = _Server(create_app(settings), self._start_children)
+        self._stop = threading.Event()
+        self._exit_code = 0
+        self._worker: KeptAlive | None = None
+        self._writer: Child | None = None
+
+    def run(self) -> int:
+        stopper = threading.Thread(target=self._stop_in_order, name="stops-in-order")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        stopper.start()
+        try:
+            asyncio.run(self._server.serve(sockets=[self._listener]))
+        finally:
+            self._stop.set()
+            stopper.join()
+            self._database.dispose()
+        return self._exit_code if self._server.started else 1
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop.set()
+
+    def _stop_in_order(self) -> None:
+        """The children first, while the service still answers: the worker hands its job back."""
+        self._stop.wait()
+        if self._server.started:
+            typer.echo("Stopping ...")
+        if self._writer is not None:
+            self._writer.stop()
+        if self._worker is not None:
+            self._worker.stop()
+        self._server.should_exit = True
+
+    def _start_children(self) -> None:
+        """Called once the page is up."""
+        with self._database.write() as session:
+            register_embedded_catalog(session, self._settings, SYSTEM)
+            worker_key = provision_worker_key(session, SYSTEM)
+        link = create_login_link(self._database, self._url)
+        typer.echo(f"\n  Icestream is at {self._url}\n  Log in once with {link}\n")
+        logs = self._settings.data_dir / "logs"
+        shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(self._settings.data_dir)}
+        worker = Child(
+            "worker", ["worker.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, logs / "worker.log"
+        )
+        self._worker = KeptAlive(worker)
+        self._worker.start()
+        if self._demo is not None:
+            arguments = ["worker.demo", *self._demo.arguments]
+            environment = {**shared, "ICESTREAM_API_KEY": self._demo_key()}
+            self._writer = Child("demo", arguments, environment, logs / "demo.log", speaks=True)
+            process = self._writer.start()
+            awaiting = threading.Thread(target=self._await_demo, args=[process, self._demo], daemon=True)
+            awaiting.start()
+        if self._browser:
+            threading.Thread(target=webbrowser.open, args=[link], daemon=True).start()
+
+    def _demo_key(self) -> str:
+        with self._database.write() as session:
+            for old in session.exec(
+                select(ApiKey).where(ApiKey.name == "demo", col(ApiKey.revoked_at).is_(None))
+            ):
+                revoke_api_key(session, SYSTEM, old.id)
+            return create_api_key(session, SYSTEM, ApiKeyRequest(name="demo", role=Role.ADMIN)).key
+
+    def _await_demo(self, process: subprocess.Popen[bytes], demo: Demo) -> None:
+        code = process.wait()
+        if self._stop.is_set():
+            return
+        if code:
+            typer.echo(f"The demo failed; {self._settings.data_dir / 'logs' / 'demo.log'} says more.")
+        self._exit_code = 1 if code else 0
+        if code or demo.exits:
+            self._stop.set()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handling: the children stop before the service does."""
+
+    def __init__(self, app: FastAPI, on_started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+                lifespan="on",
+            )
+        )
+        self._on_started = on_started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            await asyncio.to_thread(self._on_started)
+
+
+def check_worker_can_run() -> None:
+    """Raise StartError if Spark cannot be started here."""
+    if missing := [
+        name for name in ("pyspark", "pypaimon", "pyroaring") if importlib.util.find_spec(name) is None
+    ]:
+        raise StartError(
+            f"The worker needs {', '.join(missing)}: run `make install`, "
+            "or install icestream with the extra `worker`."
+        )
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home, "bin", "java")) if home else "java")
+    if java is None:
+        where = f"JAVA_HOME is {home}, where there is none" if home else "there is none in PATH"
+        raise StartError(
+            f"Spark needs Java {_OLDEST_JAVA} or newer, and {where}: "
+            f"install it (Debian's openjdk-{_OLDEST_JAVA}-jre-headless) or set JAVA_HOME."
+        )
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    # openjdk version "17.0.15" 2025-04-15; before Java 9 it said "1.8.0_422".
+    version = re.search(r'version "(\d+)', answer.stderr)
+    if version is None or int(version[1]) < _OLDEST_JAVA:
+        found = version[1] if version else "one that does not tell its version"
+        raise StartError(
+            f"Spark needs Java {_OLDEST_JAVA} or newer, and {java} is {found}: set JAVA_HOME to a newer one."
+        )
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the lock on the data directory; the kernel lets go of it however this process ends."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("a+")
+    except OSError as error:
+        raise StartError(f"The data directory {data_dir} can't be written to ({error.strerror}).") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            raise StartError(
+                f"{data_dir} is in use by {owner}: stop that, or name another with --data-dir."
+            ) from None
+        lock.truncate(0)
+        lock.write(f"`icestream` with process id {os.getpid()}")
+        lock.flush()
+        yield
+
+
+@contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    """The socket to serve on, bound before anything else is started."""
+    try:
+        listener = socket.create_server(
+            (settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        )
+    except OSError as error:
+        raise StartError(
+            f"Can't listen on {settings.host} port {settings.port} ({os.strerror(error.errno or 0)}): "
+            "name another with --port, or --port 0 for any."
+        ) from None
+    with listener:
+        yield listener
+
+
+def _url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the service."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _log_in_short_lines(file: Path | None) -> None:
+    """To the terminal, or to a file when the terminal is the demo's."""
+    handler = logging.FileHandler(file) if file else logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("service").setLevel(logging.INFO)
