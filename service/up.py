@@ -33,12 +33,12 @@ import uvicorn
 from fastapi import FastAPI
 from sqlmodel import col, select
 
-from service.app import create_app
+from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
 from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
 from service.catalogs.service import register_embedded_catalog
 from service.children import Child, KeptAlive
-from service.database import Database, migrate
+from service.database import Database
 from service.errors import StartError
 from service.settings import Settings
 
@@ -66,7 +66,7 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
         for name in ("warehouse", "index", "cache", "logs"):
             (settings.data_dir / name).mkdir(exist_ok=True)
         _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None)
-        migrate(settings.database_url)
+        prepare(settings)
         return _Up(settings, listener, browser=browser, demo=demo).run()
 
 

@@ -1,0 +1,182 @@
+"""The application: routes, middleware, and what runs beside the requests.
+
+`prepare(settings)` migrates the database and makes the first key; `create_app(settings)` serves it.
+"""
+
+import re
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import __version__
+from service.audit import endpoints as audit_endpoints
+from service.audit import service as audit
+from service.auth import endpoints as auth_endpoints
+from service.auth.models import SYSTEM, Principal, Role
+from service.auth.service import ensure_bootstrap_key
+from service.background import Background
+from service.catalogs import endpoints as catalogs_endpoints
+from service.catalogs.iceberg import IcebergCatalogs
+from service.database import Database, get_database, migrate
+from service.errors import (
+    ForbiddenError,
+    IcestreamError,
+    Problem,
+    StartError,
+    UnauthenticatedError,
+    install_error_handlers,
+    problem_response,
+)
+from service.index_health import endpoints as health_endpoints
+from service.jobs import endpoints as jobs_endpoints
+from service.policies import endpoints as policies_endpoints
+from service.policies.service import ensure_built_in
+from service.settings import Settings
+from service.tables import endpoints as tables_endpoints
+from service.ui.endpoints import router as ui_router
+from service.workers import endpoints as workers_endpoints
+
+_ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,100}$")
+
+
+def prepare(settings: Settings) -> None:
+    """Migrate the database, bring the built-in policies up to date, make the first admin key.
+
+    Raises StartError, whose text says what to change, if the service must not start with these settings.
+    """
+    settings.check_bootstrap_key()
+    migrate(settings.database_url)
+    database = Database(settings.database_url)
+    try:
+        _complete(database, settings)
+    finally:
+        database.dispose()
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service for one process; its database is migrated already (see `prepare`)."""
+
+    @asynccontextmanager
+    async def run(app: FastAPI) -> AsyncIterator[None]:
+        problem = database.check()
+        if problem is not None:
+            raise StartError(problem)
+        _complete(database, settings)
+        background = Background(database, settings, app.state.catalogs)
+        if settings.background:
+            background.start()
+        yield
+        background.stop()
+        database.dispose()
+
+    database = Database(settings.database_url)
+    app = FastAPI(
+        title="Icestream",
+        version=__version__,
+        summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",
+        lifespan=run,
+        responses={"4XX": {"model": Problem, "description": "What went wrong, and what to do."}},
+    )
+    app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
+    app.add_middleware(RequestIds)
+    install_error_handlers(app)
+    app.add_exception_handler(IcestreamError, _answer_error)
+
+    api = APIRouter(prefix="/api/v1")
+    for endpoints in (
+        auth_endpoints,
+        catalogs_endpoints,
+        tables_endpoints,
+        policies_endpoints,
+        jobs_endpoints,
+        health_endpoints,
+        workers_endpoints,
+        audit_endpoints,
+    ):
+        api.include_router(endpoints.router)
+    app.include_router(api)
+    app.include_router(_probes)
+    app.include_router(ui_router, include_in_schema=False)
+    return app
+
+
+class RequestIds:
+    """Gives every request an id, or keeps a sane one that the caller sent as X-Request-ID."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.match(given) else str(uuid.uuid4())
+        scope.setdefault("state", {})["request_id"] = request_id
+        audit.current_request_id.set(request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+_probes = APIRouter(tags=["probes"])
+
+
+@_probes.get("/livez")
+async def live() -> dict[str, str]:
+    """The process runs."""
+    return {"status": "ok"}
+
+
+@_probes.get("/readyz", responses={503: {"model": Problem}})
+def ready(request: Request) -> JSONResponse:
+    """The database can be reached and is migrated. Workers and Spark do not matter here."""
+    try:
+        problem = get_database(request).check()
+    except SQLAlchemyError as error:
+        problem = f"The database cannot be reached: {type(error).__name__}."
+    if problem is None:
+        return JSONResponse({"status": "ok"})
+    return problem_response(
+        request,
+        IcestreamError(
+            "not-ready", "Not ready", problem, "See the service log; it retries by itself.", status=503
+        ),
+    )
+
+
+def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer with a problem document; a denied write is recorded in a transaction of its own."""
+    if not isinstance(error, IcestreamError):
+        raise error
+    denied = isinstance(error, ForbiddenError | UnauthenticatedError)
+    if denied and request.method not in ("GET", "HEAD", "OPTIONS"):
+        principal: Principal = getattr(request.state, "principal", _ANONYMOUS)
+        action = error.extra.get("action", f"{request.method} {request.url.path}")
+        with get_database(request).write() as session:
+            audit.record(
+                session,
+                principal,
+                action,
+                error.extra.get("target") or request.url.path,
+                "denied",
+                reason=error.slug,
+            )
+    return problem_response(request, error)
+
+
+def _complete(database: Database, settings: Settings) -> None:
+    with database.write() as session:
+        ensure_built_in(session)
+        ensure_bootstrap_key(session, settings, SYSTEM)

@@ -1,0 +1,1 @@
+"""Who did what: every write that was allowed or denied."""

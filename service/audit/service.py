@@ -1,0 +1,61 @@
+"""Record and list audit entries."""
+
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from sqlmodel import Session, col, select
+
+from service.audit.models import AuditEntry, AuditEntryView
+from service.auth.models import Principal
+from service.paging import Page, PageRequest, take_page
+
+current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
+
+
+def record(
+    session: Session,
+    principal: Principal,
+    action: str,
+    target: str,
+    outcome: Literal["allowed", "denied"],
+    **fields: Any,
+) -> None:
+    """Add one entry; it is committed together with what it describes."""
+    session.add(
+        AuditEntry(
+            principal=principal.name,
+            role=principal.role.value,
+            action=action,
+            target=target,
+            outcome=outcome,
+            request_id=current_request_id.get(),
+            fields=fields,
+        )
+    )
+
+
+def list_entries(
+    session: Session,
+    page: PageRequest,
+    *,
+    outcome: str | None = None,
+    action: str | None = None,
+    principal: str | None = None,
+    target: str | None = None,
+) -> Page[AuditEntryView]:
+    """Entries, newest first."""
+    query = select(AuditEntry).order_by(col(AuditEntry.id).desc())
+    if cursor := page.decode(int):
+        query = query.where(col(AuditEntry.id) < cursor)
+    for column, wanted in (
+        (AuditEntry.outcome, outcome),
+        (AuditEntry.action, action),
+        (AuditEntry.principal, principal),
+        (AuditEntry.target, target),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    rows = session.exec(query.limit(page.limit + 1)).all()
+    return take_page(
+        rows, page, lambda row: row.id, lambda row: AuditEntryView.model_validate(row, from_attributes=True)
+    )

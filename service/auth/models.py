@@ -1,0 +1,119 @@
+"""Keys, one-time login tokens and browser sessions. Only hashes of secrets are stored."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic import Field as ModelField
+from sqlmodel import Field, SQLModel
+
+from service.database import UtcDateTime, new_id, utc_now
+
+
+class Role(StrEnum):
+    """viewer < operator < admin; worker stands apart and reports about jobs only."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    WORKER = "worker"
+
+    def allows(self, needed: "Role") -> bool:
+        """Whether somebody with this role may do what `needed` may."""
+        if self is Role.ADMIN:
+            return True
+        if Role.WORKER in (self, needed):
+            return self is needed
+        ladder = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
+        return ladder.index(self) >= ladder.index(needed)
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is calling."""
+
+    kind: Literal["api_key", "session", "system", "anonymous"]
+    id: str
+    name: str
+    role: Role
+    csrf_token: str | None = None
+    """Set for browser sessions: forms and scripts of the page must send it back."""
+
+
+SYSTEM = Principal("system", "system", "icestream", Role.ADMIN)
+"""The service itself: `up` and the scheduler."""
+
+
+class ApiKey(SQLModel, table=True):
+    __tablename__ = "api_keys"
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    name: str
+    role: str
+    key_hash: str = Field(unique=True)
+    prefix: str
+    """The first characters, to tell keys apart in lists."""
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    created_by: str
+    expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    last_used_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    revoked_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+    def is_valid(self, now: datetime) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
+
+class LoginToken(SQLModel, table=True):
+    """Good for one login."""
+
+    __tablename__ = "login_tokens"
+
+    token_hash: str = Field(primary_key=True)
+    name: str
+    role: str
+    expires_at: datetime = Field(sa_type=UtcDateTime)
+    used_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+class BrowserSession(SQLModel, table=True):
+    __tablename__ = "browser_sessions"
+
+    token_hash: str = Field(primary_key=True)
+    id: str = Field(default_factory=new_id)
+    name: str
+    role: str
+    api_key_id: str | None = Field(default=None, foreign_key="api_keys.id", index=True)
+    """The key that opened it: revoking the key ends the session."""
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    expires_at: datetime = Field(sa_type=UtcDateTime)
+
+
+class ApiKeyRequest(BaseModel):
+    name: str = ModelField(min_length=1, max_length=200)
+    role: Role
+    expires_at: datetime | None = None
+
+
+class ApiKeyView(BaseModel):
+    id: str
+    name: str
+    role: Role
+    prefix: str
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class CreatedApiKey(ApiKeyView):
+    key: str
+    """Shown once; only its hash is stored."""
+
+
+class Me(BaseModel):
+    name: str
+    role: Role
+    kind: str

@@ -1,0 +1,264 @@
+"""API keys, login links, browser sessions, and the one check that every write goes through.
+
+Secrets are random with at least 256 bits, so a plain SHA-256 of them is enough to store.
+"""
+
+import hashlib
+import hmac
+import secrets
+from datetime import datetime, timedelta
+
+from sqlmodel import Session, col, select
+
+from service.audit import service as audit
+from service.auth.models import (
+    ApiKey,
+    ApiKeyRequest,
+    ApiKeyView,
+    BrowserSession,
+    CreatedApiKey,
+    LoginToken,
+    Principal,
+    Role,
+)
+from service.database import Database, utc_now
+from service.errors import ForbiddenError, NotFoundError, StartError, UnauthenticatedError
+from service.paging import Page, PageRequest, take_page
+from service.settings import Settings
+
+KEY_PREFIX = "ice_"
+LOGIN_LINK_LIFETIME = timedelta(minutes=10)
+_EMBEDDED_WORKER = "embedded worker"
+
+
+def hash_secret(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def authorize(
+    session: Session, principal: Principal, needed: Role, action: str, target: str, **fields: object
+) -> None:
+    """Record that `principal` does `action`, or raise ForbiddenError (which is recorded as denied).
+
+    Every service function that writes calls this first, whether it was reached over HTTP or from a page.
+    """
+    require_role(principal, needed, action, target)
+    audit.record(session, principal, action, target, "allowed", **fields)
+
+
+def require_role(principal: Principal, needed: Role, action: str, target: str) -> None:
+    """Raise ForbiddenError unless `principal` may do `action`; for slow work before the transaction."""
+    if not principal.role.allows(needed):
+        raise forbidden(principal, needed, action, target)
+
+
+def forbidden(principal: Principal, needed: Role, action: str, target: str) -> ForbiddenError:
+    return ForbiddenError(
+        "forbidden",
+        "Your role does not allow this",
+        f"{principal.name!r} has the role {principal.role.value}; {action} needs {needed.value}.",
+        f"Use a key with the role {needed.value}, or ask an admin for one.",
+        action=action,
+        target=target,
+    )
+
+
+def create_api_key(
+    session: Session, principal: Principal, request: ApiKeyRequest, *, key: str | None = None
+) -> CreatedApiKey:
+    """Make a key; the answer is the only place where it can ever be read."""
+    authorize(session, principal, Role.ADMIN, "api_key.create", request.name, role=request.role.value)
+    secret = key or KEY_PREFIX + secrets.token_urlsafe(32)
+    row = ApiKey(
+        name=request.name,
+        role=request.role.value,
+        key_hash=hash_secret(secret),
+        prefix=secret[:8] if key is None else "(given)",
+        created_by=principal.name,
+        expires_at=request.expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return CreatedApiKey(**_key_view(row).model_dump(), key=secret)
+
+
+def list_api_keys(session: Session, page: PageRequest) -> Page[ApiKeyView]:
+    query = select(ApiKey).order_by(col(ApiKey.id))
+    if cursor := page.decode(str):
+        query = query.where(col(ApiKey.id) > cursor)
+    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.id, _key_view)
+
+
+def revoke_api_key(session: Session, principal: Principal, key_id: str) -> ApiKeyView:
+    """End a key and every browser session that it opened; revoking twice changes nothing."""
+    row = session.get(ApiKey, key_id)
+    if row is None:
+        raise NotFoundError(
+            "api-key-not-found",
+            "No such API key",
+            f"There is no API key {key_id}.",
+            "GET /api/v1/api-keys lists them.",
+        )
+    authorize(session, principal, Role.ADMIN, "api_key.revoke", row.name, id=key_id)
+    row.revoked_at = row.revoked_at or utc_now()
+    session.add(row)
+    for opened in session.exec(select(BrowserSession).where(BrowserSession.api_key_id == key_id)):
+        session.delete(opened)
+    return _key_view(row)
+
+
+def ensure_bootstrap_key(session: Session, settings: Settings, system: Principal) -> None:
+    """Make ICESTREAM_BOOTSTRAP_KEY an admin key if it is set and not known yet.
+
+    Raises StartError when it is too short, or when the service would be reachable from other machines
+    with no admin key at all.
+    """
+    settings.check_bootstrap_key()
+    if settings.bootstrap_key is not None:
+        key = settings.bootstrap_key.get_secret_value()
+        if session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first() is None:
+            create_api_key(session, system, ApiKeyRequest(name="bootstrap", role=Role.ADMIN), key=key)
+        return
+    now = utc_now()
+    admins = session.exec(select(ApiKey).where(ApiKey.role == Role.ADMIN.value)).all()
+    if settings.is_public and not any(key.is_valid(now) for key in admins):
+        raise StartError(
+            f"Refusing to listen on {settings.host}, which other machines can reach, without any admin key. "
+            "Set ICESTREAM_BOOTSTRAP_KEY to a secret of 32 characters or more, or listen on 127.0.0.1."
+        )
+
+
+def provision_worker_key(session: Session, system: Principal) -> str:
+    """A fresh key for the worker that `up` starts; the one of the previous start is revoked."""
+    now = utc_now()
+    for row in session.exec(
+        select(ApiKey).where(ApiKey.name == _EMBEDDED_WORKER, col(ApiKey.revoked_at).is_(None))
+    ):
+        row.revoked_at = now
+        session.add(row)
+    return create_api_key(session, system, ApiKeyRequest(name=_EMBEDDED_WORKER, role=Role.WORKER)).key
+
+
+def find_api_key_principal(database: Database, key: str) -> Principal | None:
+    """Who holds this key, or None if it is unknown, revoked or expired."""
+    now = utc_now()
+    with database.read() as session:
+        row = session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first()
+    if row is None or not row.is_valid(now):
+        return None
+    if row.last_used_at is None or now - row.last_used_at > timedelta(minutes=5):
+        with database.write() as session:
+            used = session.get_one(ApiKey, row.id)
+            used.last_used_at = now
+            session.add(used)
+    return Principal("api_key", row.id, row.name, Role(row.role))
+
+
+def create_login_link(
+    database: Database, base_url: str, *, name: str = "local user", role: Role = Role.ADMIN
+) -> str:
+    """A link that logs one browser in, once, within ten minutes: `{base_url}/login?token=...`."""
+    token = secrets.token_urlsafe(32)
+    with database.write() as session:
+        session.add(
+            LoginToken(
+                token_hash=hash_secret(token),
+                name=name,
+                role=role.value,
+                expires_at=utc_now() + LOGIN_LINK_LIFETIME,
+            )
+        )
+    return f"{base_url.rstrip('/')}/login?token={token}"
+
+
+def log_in_with_token(session: Session, settings: Settings, token: str) -> str:
+    """Use up a one-time token; return the secret of a new browser session.
+
+    Raises UnauthenticatedError when the token is unknown, used or expired.
+    """
+    now = utc_now()
+    row = session.exec(
+        select(LoginToken).where(LoginToken.token_hash == hash_secret(token)).with_for_update()
+    ).first()
+    if row is None or row.used_at is not None or row.expires_at <= now:
+        raise UnauthenticatedError(
+            "login-link-invalid",
+            "This login link no longer works",
+            "A login link is good for one login within ten minutes.",
+            "Start `icestream up` again for a new link, or log in with an API key.",
+        )
+    row.used_at = now
+    session.add(row)
+    return _open_browser_session(session, settings, row.name, Role(row.role), None, now)
+
+
+def log_in_with_key(session: Session, settings: Settings, key: str) -> str:
+    """Open a browser session for the holder of an API key; return its secret."""
+    now = utc_now()
+    row = session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first()
+    if row is None or not row.is_valid(now):
+        raise invalid_key()
+    return _open_browser_session(session, settings, row.name, Role(row.role), row.id, now)
+
+
+def find_session_principal(database: Database, token: str) -> Principal | None:
+    """Who is logged in with this session secret, or None."""
+    with database.read() as session:
+        row = session.get(BrowserSession, hash_secret(token))
+    if row is None or row.expires_at <= utc_now():
+        return None
+    return Principal("session", row.id, row.name, Role(row.role), csrf_token=csrf_token_of(token))
+
+
+def log_out(session: Session, token: str) -> None:
+    row = session.get(BrowserSession, hash_secret(token))
+    if row is not None:
+        session.delete(row)
+
+
+def csrf_token_of(session_token: str) -> str:
+    """Derived from the session secret, which no other site can read; nothing more to store."""
+    return hmac.new(session_token.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def check_csrf(principal: Principal, token: str | None) -> None:
+    """Raise ForbiddenError unless a browser session sent its CSRF token; API keys need none."""
+    if principal.csrf_token is None or (token and hmac.compare_digest(principal.csrf_token, token)):
+        return
+    raise ForbiddenError(
+        "csrf-failed",
+        "The request did not come from our page",
+        "A browser session must send its CSRF token (header X-CSRF-Token, or form field csrf_token).",
+        "Reload the page and try again.",
+        action="csrf",
+        target="",
+    )
+
+
+def invalid_key() -> UnauthenticatedError:
+    return UnauthenticatedError(
+        "invalid-api-key",
+        "This API key is not valid",
+        "It is unknown, revoked or expired.",
+        "Check the key, or ask an admin for a new one.",
+    )
+
+
+def _open_browser_session(
+    session: Session, settings: Settings, name: str, role: Role, api_key_id: str | None, now: datetime
+) -> str:
+    token = secrets.token_urlsafe(32)
+    session.add(
+        BrowserSession(
+            token_hash=hash_secret(token),
+            name=name,
+            role=role.value,
+            api_key_id=api_key_id,
+            expires_at=now + timedelta(hours=settings.session_hours),
+        )
+    )
+    return token
+
+
+def _key_view(row: ApiKey) -> ApiKeyView:
+    return ApiKeyView.model_validate(row, from_attributes=True)

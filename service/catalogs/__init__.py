@@ -1,0 +1,1 @@
+"""Iceberg catalogs: registered by an admin, read through PyIceberg."""

@@ -1,0 +1,91 @@
+"""HTTP calls about catalogs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from service.auth.principals import Caller, Viewer
+from service.catalogs import service
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
+from service.conditional import IfMatch, set_etag
+from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.paging import Page, Paging
+from service.routing import ApiRoute
+from service.settings import CurrentSettings
+
+router = APIRouter(prefix="/catalogs", tags=["catalogs"], route_class=ApiRoute)
+
+
+def _get_catalogs(request: Request) -> IcebergCatalogs:
+    catalogs: IcebergCatalogs = request.app.state.catalogs
+    return catalogs
+
+
+OpenCatalogs = Annotated[IcebergCatalogs, Depends(_get_catalogs)]
+
+
+@router.post("", status_code=201)
+def create_catalog(
+    session: WriteSession, settings: CurrentSettings, caller: Caller, body: CatalogRequest, response: Response
+) -> CatalogView:
+    """Register a catalog. It need not be reachable yet: POST its `/check` to see."""
+    created = service.create_catalog(session, settings, caller, body)
+    set_etag(response, created.version)
+    return created
+
+
+@router.get("")
+def list_catalogs(session: ReadSession, _caller: Viewer, page: Paging) -> Page[CatalogView]:
+    return service.list_catalogs(session, page)
+
+
+@router.get("/{catalog_id}")
+def get_catalog(session: ReadSession, _caller: Viewer, catalog_id: str, response: Response) -> CatalogView:
+    """One catalog, by id or name."""
+    found = service.view(service.get_catalog(session, catalog_id))
+    set_etag(response, found.version)
+    return found
+
+
+@router.patch("/{catalog_id}")
+def update_catalog(
+    session: WriteSession,
+    settings: CurrentSettings,
+    caller: Caller,
+    catalog_id: str,
+    body: CatalogPatch,
+    if_match: IfMatch,
+    response: Response,
+) -> CatalogView:
+    """Change some fields (merge patch); needs If-Match."""
+    updated = service.update_catalog(session, settings, caller, catalog_id, body, if_match)
+    set_etag(response, updated.version)
+    return updated
+
+
+@router.delete("/{catalog_id}", status_code=204)
+def delete_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> None:
+    """Forget a catalog; refused while tables are enrolled from it."""
+    service.delete_catalog(session, caller, catalog_id)
+
+
+@router.post("/{catalog_id}/check")
+def check_catalog(
+    database: CurrentDatabase, catalogs: OpenCatalogs, _caller: Viewer, catalog_id: str
+) -> CatalogCheck:
+    """Try to reach a catalog, and say in words what can be seen."""
+    with database.read() as session:
+        catalog = service.get_catalog(session, catalog_id)
+    return service.check_connection(catalogs, catalog)
+
+
+@router.post("/{catalog_id}/pause")
+def pause_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> CatalogView:
+    """Start no job of any of its tables until resumed; running ones end as usual."""
+    return service.pause_catalog(session, caller, catalog_id, paused=True)
+
+
+@router.post("/{catalog_id}/resume")
+def resume_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> CatalogView:
+    return service.pause_catalog(session, caller, catalog_id, paused=False)

@@ -1,0 +1,316 @@
+"""Reading catalogs and tables through PyIceberg: the only module that knows how each type is opened.
+
+Nothing here writes to a catalog. Failures become UnreachableError or a table-not-found InvalidError whose
+texts say what was tried and what to do.
+"""
+
+import difflib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pyarrow.fs import FileSelector, FileType
+from pyiceberg.catalog import Catalog as PyIcebergCatalog
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import StaticTable, Table
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.engine import make_url
+
+from service.catalogs.models import Catalog, CatalogType
+from service.catalogs.secrets import resolve
+from service.errors import IcestreamError, InvalidError, UnreachableError
+
+_METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
+_LISTED_TABLES = 10_000
+
+Identifier = tuple[str, ...]
+
+
+class TableSource(Protocol):
+    """What is needed of a catalog, whatever its type."""
+
+    def load(self, identifier: Identifier) -> Table:
+        """The current metadata of a table. Raises NoSuchTableError or NoSuchNamespaceError."""
+        ...
+
+    def namespaces(self) -> list[Identifier]: ...
+
+    def tables(self, namespace: Identifier) -> list[Identifier]: ...
+
+
+@dataclass
+class PyIcebergSource:
+    """Every type that PyIceberg has a catalog for."""
+
+    catalog: PyIcebergCatalog
+
+    def load(self, identifier: Identifier) -> Table:
+        return self.catalog.load_table(identifier)
+
+    def namespaces(self) -> list[Identifier]:
+        """All namespaces, parents before children."""
+        found: list[Identifier] = []
+        waiting: list[Identifier] = [()]
+        while waiting:
+            parent = waiting.pop(0)
+            for namespace in self.catalog.list_namespaces(parent):
+                # Catalogs disagree whether children are named in full; one without nesting lists the same again.
+                full = tuple(namespace)
+                if len(full) <= len(parent):
+                    full = (*parent, *full)
+                if full not in found and full != parent:
+                    found.append(full)
+                    waiting.append(full)
+        return found
+
+    def tables(self, namespace: Identifier) -> list[Identifier]:
+        return [tuple(identifier) for identifier in self.catalog.list_tables(namespace)]
+
+
+@dataclass
+class HadoopSource:
+    """Tables as directories under a warehouse, the newest metadata found through `version-hint.text`."""
+
+    warehouse: str
+    properties: Mapping[str, str]
+
+    def load(self, identifier: Identifier) -> Table:
+        metadata = f"{self._directory(identifier)}/metadata"
+        newest = self._newest(metadata)
+        if newest is None:
+            raise NoSuchTableError(f"There is no metadata under {metadata}")
+        return StaticTable.from_metadata(f"{metadata}/{newest}", dict(self.properties))
+
+    def namespaces(self) -> list[Identifier]:
+        return sorted({identifier[:-1] for identifier in self._walk()})
+
+    def tables(self, namespace: Identifier) -> list[Identifier]:
+        return [identifier for identifier in self._walk() if identifier[:-1] == namespace]
+
+    def _directory(self, identifier: Identifier) -> str:
+        if any(part in ("", ".", "..") or "/" in part for part in identifier):
+            raise NoSuchTableError(f"{'.'.join(identifier)} cannot be a directory")
+        return "/".join((self.warehouse.rstrip("/"), *identifier))
+
+    def _list(self, location: str) -> list[tuple[str, bool]]:
+        """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
+        io = load_file_io(dict(self.properties), location)
+        if not isinstance(io, PyArrowFileIO):
+            raise NotImplementedError(f"no listing for {location}")
+        scheme, netloc, path = PyArrowFileIO.parse_location(location, dict(self.properties))
+        filesystem = io.fs_by_scheme(scheme, netloc)
+        entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
+        return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
+
+    def _newest(self, metadata: str) -> str | None:
+        # The hint may lag behind or be missing (Iceberg writes it after the commit), so the listing decides.
+        versions = {
+            int(match.group(1)): name
+            for name, _ in self._list(metadata)
+            if (match := _METADATA_FILE.match(name))
+        }
+        hint = load_file_io(dict(self.properties), metadata).new_input(f"{metadata}/version-hint.text")
+        if not versions:
+            return None
+        hinted = int(hint.open().read().decode().strip()) if hint.exists() else 0
+        version = max(hinted, *versions) if hinted in versions or not hinted else max(versions)
+        return versions[version]
+
+    def _walk(self) -> Iterator[Identifier]:
+        waiting: list[Identifier] = [()]
+        while waiting:
+            parent = waiting.pop()
+            location = "/".join((self.warehouse.rstrip("/"), *parent))
+            names = [name for name, is_directory in self._list(location) if is_directory]
+            if "metadata" in names and parent:
+                if len(parent) > 1:
+                    yield parent
+                continue
+            waiting.extend((*parent, name) for name in names if not name.startswith((".", "_")))
+
+
+@dataclass
+class _Opened:
+    version: int
+    source: TableSource
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class IcebergCatalogs:
+    """Opens catalogs and keeps them open; thread-safe.
+
+    A source that failed is dropped, so that rotated secrets are resolved again.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _Opened] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def open(self, catalog: Catalog) -> Iterator[TableSource]:
+        """Use a catalog; any failure of it leaves as UnreachableError, missing tables as they are."""
+        try:
+            yield self._source(catalog)
+        except (NoSuchTableError, NoSuchNamespaceError, IcestreamError):
+            raise
+        except Exception as error:
+            self.forget(catalog.id)
+            raise unreachable(catalog, error) from error
+
+    def load(self, catalog: Catalog, identifier: Identifier) -> Table:
+        """A table's current metadata.
+
+        Raises UnreachableError (a retry can help), or InvalidError `table-not-found` with the nearest names.
+        """
+        with self.open(catalog) as source:
+            try:
+                return source.load(identifier)
+            except (NoSuchTableError, NoSuchNamespaceError) as error:
+                raise table_not_found(catalog, source, identifier) from error
+
+    def forget(self, catalog_id: str) -> None:
+        with self._lock:
+            self._opened.pop(catalog_id, None)
+
+    def _source(self, catalog: Catalog) -> TableSource:
+        with self._lock:
+            opened = self._opened.get(catalog.id)
+        if opened is not None and opened.version == catalog.version:
+            return opened.source
+        source = open_source(catalog)
+        with self._lock:
+            self._opened[catalog.id] = _Opened(catalog.version, source)
+        return source
+
+
+def name_inside(catalog: Catalog) -> str:
+    """The catalog name that rows of a sql catalog's database carry."""
+    return catalog.properties.get("catalog_name", catalog.name)
+
+
+def open_source(catalog: Catalog) -> TableSource:
+    """Open a catalog of any type. Raises whatever PyIceberg and its drivers raise."""
+    properties = resolve(catalog.properties)
+    properties.pop("catalog_name", None)
+    if catalog.type == CatalogType.HADOOP.value:
+        return HadoopSource(properties["warehouse"], properties)
+    if catalog.type == CatalogType.SQL.value:
+        # Connecting must not create what is not there.
+        _check_sqlite_file(properties["uri"])
+        properties["init_catalog_tables"] = "false"
+    return PyIcebergSource(load_catalog(name_inside(catalog), **{**properties, "type": catalog.type}))
+
+
+def create_sql_catalog(name: str, uri: str, warehouse: str) -> None:
+    """Create the tables of an empty sql catalog, as `up` needs for its embedded one; existing ones stay."""
+    SqlCatalog(name, uri=uri, warehouse=warehouse).engine.dispose()
+
+
+def _check_sqlite_file(uri: str) -> None:
+    url = make_url(uri)
+    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).is_file():
+        raise FileNotFoundError(f"the catalog database {url.database} does not exist")
+
+
+def catalog_names_in_database(catalog: Catalog) -> list[str]:
+    """The catalog names that a sql catalog's database holds tables or namespaces of."""
+    uri = resolve(catalog.properties)["uri"]
+    _check_sqlite_file(uri)
+    engine = create_engine(uri)
+    try:
+        with engine.connect() as connection:
+            present = set(inspect(connection).get_table_names())
+            names: set[str] = set()
+            for table in ("iceberg_tables", "iceberg_namespace_properties"):
+                if table in present:
+                    names.update(
+                        connection.execute(text(f"SELECT DISTINCT catalog_name FROM {table}")).scalars()
+                    )
+            return sorted(names)
+    finally:
+        engine.dispose()
+
+
+def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
+    """What went wrong, in words, without the secrets that driver messages may contain."""
+    cause = redact(f"{type(error).__name__}: {error}", catalog).splitlines()[0]
+    return UnreachableError(
+        "catalog-unreachable",
+        "The catalog could not be read",
+        f"Catalog {catalog.name!r} ({catalog.type}): {cause}",
+        f"{_advice(catalog, error)} POST /api/v1/catalogs/{catalog.id}/check tries it again.",
+    )
+
+
+def redact(message: str, catalog: Catalog) -> str:
+    """Replace every resolved secret in a message."""
+    try:
+        resolved = resolve(catalog.properties)
+    except InvalidError:
+        return message
+    for key, value in resolved.items():
+        if value != catalog.properties[key] and value:
+            message = message.replace(value, f"<{key}>")
+    return message
+
+
+def _advice(catalog: Catalog, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and catalog.type == CatalogType.SQL.value:
+        return "Check the path in `uri`: it must be the file that the writer's catalog uses."
+    if isinstance(error, PermissionError):
+        return "Let the service's user read that path."
+    if "no such table" in str(error) or "does not exist" in str(error):
+        return "The database answers but holds no Iceberg catalog: check `uri`."
+    return "Check that `uri` and credentials are right and that the service can reach it over the network."
+
+
+def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifier) -> InvalidError:
+    """Says what is there instead: the nearest tables or namespaces, or other catalog names."""
+    wanted = ".".join(identifier)
+    namespaces = source.namespaces()
+    if identifier[:-1] in namespaces:
+        names = [".".join(name) for name in source.tables(identifier[:-1])[:_LISTED_TABLES]]
+        nearest = _nearest(wanted, names)
+        seen = f"Namespace {'.'.join(identifier[:-1])!r} holds {len(names)} tables"
+    else:
+        names = [".".join(namespace) for namespace in namespaces]
+        nearest = _nearest(".".join(identifier[:-1]), names)
+        for namespace in namespaces[:100]:
+            nearest += [
+                name
+                for name in map(".".join, source.tables(namespace))
+                if name.endswith("." + identifier[-1])
+            ]
+        seen = (
+            f"There is no namespace {'.'.join(identifier[:-1])!r}; the catalog holds {len(names)} namespaces"
+        )
+    detail = f"Catalog {catalog.name!r} has no table {wanted!r}. {seen}"
+    detail += f"; the nearest: {', '.join(nearest)}." if nearest else "."
+    remedy = "Give the identifier as [namespace, ..., table], spelt as in the catalog."
+    others: list[str] = []
+    if catalog.type == CatalogType.SQL.value:
+        others = [name for name in catalog_names_in_database(catalog) if name != name_inside(catalog)]
+        if others:
+            detail += f" It looked for catalog name {name_inside(catalog)!r}; the database holds also: {', '.join(others)}."
+            remedy = f"If the table belongs to {others[0]!r}, set the catalog property catalog_name to it. {remedy}"
+    return InvalidError(
+        "table-not-found",
+        "The catalog has no such table",
+        detail,
+        remedy,
+        nearest=nearest,
+        catalog_names=others,
+    )
+
+
+def _nearest(wanted: str, names: list[str]) -> list[str]:
+    close = difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)
+    return close or sorted(names)[:5]

@@ -1,0 +1,311 @@
+"""Register, change, check and remove catalogs."""
+
+import time
+from collections.abc import Mapping
+
+from sqlalchemy import func
+from sqlmodel import Session, col, or_, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from service.auth.models import Principal, Role
+from service.auth.service import authorize
+from service.catalogs import iceberg
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.models import (
+    Catalog,
+    CatalogCheck,
+    CatalogPatch,
+    CatalogRequest,
+    CatalogType,
+    CatalogView,
+)
+from service.catalogs.secrets import check_properties
+from service.conditional import check_version
+from service.database import utc_now
+from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.locations import is_absolute, is_under
+from service.paging import Page, PageRequest, take_page
+from service.settings import Settings
+from service.tables.models import EnrolledTable
+
+_REQUIRED: dict[CatalogType, tuple[str, ...]] = {
+    CatalogType.SQL: ("uri", "warehouse"),
+    CatalogType.REST: ("uri",),
+    CatalogType.HIVE: ("uri",),
+    CatalogType.GLUE: (),
+    CatalogType.HADOOP: ("warehouse",),
+}
+_SHOWN_TABLES = 50
+
+
+def create_catalog(
+    session: Session, settings: Settings, principal: Principal, request: CatalogRequest
+) -> CatalogView:
+    """Register a catalog; it need not be reachable yet."""
+    authorize(session, principal, Role.ADMIN, "catalog.create", request.name)
+    check_catalog(settings, request.type, request.properties, request.index_warehouse)
+    _check_name_is_free(session, request.name)
+    row = Catalog(
+        name=request.name,
+        type=request.type.value,
+        properties=request.properties,
+        index_warehouse=request.index_warehouse,
+    )
+    session.add(row)
+    session.flush()
+    return view(row)
+
+
+def list_catalogs(session: Session, page: PageRequest) -> Page[CatalogView]:
+    """Catalogs by name."""
+    query = select(Catalog).where(col(Catalog.deleted_at).is_(None)).order_by(col(Catalog.name))
+    if cursor := page.decode(str):
+        query = query.where(col(Catalog.name) > cursor)
+    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.name, view)
+
+
+def get_catalog(session: Session, catalog_id: str) -> Catalog:
+    """By id or name. Raises NotFoundError."""
+    row = find_catalog(session, catalog_id)
+    if row is None:
+        raise NotFoundError(
+            "catalog-not-found",
+            "No such catalog",
+            f"There is no catalog {catalog_id!r}.",
+            "GET /api/v1/catalogs lists them.",
+        )
+    return row
+
+
+def find_catalog(session: Session, name_or_id: str) -> Catalog | None:
+    return session.exec(
+        select(Catalog).where(
+            col(Catalog.deleted_at).is_(None), or_(Catalog.id == name_or_id, Catalog.name == name_or_id)
+        )
+    ).first()
+
+
+def update_catalog(
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    catalog_id: str,
+    patch: CatalogPatch,
+    if_match: str,
+) -> CatalogView:
+    """Change a catalog that nobody changed meanwhile."""
+    row = get_catalog(session, catalog_id)
+    authorize(
+        session, principal, Role.ADMIN, "catalog.update", row.name, fields=sorted(patch.model_fields_set)
+    )
+    check_version(if_match, row.version)
+    properties = dict(row.properties)
+    for key, value in (patch.properties or {}).items():
+        if value is None:
+            properties.pop(key, None)
+        else:
+            properties[key] = value
+    place = patch.index_warehouse if "index_warehouse" in patch.model_fields_set else row.index_warehouse
+    check_catalog(settings, CatalogType(row.type), properties, place)
+    for table in session.exec(_tables_of(row.id)):
+        check_index_place(place or settings.index_warehouse, table.location)
+    if patch.name is not None and patch.name != row.name:
+        _check_name_is_free(session, patch.name)
+        # The name was also the name inside a sql database: keep pointing at the same tables.
+        if row.type == CatalogType.SQL.value and "catalog_name" not in properties:
+            properties["catalog_name"] = row.name
+        row.name = patch.name
+    row.properties, row.index_warehouse = properties, place
+    return _changed(session, row)
+
+
+def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, paused: bool) -> CatalogView:
+    """While paused, no job of any of its tables starts; running ones end as usual."""
+    row = get_catalog(session, catalog_id)
+    authorize(session, principal, Role.OPERATOR, "catalog.pause" if paused else "catalog.resume", row.name)
+    row.paused = paused
+    return _changed(session, row)
+
+
+def delete_catalog(session: Session, principal: Principal, catalog_id: str) -> None:
+    """Forget a catalog; refused while tables are enrolled from it."""
+    row = get_catalog(session, catalog_id)
+    authorize(session, principal, Role.ADMIN, "catalog.delete", row.name)
+    tables = session.exec(_tables_of(row.id).limit(6)).all()
+    if tables:
+        names = ", ".join(table.name for table in tables[:5]) + (", ..." if len(tables) > 5 else "")
+        raise ConflictError(
+            "catalog-in-use",
+            "Tables of this catalog are enrolled",
+            f"Catalog {row.name!r} is used by {names}.",
+            "DELETE those tables first.",
+        )
+    row.deleted_at = utc_now()
+    session.add(row)
+
+
+def check_connection(catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogCheck:
+    """Try a catalog and say in words what was seen. Slow: call it outside any transaction."""
+    started = time.monotonic()
+    # What was open before may hold old secrets.
+    catalogs.forget(catalog.id)
+    try:
+        with catalogs.open(catalog) as source:
+            namespaces = source.namespaces()
+            tables = [".".join(name) for namespace in namespaces for name in source.tables(namespace)]
+    except IcestreamError as error:
+        return CatalogCheck(
+            ok=False,
+            status="unreachable",
+            explanation=error.detail,
+            remedy=error.remedy,
+            namespaces=[],
+            tables=[],
+            table_count=0,
+            seconds=time.monotonic() - started,
+        )
+    explanation = f"The catalog answers. It shows {len(tables)} tables in {len(namespaces)} namespaces."
+    remedy = None
+    if not tables:
+        remedy = "Nothing to enrol yet: check that this is the catalog that the writer uses."
+        if catalog.type == CatalogType.SQL.value:
+            others = [
+                name
+                for name in iceberg.catalog_names_in_database(catalog)
+                if name != iceberg.name_inside(catalog)
+            ]
+            if others:
+                explanation += (
+                    f" Its database holds catalogs with other names: {', '.join(others)}; "
+                    f"this one looks for {iceberg.name_inside(catalog)!r}."
+                )
+                remedy = f"Set the property catalog_name to {others[0]!r} if that is the one."
+    return CatalogCheck(
+        ok=True,
+        status="ok" if tables else "warning",
+        explanation=explanation,
+        remedy=remedy,
+        namespaces=[".".join(namespace) for namespace in namespaces],
+        tables=tables[:_SHOWN_TABLES],
+        table_count=len(tables),
+        seconds=time.monotonic() - started,
+    )
+
+
+def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
+    """The catalog `embedded` in the data directory, created empty if it is not there yet."""
+    uri = f"sqlite:///{settings.data_dir / 'catalog.db'}"
+    warehouse = f"file://{settings.data_dir / 'warehouse'}"
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    iceberg.create_sql_catalog("embedded", uri, warehouse)
+    existing = find_catalog(session, "embedded")
+    if existing is not None:
+        return view(existing)
+    request = CatalogRequest(
+        name="embedded", type=CatalogType.SQL, properties={"uri": uri, "warehouse": warehouse}
+    )
+    return create_catalog(session, settings, principal, request)
+
+
+def check_catalog(
+    settings: Settings, kind: CatalogType, properties: Mapping[str, str], index_warehouse: str | None
+) -> None:
+    """Raise InvalidError unless type, properties and places go together and are allowed."""
+    missing = [name for name in _REQUIRED[kind] if not properties.get(name)]
+    if missing:
+        raise InvalidError(
+            "missing-property",
+            "The catalog needs more properties",
+            f"A catalog of type {kind.value} needs: {', '.join(missing)}.",
+            "Add them under `properties`.",
+        )
+    check_properties(properties)
+    for location in catalog_locations(kind, properties):
+        check_location(settings, location)
+    if index_warehouse is not None:
+        check_location(settings, index_warehouse)
+
+
+def catalog_locations(kind: CatalogType, properties: Mapping[str, str]) -> list[str]:
+    """The file and object store places that a catalog names."""
+    locations = []
+    warehouse = properties.get("warehouse", "")
+    # A REST catalog's warehouse may be a mere name.
+    if warehouse and (kind is not CatalogType.REST or is_absolute(warehouse)):
+        locations.append(warehouse)
+    uri = properties.get("uri", "")
+    if kind is CatalogType.SQL and uri.startswith("sqlite"):
+        # sqlite:////abs/cat.db, possibly with a driver and with query parameters.
+        locations.append(uri.partition(":///")[2].partition("?")[0])
+    return locations
+
+
+def check_location(settings: Settings, location: str) -> None:
+    """Raise InvalidError unless a place is absolute and allowed."""
+    if not is_absolute(location):
+        raise InvalidError(
+            "location-not-absolute",
+            "The location is not absolute",
+            f"{location!r} means another place to every process.",
+            "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
+        )
+    if not settings.allows_location(location):
+        raise InvalidError(
+            "location-not-allowed",
+            "The location is outside the allowed places",
+            f"{location!r} lies neither in the data directory nor under a prefix in ICESTREAM_ALLOWED_LOCATIONS.",
+            "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
+            "and start the service again.",
+            location=location,
+            setting="ICESTREAM_ALLOWED_LOCATIONS",
+        )
+
+
+def index_warehouse(settings: Settings, catalog: Catalog) -> str:
+    """Where the indexes of a catalog's tables go."""
+    return catalog.index_warehouse or settings.index_warehouse
+
+
+def check_index_place(index_warehouse: str, table_location: str) -> None:
+    """Raise InvalidError if Iceberg's orphan-file removal could delete the index."""
+    if is_under(index_warehouse, table_location):
+        raise InvalidError(
+            "index-inside-table",
+            "The index must lie outside the table",
+            f"The index warehouse {index_warehouse!r} lies inside the table's location {table_location!r}, "
+            "where removing orphan files would delete it.",
+            "Set another index_warehouse on the catalog, or ICESTREAM_INDEX_WAREHOUSE.",
+        )
+
+
+def _check_name_is_free(session: Session, name: str) -> None:
+    taken = session.exec(
+        select(func.count())
+        .select_from(Catalog)
+        .where(Catalog.name == name, col(Catalog.deleted_at).is_(None))
+    ).one()
+    if taken:
+        raise ConflictError(
+            "catalog-exists",
+            "There is a catalog of that name already",
+            f"{name!r} is taken.",
+            "Choose another name, or PATCH the existing catalog.",
+        )
+
+
+def _tables_of(catalog_id: str) -> SelectOfScalar[EnrolledTable]:
+    return select(EnrolledTable).where(
+        EnrolledTable.catalog_id == catalog_id, col(EnrolledTable.deleted_at).is_(None)
+    )
+
+
+def _changed(session: Session, row: Catalog) -> CatalogView:
+    row.version += 1
+    row.updated_at = utc_now()
+    session.add(row)
+    session.flush()
+    return view(row)
+
+
+def view(row: Catalog) -> CatalogView:
+    return CatalogView.model_validate(row, from_attributes=True)

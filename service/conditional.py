@@ -1,0 +1,48 @@
+"""ETag and If-Match: an update names the version that it was made from."""
+
+from typing import Annotated
+
+from fastapi import Depends, Header, Response
+
+from service.errors import PreconditionError
+
+
+def etag(version: int) -> str:
+    return f'"{version}"'
+
+
+def set_etag(response: Response, version: int) -> None:
+    response.headers["ETag"] = etag(version)
+
+
+def _if_match(
+    if_match: Annotated[
+        str | None, Header(description="The ETag of the version that this update was made from.")
+    ] = None,
+) -> str:
+    if if_match is None:
+        raise PreconditionError(
+            "precondition-required",
+            "Which version is this an update of?",
+            "The update has no If-Match header, so it could overwrite somebody else's.",
+            "GET the resource, change it, and send its ETag as If-Match (or `*` to overwrite whatever is there).",
+            status=428,
+        )
+    return if_match
+
+
+IfMatch = Annotated[str, Depends(_if_match)]
+
+
+def check_version(if_match: str, version: int) -> None:
+    """Raise PreconditionError unless `if_match` names this version."""
+    # Proxies that compress an answer weaken its tag: W/"3".
+    offered = {tag.strip().removeprefix("W/") for tag in if_match.split(",")}
+    if "*" in offered or etag(version) in offered:
+        return
+    raise PreconditionError(
+        "version-conflict",
+        "It was changed meanwhile",
+        f"If-Match names {if_match}, the current version is {etag(version)}.",
+        "GET it again, repeat the change, and send the new ETag.",
+    )

@@ -1,0 +1,181 @@
+"""The control database: SQLite or PostgreSQL, one transaction a request.
+
+Invariant: a session that may write takes SQLite's write lock at its first statement (BEGIN IMMEDIATE).
+A deferred transaction that turns into a writer fails at once when another one wrote in between, and no
+busy timeout helps there.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from fastapi import Depends, Request
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    DateTime,
+    Dialect,
+    Engine,
+    Integer,
+    create_engine,
+    event,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import make_url
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import Session
+
+from service.errors import StartError
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+# SQLite numbers rows by itself only for INTEGER keys.
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def new_id() -> str:
+    return str(uuid.uuid4())
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware UTC in Python on every database; SQLite keeps no time zone of its own."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is not None and value.tzinfo is None:
+            raise ValueError("times are aware UTC")
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Database:
+    """The engine and its two kinds of session."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parsed = make_url(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if not self.is_sqlite and parsed.get_backend_name() != "postgresql":
+            raise StartError(
+                f"ICESTREAM_DATABASE_URL names {parsed.get_backend_name()!r}; "
+                "it must start with sqlite:/// or postgresql+psycopg://"
+            )
+        if self.is_sqlite and parsed.database:
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        self.engine: Engine = (
+            create_engine(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True, pool_size=10)
+        )
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _configure_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        self._writing_engine = self.engine.execution_options(icestream_writes=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A short read-only session."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back by any exception."""
+        with Session(self._writing_engine, expire_on_commit=False) as session:
+            yield session
+            session.commit()
+
+    def check(self) -> str | None:
+        """Why the database cannot be used now, or None: it can be reached and is migrated."""
+        with self.engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+            revision = MigrationContext.configure(connection).get_current_revision()
+        head = _scripts(self.url).get_current_head()
+        if revision != head:
+            return f"The database is at migration {revision}, this version needs {head}: run `icestream migrate`."
+        return None
+
+    def dispose(self) -> None:
+        self.engine.dispose()
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    # The driver must not begin transactions by itself: see the module's invariant.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "busy_timeout=15000", "foreign_keys=ON", "synchronous=NORMAL"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("icestream_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _alembic_config(url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["url"] = url
+    return config
+
+
+def _scripts(url: str) -> ScriptDirectory:
+    return ScriptDirectory.from_config(_alembic_config(url))
+
+
+def migrate(url: str) -> None:
+    """Bring the database at `url` to this version's schema; safe to run from several replicas at once."""
+    database = Database(url)
+    try:
+        with database._writing_engine.connect() as connection:
+            if not database.is_sqlite:
+                # Replicas that start together migrate one after the other.
+                connection.execute(text("SELECT pg_advisory_lock(727074)"))
+                connection.commit()
+            config = _alembic_config(url)
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            if not database.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_unlock(727074)"))
+            connection.commit()
+    finally:
+        database.dispose()
+
+
+def get_database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+def _read_session(request: Request) -> Iterator[Session]:
+    with get_database(request).read() as session:
+        yield session
+
+
+def _write_session(request: Request) -> Iterator[Session]:
+    with get_database(request).write() as session:
+        # The answer of an idempotent POST is stored in the same transaction (service.routing).
+        request.state.session = session
+        yield session
+
+
+# Function scope: the transaction ends before the answer is sent, so an answer never runs ahead of its commit.
+ReadSession = Annotated[Session, Depends(_read_session, scope="function")]
+WriteSession = Annotated[Session, Depends(_write_session, scope="function")]
+CurrentDatabase = Annotated[Database, Depends(get_database)]

@@ -1,0 +1,173 @@
+"""Errors that callers see, all as RFC 9457 problem documents with a stable `type`.
+
+    IcestreamError
+    ├── UnauthenticatedError 401
+    ├── ForbiddenError       403
+    ├── NotFoundError        404
+    ├── ConflictError        409
+    ├── PreconditionError    412 / 428
+    ├── InvalidError         422
+    └── UnreachableError     502
+    StartError               the process cannot start; never travels over HTTP
+
+Each says what happened (`detail`) and what to do about it (`remedy`).
+"""
+
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+PROBLEM_JSON = "application/problem+json"
+
+
+class StartError(Exception):
+    """The service must not start like this; the text says why and what to change."""
+
+
+class IcestreamError(Exception):
+    """Base of every error that is answered with a problem document."""
+
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self, slug: str, title: str, detail: str, remedy: str, *, status: int | None = None, **extra: Any
+    ) -> None:
+        super().__init__(detail)
+        self.slug, self.title, self.detail, self.remedy = slug, title, detail, remedy
+        self.status_code = status or self.status
+        self.extra = extra
+
+
+class UnauthenticatedError(IcestreamError):
+    status = 401
+
+
+class ForbiddenError(IcestreamError):
+    """`action` and `target` go to the audit log."""
+
+    status = 403
+
+
+class NotFoundError(IcestreamError):
+    status = 404
+
+
+class ConflictError(IcestreamError):
+    status = 409
+
+
+class PreconditionError(IcestreamError):
+    status = 412
+
+
+class InvalidError(IcestreamError):
+    status = 422
+
+
+class UnreachableError(IcestreamError):
+    status = 502
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem document."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    """Stable slug, such as `table-not-found`."""
+    title: str
+    status: int
+    detail: str
+    remedy: str
+    """What to do about it."""
+    instance: str
+    request_id: str | None = None
+
+
+def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
+    problem = Problem(
+        type=error.slug,
+        title=error.title,
+        status=error.status_code,
+        detail=error.detail,
+        remedy=error.remedy,
+        instance=request.url.path,
+        request_id=getattr(request.state, "request_id", None),
+        **error.extra,
+    )
+    headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
+    return JSONResponse(
+        problem.model_dump(mode="json"), error.status_code, headers=headers, media_type=PROBLEM_JSON
+    )
+
+
+def validation_error(error: RequestValidationError) -> IcestreamError:
+    """Pydantic's findings as one problem, each with its place in the request."""
+    findings = [
+        {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])}
+        for item in error.errors()
+    ]
+    summary = "; ".join(f"{finding['field']}: {finding['message']}" for finding in findings)
+    return InvalidError(
+        "validation-error",
+        "The request is not valid",
+        summary,
+        "Correct the fields listed under `errors`; /docs describes every call.",
+        errors=findings,
+    )
+
+
+_HTTP_PROBLEMS = {
+    404: ("not-found", "Nothing here", "Check the path; /docs lists every call."),
+    405: ("method-not-allowed", "This call does not take that method", "See /docs for the methods it takes."),
+    413: ("body-too-large", "The request body is too large", "Send less in one request."),
+}
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every failure with a problem document. Denials are recorded by the audit handler."""
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return problem_response(request, validation_error(error))
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        slug, title, remedy = _HTTP_PROBLEMS.get(
+            error.status_code, ("http-error", "The request failed", "See /docs.")
+        )
+        answer = problem_response(
+            request, IcestreamError(slug, title, str(error.detail), remedy, status=error.status_code)
+        )
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(OperationalError)
+    def _database(request: Request, error: OperationalError) -> JSONResponse:
+        return problem_response(
+            request,
+            IcestreamError(
+                "database-unavailable",
+                "The control database did not answer",
+                str(error.orig),
+                "Nothing was changed. Try again; /readyz says whether the database can be reached.",
+                status=503,
+            ),
+        )
+
+    @app.exception_handler(Exception)
+    def _unexpected(request: Request, error: Exception) -> JSONResponse:
+        return problem_response(
+            request,
+            IcestreamError(
+                "internal-error",
+                "Something went wrong in the service",
+                f"{type(error).__name__}; the service log has the details under this request id.",
+                "Try again; if it stays, report the request id.",
+            ),
+        )

@@ -1,0 +1,1 @@
+"""How each table and its index are doing: polled from Iceberg, reported by workers."""

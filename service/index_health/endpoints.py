@@ -1,0 +1,28 @@
+"""HTTP calls about the health of tables and their indexes."""
+
+from fastapi import APIRouter
+
+from service.auth.principals import Viewer
+from service.database import ReadSession
+from service.index_health import service
+from service.index_health.models import HealthSampleView, HealthView
+from service.paging import Page, Paging
+from service.routing import ApiRoute
+from service.tables.service import get_table
+
+router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_class=ApiRoute)
+
+
+@router.get("")
+def get_health(session: ReadSession, _caller: Viewer, table_id: str) -> HealthView:
+    """How a table and its index are doing, why, and what to do."""
+    return service.get_health(session, get_table(session, table_id))
+
+
+@router.get("/history")
+def list_history(
+    session: ReadSession, _caller: Viewer, page: Paging, table_id: str
+) -> Page[HealthSampleView]:
+    """Samples of the health, newest first."""
+    get_table(session, table_id)
+    return service.list_history(session, page, table_id)

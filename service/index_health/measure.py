@@ -1,0 +1,124 @@
+"""Measure a table with PyIceberg: live equality deletes of a branch's head, and data files added since.
+
+Live equality deletes come from the live delete manifests of the head snapshot: history expires, and scan
+tasks are pruned by statistics. Manifests are immutable, so each is read once.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from service.errors import InvalidError
+
+_CACHED_MANIFESTS = 20_000
+
+
+@dataclass(frozen=True)
+class EqualityDelete:
+    """One live equality delete file."""
+
+    file_path: str
+    record_count: int
+    committed_at: datetime
+
+
+@dataclass(frozen=True)
+class Measurement:
+    iceberg_snapshot_id: int | None
+    equality_deletes: tuple[EqualityDelete, ...]
+    data_files: int
+    new_since: dict[int | None, int]
+    """For each snapshot asked about: data files added after it; all of them for None or one that is gone."""
+    has_identifier_fields: bool
+
+
+class ManifestCache:
+    """Equality deletes by manifest path; thread-safe, least recently used first out."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[tuple[str, int, int | None], ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def equality_deletes(self, manifest: ManifestFile, io: FileIO) -> tuple[tuple[str, int, int | None], ...]:
+        """(path, rows, id of the adding snapshot) of each live equality delete file in a delete manifest."""
+        with self._lock:
+            if manifest.manifest_path in self._known:
+                self._known.move_to_end(manifest.manifest_path)
+                return self._known[manifest.manifest_path]
+        found = tuple(
+            (entry.data_file.file_path, entry.data_file.record_count, entry.snapshot_id)
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
+            if entry.data_file.content == DataFileContent.EQUALITY_DELETES
+        )
+        with self._lock:
+            self._known[manifest.manifest_path] = found
+            while len(self._known) > _CACHED_MANIFESTS:
+                self._known.popitem(last=False)
+        return found
+
+
+def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | None]) -> Measurement:
+    """Measure the head of a branch; `since` are snapshots to count new data files after.
+
+    Raises InvalidError `branch-not-found`.
+    """
+    head = branch_head(table, branch)
+    has_identifier_fields = bool(table.schema().identifier_field_ids)
+    if head is None:
+        return Measurement(None, (), 0, dict.fromkeys(since, 0), has_identifier_fields)
+    deletes = []
+    data_files = 0
+    for manifest in head.manifests(table.io):
+        if manifest.content == ManifestContent.DELETES:
+            for path, rows, snapshot_id in cache.equality_deletes(manifest, table.io):
+                deletes.append(EqualityDelete(path, rows, _committed_at(table, snapshot_id)))
+        else:
+            data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+    return Measurement(
+        head.snapshot_id,
+        tuple(deletes),
+        data_files,
+        {snapshot_id: _added_since(table, head, snapshot_id, data_files) for snapshot_id in since},
+        has_identifier_fields,
+    )
+
+
+def branch_head(table: Table, branch: str) -> Snapshot | None:
+    """The head snapshot; None for a table that is still empty. Raises InvalidError for a branch that is gone."""
+    if branch == "main":
+        return table.current_snapshot()
+    head = table.snapshot_by_name(branch)
+    if head is None:
+        raise InvalidError(
+            "branch-not-found",
+            "The branch is gone",
+            f"The table no longer has a branch {branch!r}.",
+            "Remove the enrolment, or create the branch again.",
+        )
+    return head
+
+
+def _committed_at(table: Table, snapshot_id: int | None) -> datetime:
+    snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+    if snapshot is not None:
+        return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+    # Its snapshot expired, so it is at least as old as the oldest one left.
+    return datetime.fromtimestamp(min(each.timestamp_ms for each in table.snapshots()) / 1000, UTC)
+
+
+def _added_since(table: Table, head: Snapshot, snapshot_id: int | None, data_files: int) -> int:
+    if snapshot_id is None:
+        return data_files
+    added = 0
+    at: Snapshot | None = head
+    while at is not None and at.snapshot_id != snapshot_id:
+        summary = at.summary.additional_properties if at.summary is not None else {}
+        added += int(summary.get("added-data-files", 0))
+        at = table.snapshot_by_id(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
+    return added if at is not None else data_files

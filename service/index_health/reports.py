@@ -1,0 +1,49 @@
+"""Take in what a worker found: the truth about the index, and about pending deletes as of its snapshot."""
+
+from datetime import datetime
+
+from sqlmodel import Session
+
+from service.index_health.models import TableHealth
+from service.jobs.models import Job
+from service.workers.models import IndexReport
+
+
+def health_of(session: Session, table_id: str) -> TableHealth:
+    """The stored health of a table; a new row for one that was never measured."""
+    row = session.get(TableHealth, table_id)
+    if row is None:
+        row = TableHealth(table_id=table_id)
+        session.add(row)
+        session.flush()
+    return row
+
+
+def apply_report(
+    session: Session, job: Job, report: IndexReport, now: datetime, *, has_indexed: bool = False
+) -> None:
+    """Store a worker's report; the poller measures the pending figures again at once."""
+    row = health_of(session, job.table_id)
+    blocked = {delete.file_path for delete in report.unconvertible}
+    row.report_snapshot_id = report.iceberg_snapshot_id
+    if has_indexed:
+        row.indexed_snapshot_id, row.new_data_files = report.iceberg_snapshot_id, 0
+    row.reported_at = now
+    row.key_sets = [key_set.model_dump() for key_set in report.key_sets]
+    row.unconvertible = [delete.model_dump() for delete in report.unconvertible]
+    row.pending_equality_delete_files = report.pending_equality_delete_files
+    row.pending_equality_deletes = report.pending_equality_deletes
+    row.convertible_delete_files = max(report.pending_equality_delete_files - len(blocked), 0)
+    if report.pending_equality_delete_files == 0:
+        row.oldest_equality_delete_at = None
+    if row.convertible_delete_files == 0:
+        row.oldest_convertible_at, row.convertible_deletes = None, 0
+    row.unindexed_data_files = uncovered_files(report)
+    if report.iceberg_snapshot_id is not None:
+        row.iceberg_snapshot_id = report.iceberg_snapshot_id
+    session.add(row)
+
+
+def uncovered_files(report: IndexReport) -> int:
+    """Data files that at least one key set does not cover."""
+    return max((key_set.files_total - key_set.files_covered for key_set in report.key_sets), default=0)

@@ -1,0 +1,211 @@
+"""The health of a table as users see it: figures, a status word, the reason, and what to do."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete
+from sqlmodel import Session, col, select
+
+from service.database import utc_now
+from service.index_health.models import (
+    HealthSample,
+    HealthSampleView,
+    HealthStatus,
+    HealthView,
+    TableHealth,
+)
+from service.jobs.models import Job
+from service.jobs.status import JobStatus
+from service.paging import Page, PageRequest, take_page
+from service.policies.models import EffectivePolicy
+from service.policies.service import effective_policy
+from service.tables.models import EnrolledTable
+from service.workers.models import KeySetReport, UnconvertibleDelete
+
+SAMPLE_SECONDS = 60
+"""Samples are at most this dense while nothing but the lag changes."""
+_DEAD_RATIO_LIMIT = 0.5
+_SORTED_RUNS_LIMIT = 30
+_LAG_PATIENCE = 2
+"""Lagging begins at this many times the age at which the policy converts."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the key sets; coverage is their minimum, the dead ratio is weighted by entries."""
+
+    coverage: float | None
+    entries: int
+    bytes: int
+    sorted_runs: int
+    dead_ratio: float
+
+
+def total(key_sets: list[KeySetReport]) -> Totals:
+    entries = sum(key_set.entries for key_set in key_sets)
+    dead = sum(key_set.dead_ratio * key_set.entries for key_set in key_sets)
+    return Totals(
+        coverage=min((key_set.coverage for key_set in key_sets), default=None),
+        entries=entries,
+        bytes=sum(key_set.bytes for key_set in key_sets),
+        sorted_runs=sum(key_set.sorted_runs for key_set in key_sets),
+        dead_ratio=dead / entries if entries else 0.0,
+    )
+
+
+def judge(
+    health: TableHealth, totals: Totals, policy: EffectivePolicy, last_failure: Job | None, now: datetime
+) -> tuple[HealthStatus, str, str | None]:
+    """Status, reason, what to do. Pure; the gravest finding wins."""
+    if health.poll_error is not None:
+        return HealthStatus.UNKNOWN, str(health.poll_error["detail"]), str(health.poll_error["remedy"])
+    if health.measured_at is None and health.reported_at is None:
+        return HealthStatus.UNKNOWN, "The table was not looked at yet.", "Wait for the next poll."
+    if health.unconvertible:
+        first = health.unconvertible[0]
+        return (
+            HealthStatus.BLOCKED,
+            f"{len(health.unconvertible)} equality delete files cannot be converted. The first, "
+            f"{first['file_path']}: {first['reason']}",
+            first.get("remedy") or "See `unconvertible` for the reason of each file.",
+        )
+    if last_failure is not None:
+        error = last_failure.error or {}
+        return (
+            HealthStatus.BLOCKED,
+            f"The last {last_failure.kind} job failed: {error.get('title', 'no reason was reported')}.",
+            error.get("remedy") or f"See job {last_failure.id}.",
+        )
+    lag = lag_seconds(health, now)
+    allowed = policy.convert.age_seconds * _LAG_PATIENCE
+    if policy.convert.enabled and lag > allowed:
+        return (
+            HealthStatus.LAGGING,
+            f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
+            f"{policy.convert.age_seconds:.0f} s.",
+            "Check that a worker is running (GET /api/v1/workers); add workers if all are busy.",
+        )
+    if totals.dead_ratio > _DEAD_RATIO_LIMIT:
+        return (
+            HealthStatus.DEGRADED,
+            f"{totals.dead_ratio:.0%} of the index entries point to files that are gone.",
+            "Run a compact job.",
+        )
+    if totals.sorted_runs > _SORTED_RUNS_LIMIT:
+        return (
+            HealthStatus.DEGRADED,
+            f"The index has {totals.sorted_runs} sorted runs; lookups read all of them.",
+            "Run a compact job.",
+        )
+    if not policy.convert.enabled and health.pending_equality_delete_files:
+        return (
+            HealthStatus.HEALTHY,
+            f"{health.pending_equality_delete_files} equality delete files are pending; "
+            "the policy converts nothing by itself.",
+            "Request a convert job, or attach the policy `standard`.",
+        )
+    if health.pending_equality_delete_files:
+        return (
+            HealthStatus.HEALTHY,
+            f"{health.pending_equality_delete_files} equality delete files are pending, within what the policy allows.",
+            None,
+        )
+    return HealthStatus.HEALTHY, "No equality deletes are pending.", None
+
+
+def lag_seconds(health: TableHealth, now: datetime) -> float:
+    """Age of the oldest live equality delete file; 0 when there is none."""
+    oldest = health.oldest_equality_delete_at
+    return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0
+
+
+def get_health(session: Session, table: EnrolledTable) -> HealthView:
+    """The health of a table now."""
+    now = utc_now()
+    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    key_sets = [KeySetReport.model_validate(item) for item in health.key_sets]
+    totals = total(key_sets)
+    status, reason, remedy = judge(
+        health, totals, effective_policy(session, table), last_failure(session, table.id), now
+    )
+    return HealthView(
+        table_id=table.id,
+        status=status,
+        status_reason=reason,
+        what_to_do=remedy,
+        coverage=totals.coverage,
+        lag_seconds=lag_seconds(health, now),
+        pending_equality_deletes=health.pending_equality_deletes,
+        pending_equality_delete_files=health.pending_equality_delete_files,
+        entries=totals.entries,
+        bytes=totals.bytes,
+        sorted_runs=totals.sorted_runs,
+        dead_ratio=totals.dead_ratio,
+        unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
+        key_sets=key_sets,
+        data_files=health.data_files,
+        unindexed_data_files=health.unindexed_data_files,
+        iceberg_snapshot_id=health.iceberg_snapshot_id,
+        measured_at=health.measured_at,
+        reported_at=health.reported_at,
+        poll_error=health.poll_error,
+        decisions=health.decisions,
+    )
+
+
+def last_failure(session: Session, table_id: str) -> Job | None:
+    """The latest ended index or convert job, if it failed."""
+    job = session.exec(
+        select(Job)
+        .where(
+            Job.table_id == table_id,
+            col(Job.kind).in_(("index", "convert")),
+            ~col(Job.dry_run),
+            col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+        )
+        .order_by(col(Job.ended_at).desc())
+        .limit(1)
+    ).first()
+    return job if job is not None and job.status == JobStatus.FAILED.value else None
+
+
+def record_sample(session: Session, table: EnrolledTable, now: datetime) -> None:
+    """Append a sample if the figures changed, or if the last one is a while ago."""
+    view = get_health(session, table)
+    sample = HealthSample(
+        at=now,
+        unconvertible=len(view.unconvertible),
+        **view.model_dump(include=HealthSample.model_fields.keys() - {"id", "at", "unconvertible"}),
+    )
+    last = session.exec(
+        select(HealthSample)
+        .where(HealthSample.table_id == table.id)
+        .order_by(col(HealthSample.id).desc())
+        .limit(1)
+    ).first()
+    ignored = {"id", "at", "lag_seconds"}
+    if (
+        last is None
+        or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
+        or now - last.at >= timedelta(seconds=SAMPLE_SECONDS)
+    ):
+        session.add(sample)
+
+
+def list_history(session: Session, page: PageRequest, table_id: str) -> Page[HealthSampleView]:
+    """Samples, newest first."""
+    query = (
+        select(HealthSample).where(HealthSample.table_id == table_id).order_by(col(HealthSample.id).desc())
+    )
+    if cursor := page.decode(int):
+        query = query.where(col(HealthSample.id) < cursor)
+    return take_page(
+        session.exec(query.limit(page.limit + 1)).all(),
+        page,
+        lambda row: row.id,
+        lambda row: HealthSampleView.model_validate(row, from_attributes=True),
+    )
+
+
+def forget_samples(session: Session, before: datetime) -> None:
+    session.exec(delete(HealthSample).where(col(HealthSample.at) < before))

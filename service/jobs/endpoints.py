@@ -1,0 +1,111 @@
+"""HTTP calls about jobs."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from sse_starlette import EventSourceResponse
+
+from service.auth.principals import Caller, Viewer
+from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.errors import InvalidError
+from service.jobs import events, queue, service
+from service.jobs.models import EventView, JobRequest, JobView, SystemView
+from service.jobs.status import JobKind, JobStatus
+from service.jobs.stream import stream_events
+from service.paging import Page, Paging
+from service.routing import ApiRoute
+from service.tables.service import get_table
+
+router = APIRouter(tags=["jobs"], route_class=ApiRoute)
+
+
+@router.post("/tables/{table_id}/jobs", status_code=202)
+def request_job(session: WriteSession, caller: Caller, table_id: str, body: JobRequest) -> JobView:
+    """Queue a job. If one of its kind is queued already, that one is the answer."""
+    return service.request_job(session, caller, table_id, body)
+
+
+@router.get("/jobs")
+def list_jobs(
+    session: ReadSession,
+    _caller: Viewer,
+    page: Paging,
+    table_id: Annotated[str | None, Query(description="Only jobs of this table.")] = None,
+    status: Annotated[list[JobStatus] | None, Query(description="May be given several times.")] = None,
+    kind: Annotated[list[JobKind] | None, Query(description="May be given several times.")] = None,
+) -> Page[JobView]:
+    """Jobs, newest first."""
+    return service.list_jobs(session, page, table_id=table_id, statuses=status or (), kinds=kind or ())
+
+
+@router.get("/jobs/{job_id}")
+def get_job(session: ReadSession, _caller: Viewer, job_id: str) -> JobView:
+    return service.get_job(session, job_id)
+
+
+@router.get("/jobs/{job_id}/events")
+def list_job_events(session: ReadSession, _caller: Viewer, page: Paging, job_id: str) -> Page[EventView]:
+    """What happened to a job, oldest first."""
+    queue.get_job(session, job_id)
+    return events.list_events(session, page, job_id=job_id)
+
+
+@router.post("/jobs/{job_id}/cancel", status_code=202)
+def cancel_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
+    """Cancel a queued job at once; a running one stops at its worker's next heartbeat."""
+    return service.cancel_job(session, caller, job_id)
+
+
+@router.post("/jobs/{job_id}/retry", status_code=202)
+def retry_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
+    """Queue a failed or cancelled job again, as a new job."""
+    return service.retry_job(session, caller, job_id)
+
+
+@router.get("/tables/{table_id}/events")
+def list_table_events(session: ReadSession, _caller: Viewer, page: Paging, table_id: str) -> Page[EventView]:
+    """What happened to a table, oldest first: its jobs, and every decision to run or not to run something."""
+    get_table(session, table_id)
+    return events.list_events(session, page, table_id=table_id)
+
+
+@router.get(
+    "/events",
+    response_class=EventSourceResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def follow_events(
+    database: CurrentDatabase,
+    _caller: Viewer,
+    table_id: str | None = None,
+    job_id: str | None = None,
+    last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
+) -> EventSourceResponse:
+    """Events as they happen, as server-sent events; `data` is the JSON of one event, with the job's status."""
+    if last_event_id is not None and not last_event_id.isdecimal():
+        raise InvalidError(
+            "invalid-last-event-id",
+            "Last-Event-ID is not one of ours",
+            f"{last_event_id!r} is not a number.",
+            "Send the id of the last event that was received, or leave the header out to start now.",
+        )
+    after = int(last_event_id) if last_event_id is not None else None
+    content: AsyncIterator[dict[str, str]] = stream_events(database, after, table_id=table_id, job_id=job_id)
+    return EventSourceResponse(content)
+
+
+@router.get("/system")
+def get_system(session: ReadSession, _caller: Viewer) -> SystemView:
+    return service.system_view(session)
+
+
+@router.post("/system/pause")
+def pause_system(session: WriteSession, caller: Caller) -> SystemView:
+    """Start no job of any table until resumed; running ones end as usual."""
+    return service.pause_system(session, caller, paused=True)
+
+
+@router.post("/system/resume")
+def resume_system(session: WriteSession, caller: Caller) -> SystemView:
+    return service.pause_system(session, caller, paused=False)

@@ -1,0 +1,213 @@
+"""Jobs, their attempts, and the append-only events about them."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as ModelField
+from sqlalchemy import Index, text
+from sqlmodel import Field, SQLModel
+
+from service.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.jobs.status import AttemptStatus, JobKind, JobStatus
+from service.policies.models import EffectivePolicy
+from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable
+
+_RUNNING_WRITER = text("status = 'running' AND writes")
+_NEVER_STARTED = text("status = 'queued' AND attempt = 0")
+
+
+class Job(SQLModel, table=True):
+    """The two partial unique indexes are the lock service."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        # At most one running job writes a given Iceberg table's index or snapshots.
+        Index(
+            "uq_jobs_running_writer",
+            "table_uuid",
+            unique=True,
+            sqlite_where=_RUNNING_WRITER,
+            postgresql_where=_RUNNING_WRITER,
+        ),
+        # At most one waits for its first attempt, of a kind; one that waits for another attempt may stand beside it.
+        Index(
+            "uq_jobs_queued_kind",
+            "table_id",
+            "kind",
+            "dry_run",
+            unique=True,
+            sqlite_where=_NEVER_STARTED,
+            postgresql_where=_NEVER_STARTED,
+        ),
+        Index("ix_jobs_status_available_at", "status", "available_at"),
+        Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
+        Index("ix_jobs_created_at_id", "created_at", "id"),
+    )
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    table_id: str = Field(foreign_key="tables.id")
+    table_uuid: str
+    kind: str
+    dry_run: bool = False
+    writes: bool
+    """Whether it changes the table or its index: only such jobs exclude each other."""
+    parameters: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
+    trigger: str
+    """`request`, or the sentence of the policy trigger that made it."""
+    requested_by: str
+    status: str = JobStatus.QUEUED.value
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    available_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    """Not claimed before: later than created_at while it backs off."""
+    started_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    attempt: int = 0
+    """Number of the latest attempt, the fencing token; 0 before the first."""
+    failures: int = 0
+    """Attempts that were used up; handing back does not count."""
+    max_attempts: int
+    backoff_seconds: float
+    max_backoff_seconds: float
+    lease_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime, index=True)
+    cancel_requested_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    retry_of: str | None = None
+    progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    result: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+
+
+class Attempt(SQLModel, table=True):
+    __tablename__ = "attempts"
+
+    job_id: str = Field(foreign_key="jobs.id", primary_key=True)
+    attempt: int = Field(primary_key=True)
+    worker_id: str = Field(foreign_key="workers.id", index=True)
+    worker_name: str
+    status: str = AttemptStatus.RUNNING.value
+    started_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    lease_expires_at: datetime = Field(sa_type=UtcDateTime)
+    error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+
+
+class Event(SQLModel, table=True):
+    """Something that happened to a job or a table; never changed, never deleted while its job stays."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_job_id_id", "job_id", "id"),
+        Index("ix_events_table_id_id", "table_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigId)
+    at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    kind: str
+    """Such as `job.queued`, `job.progress`, `decision.skip`."""
+    level: str = "info"
+    message: str
+    table_id: str | None = Field(default=None, foreign_key="tables.id")
+    job_id: str | None = Field(default=None, foreign_key="jobs.id")
+    attempt: int | None = None
+    fields: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
+
+
+class Lease(SQLModel, table=True):
+    """Held by the one replica that polls and schedules."""
+
+    __tablename__ = "leases"
+
+    name: str = Field(primary_key=True)
+    holder: str
+    expires_at: datetime = Field(sa_type=UtcDateTime)
+
+
+class SystemState(SQLModel, table=True):
+    """One row."""
+
+    __tablename__ = "system_state"
+
+    id: int = Field(default=1, primary_key=True)
+    paused: bool = False
+
+
+class SystemView(BaseModel):
+    paused: bool
+    """While true, no job of any table starts."""
+    version: str
+
+
+class JobRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: JobKind
+    dry_run: bool = False
+    """Say what would happen; change nothing."""
+    parameters: dict[str, Any] = ModelField(default_factory=dict)
+
+
+class AttemptView(BaseModel):
+    attempt: int
+    worker_id: str
+    worker_name: str
+    status: AttemptStatus
+    started_at: datetime
+    ended_at: datetime | None
+    lease_expires_at: datetime
+    error: dict[str, Any] | None
+
+
+class JobView(BaseModel):
+    id: str
+    kind: JobKind
+    dry_run: bool
+    table_id: str
+    table: str
+    """Dotted name."""
+    catalog: str
+    branch: str
+    status: JobStatus
+    parameters: dict[str, Any]
+    trigger: str
+    """`request`, or the sentence of the policy trigger that made it."""
+    requested_by: str
+    created_at: datetime
+    available_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    waiting_for: str | None
+    """Why a queued job does not run yet, in words."""
+    cancel_requested: bool
+    retry_of: str | None
+    max_attempts: int
+    attempts: list[AttemptView]
+    progress: dict[str, Any] | None
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+class EventView(BaseModel):
+    id: int
+    at: datetime
+    kind: str
+    level: str
+    message: str
+    table_id: str | None
+    job_id: str | None
+    attempt: int | None
+    fields: dict[str, Any]
+
+
+class Assignment(BaseModel):
+    """All that a worker needs for one attempt."""
+
+    job: AssignedJob
+    attempt: int
+    previous_attempts: list[AttemptView]
+    lease_seconds: float
+    lease_expires_at: datetime
+    table: AssignedTable
+    catalog: AssignedCatalog
+    index: AssignedIndex
+    policy: EffectivePolicy

@@ -1,0 +1,466 @@
+"""The queue: add, claim, heartbeat, reserve addresses, finish, and give up on lost attempts.
+
+Invariant: the attempt number is the fencing token. Whatever an attempt reports holds only while it is the
+running attempt of its job; a later one gets StaleAttempt and changes nothing. That at most one running job
+writes a table is enforced by the unique index `uq_jobs_running_writer`, not here.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import exists
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
+from sqlmodel import Session, col, or_, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from service.catalogs.models import Catalog
+from service.catalogs.service import index_warehouse
+from service.database import utc_now
+from service.errors import ConflictError, NotFoundError
+from service.index_health.reports import apply_report
+from service.jobs.events import record_job_event
+from service.jobs.models import Assignment, Attempt, AttemptView, Job, SystemState
+from service.jobs.status import (
+    AttemptStatus,
+    JobKind,
+    JobStatus,
+    backoff_seconds,
+    check_transition,
+    status_after,
+)
+from service.policies.models import EffectivePolicy
+from service.policies.service import effective_policy
+from service.settings import Settings
+from service.tables.models import AddressCounter, EnrolledTable
+from service.workers.models import (
+    AddressRange,
+    AddressRangeRequest,
+    AssignedCatalog,
+    AssignedIndex,
+    AssignedJob,
+    AssignedTable,
+    ErrorReport,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    Worker,
+)
+
+_INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
+_WORKER_LOST = ErrorReport(
+    code="worker_lost",
+    title="The worker was lost",
+    detail="It sent no heartbeat until its lease ran out.",
+    remedy="Nothing to do if a further attempt follows; otherwise look at the worker's log for a crash or a full disk.",
+    retryable=True,
+)
+
+
+def enqueue(
+    session: Session,
+    table: EnrolledTable,
+    kind: JobKind,
+    policy: EffectivePolicy,
+    now: datetime,
+    *,
+    dry_run: bool = False,
+    parameters: dict[str, Any] | None = None,
+    trigger: str = "request",
+    requested_by: str,
+    retry_of: str | None = None,
+) -> tuple[Job, bool]:
+    """Add a job, or find the one of its kind that is queued already; True if it was added.
+
+    Raises ConflictError if that one has other parameters.
+    """
+    job = Job(
+        table_id=table.id,
+        table_uuid=table.table_uuid,
+        kind=kind.value,
+        dry_run=dry_run,
+        writes=kind.writes(dry_run=dry_run),
+        parameters=parameters or {},
+        trigger=trigger,
+        requested_by=requested_by,
+        created_at=now,
+        available_at=now,
+        max_attempts=policy.retries.max_attempts,
+        backoff_seconds=policy.retries.backoff_seconds,
+        max_backoff_seconds=policy.retries.max_backoff_seconds,
+        retry_of=retry_of,
+    )
+    queued = _find_queued(session, job)
+    if queued is None:
+        try:
+            with session.begin_nested():
+                session.add(job)
+        except IntegrityError:
+            # Another replica added the same between our look and our insert.
+            queued = _find_queued(session, job)
+            if queued is None:
+                raise
+    if queued is not None:
+        if queued.parameters != job.parameters:
+            raise ConflictError(
+                "job-already-queued",
+                "Such a job is queued already, with other parameters",
+                f"Job {queued.id} ({queued.kind}) waits with parameters {queued.parameters}.",
+                f"Wait for it, or POST /api/v1/jobs/{queued.id}/cancel first.",
+                job_id=queued.id,
+            )
+        return queued, False
+    why = f"requested by {requested_by}" if trigger == "request" else trigger
+    record_job_event(session, job, "job.queued", f"Queued: {why}.", now, trigger=trigger)
+    return job, True
+
+
+def has_claimable(session: Session, now: datetime) -> bool:
+    """Whether a claim would find anything; cheap, and takes no write lock."""
+    return session.exec(_claimable(now).limit(1)).first() is not None
+
+
+def claim(session: Session, settings: Settings, worker_id: str, now: datetime) -> Assignment | None:
+    """Give the longest waiting job to a worker, or None. Raises NotFoundError for an unknown worker."""
+    worker = get_worker(session, worker_id)
+    worker.last_seen_at = now
+    session.add(worker)
+    session.flush()
+    # Losing the race for one table leaves jobs of other tables to try.
+    for _ in range(5):
+        job = session.exec(_claimable(now).limit(1).with_for_update(skip_locked=True, of=Job)).first()
+        if job is None:
+            return None
+        try:
+            with session.begin_nested():
+                return _start_attempt(session, settings, job, worker, now)
+        except IntegrityError:
+            session.refresh(job)
+    return None
+
+
+def heartbeat(
+    session: Session, settings: Settings, job_id: str, attempt: int, report: HeartbeatRequest, now: datetime
+) -> HeartbeatAnswer:
+    """Extend the lease and note progress. Raises ConflictError `stale-attempt`.
+
+    A lease that ran out but was not given to anybody else yet is extended too: live work is not killed.
+    """
+    job, running = _fenced(session, job_id, attempt)
+    expires_at = now + timedelta(seconds=settings.lease_seconds)
+    job.lease_expires_at = running.lease_expires_at = expires_at
+    worker = session.get_one(Worker, running.worker_id)
+    worker.last_seen_at = now
+    if report.progress is not None:
+        progress = report.progress.model_dump()
+        before = {key: value for key, value in (job.progress or {}).items() if key != "updated_at"}
+        job.progress = {**progress, "updated_at": _rfc3339(now)}
+        if progress != before:
+            record_job_event(
+                session, job, "job.progress", _progress_sentence(progress), now, progress=job.progress
+            )
+    for event in report.events:
+        record_job_event(
+            session, job, "job.message", event.message, now, level=event.level, reported=event.fields
+        )
+    session.add_all((job, running, worker))
+    return HeartbeatAnswer(lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None)
+
+
+def reserve_addresses(
+    session: Session, job_id: str, attempt: int, request: AddressRangeRequest
+) -> AddressRange:
+    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no two calls ever get the same address."""
+    job, _ = _fenced(session, job_id, attempt)
+    # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
+    # the row lock below holds even if two tables share a UUID by being registered twice.
+    counter = session.exec(
+        select(AddressCounter).where(AddressCounter.table_uuid == job.table_uuid).with_for_update()
+    ).first() or AddressCounter(table_uuid=job.table_uuid)
+    base = max(counter.next_address, request.at_least)
+    counter.next_address = base + request.rows
+    session.add(counter)
+    return AddressRange(base_address=base)
+
+
+def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, now: datetime) -> Job:
+    """End an attempt as its worker says. Repeating the same report is harmless.
+
+    Raises ConflictError `stale-attempt` when the attempt is no longer the running one.
+    """
+    outcome = AttemptStatus(report.status)
+    job = _lock_job(session, job_id)
+    ended = session.get(Attempt, (job_id, attempt))
+    if ended is not None and job.attempt == attempt and ended.status == outcome.value:
+        # The answer to the first report got lost.
+        return job
+    job, running = _fenced(session, job_id, attempt)
+    if report.health is not None:
+        has_indexed = job.kind in _INDEXING and outcome is AttemptStatus.SUCCEEDED and not job.dry_run
+        apply_report(session, job, report.health, now, has_indexed=has_indexed)
+    job.result = report.result
+    _end_attempt(session, job, running, outcome, report.error, now)
+    return job
+
+
+def give_up_expired(session: Session, now: datetime) -> list[Job]:
+    """End every attempt whose lease ran out as lost, and queue its job again while attempts remain."""
+    query = select(Job).where(Job.status == JobStatus.RUNNING.value, col(Job.lease_expires_at) < now)
+    jobs = list(session.exec(query.with_for_update(skip_locked=True)))
+    for job in jobs:
+        running = session.get_one(Attempt, (job.id, job.attempt))
+        _end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
+    return jobs
+
+
+def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
+    """Cancel a queued job at once; ask a running one to stop, which its worker sees at its next heartbeat."""
+    status = JobStatus(job.status)
+    if status is JobStatus.QUEUED:
+        _change_status(job, JobStatus.CANCELLED)
+        job.ended_at = now
+        record_job_event(session, job, "job.cancelled", f"Cancelled before it ran: {reason}.", now)
+    elif status is JobStatus.RUNNING and job.cancel_requested_at is None:
+        job.cancel_requested_at = now
+        record_job_event(session, job, "job.cancel_requested", f"Asked to stop: {reason}.", now)
+    session.add(job)
+
+
+def cancel_jobs_of_table(session: Session, table_id: str, reason: str, now: datetime) -> None:
+    active = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
+    query = select(Job).where(Job.table_id == table_id, col(Job.status).in_(active)).with_for_update()
+    for job in session.exec(query).all():
+        cancel(session, job, reason, now)
+
+
+def get_worker(session: Session, worker_id: str) -> Worker:
+    """Raises NotFoundError."""
+    worker = session.get(Worker, worker_id)
+    if worker is None:
+        raise NotFoundError(
+            "worker-not-found",
+            "No such worker",
+            f"There is no worker {worker_id!r}.",
+            "Register with POST /api/v1/workers.",
+        )
+    return worker
+
+
+def get_job(session: Session, job_id: str) -> Job:
+    """Raises NotFoundError."""
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFoundError(
+            "job-not-found", "No such job", f"There is no job {job_id!r}.", "GET /api/v1/jobs lists them."
+        )
+    return job
+
+
+def is_system_paused(session: Session) -> bool:
+    state = session.get(SystemState, 1)
+    return state is not None and state.paused
+
+
+def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
+    rows = session.exec(select(Attempt).where(Attempt.job_id == job_id).order_by(col(Attempt.attempt))).all()
+    return [AttemptView.model_validate(row, from_attributes=True) for row in rows]
+
+
+def _claimable(now: datetime) -> SelectOfScalar[Job]:
+    rival = aliased(Job)
+    writer_runs = exists().where(
+        rival.table_uuid == Job.table_uuid, rival.status == JobStatus.RUNNING.value, col(rival.writes)
+    )
+    return (
+        select(Job)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .where(
+            Job.status == JobStatus.QUEUED.value,
+            col(Job.available_at) <= now,
+            col(EnrolledTable.deleted_at).is_(None),
+            ~col(EnrolledTable.paused),
+            ~col(Catalog.paused),
+            ~exists().where(col(SystemState.paused)),
+            or_(~col(Job.writes), ~writer_runs),
+        )
+        .order_by(col(Job.available_at), col(Job.id))
+    )
+
+
+def _start_attempt(
+    session: Session, settings: Settings, job: Job, worker: Worker, now: datetime
+) -> Assignment:
+    previous = attempts_of(session, job.id)
+    expires_at = now + timedelta(seconds=settings.lease_seconds)
+    _change_status(job, JobStatus.RUNNING)
+    job.attempt += 1
+    job.started_at = job.started_at or now
+    job.lease_expires_at = expires_at
+    job.progress = None
+    session.add(job)
+    session.add(
+        Attempt(
+            job_id=job.id,
+            attempt=job.attempt,
+            worker_id=worker.id,
+            worker_name=worker.name,
+            started_at=now,
+            lease_expires_at=expires_at,
+        )
+    )
+    record_job_event(
+        session,
+        job,
+        "job.running",
+        f"Attempt {job.attempt} started on {worker.name}.",
+        now,
+        worker_id=worker.id,
+    )
+    session.flush()
+    table = session.get_one(EnrolledTable, job.table_id)
+    catalog = session.get_one(Catalog, table.catalog_id)
+    return Assignment(
+        job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
+        attempt=job.attempt,
+        previous_attempts=previous,
+        lease_seconds=settings.lease_seconds,
+        lease_expires_at=expires_at,
+        table=AssignedTable(
+            id=table.id, identifier=table.identifier, branch=table.branch, key_sets=table.key_sets
+        ),
+        catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
+        index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
+        policy=effective_policy(session, table),
+    )
+
+
+def _end_attempt(
+    session: Session,
+    job: Job,
+    running: Attempt,
+    outcome: AttemptStatus,
+    error: ErrorReport | None,
+    now: datetime,
+) -> None:
+    if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST):
+        job.failures += 1
+    after = status_after(
+        outcome,
+        retryable=error is not None and error.retryable,
+        cancel_requested=job.cancel_requested_at is not None,
+        failures=job.failures,
+        max_attempts=job.max_attempts,
+    )
+    running.status = outcome.value
+    running.ended_at = now
+    running.error = error.model_dump() if error is not None else None
+    job.error = None if after is JobStatus.SUCCEEDED else running.error
+    job.lease_expires_at = None
+    _change_status(job, after)
+    session.add_all((job, running))
+    if after is not JobStatus.QUEUED:
+        job.ended_at = now
+        level = "error" if after is JobStatus.FAILED else "info"
+        record_job_event(
+            session,
+            job,
+            f"job.{after.value}",
+            _end_sentence(job, running, after),
+            now,
+            level=level,
+            error=running.error,
+        )
+    elif outcome is AttemptStatus.RELEASED:
+        job.available_at = now
+        record_job_event(
+            session, job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
+        )
+    else:
+        delay = backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
+        job.available_at = now + timedelta(seconds=delay)
+        record_job_event(
+            session,
+            job,
+            "job.retry",
+            f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} follows in "
+            f"{delay:.0f} s ({job.failures} of {job.max_attempts} used up).",
+            now,
+            level="warning",
+            error=running.error,
+            available_at=_rfc3339(job.available_at),
+        )
+
+
+def _end_sentence(job: Job, running: Attempt, after: JobStatus) -> str:
+    match after:
+        case JobStatus.SUCCEEDED:
+            return f"Succeeded in attempt {job.attempt}."
+        case JobStatus.CANCELLED:
+            return f"Cancelled during attempt {job.attempt}."
+        case _:
+            last = "" if job.failures < job.max_attempts else f" All {job.max_attempts} attempts are used up."
+            return f"Failed in attempt {job.attempt}{_cause(running)}.{last}"
+
+
+def _cause(running: Attempt) -> str:
+    return f": {running.error['title']}" if running.error else ""
+
+
+def _progress_sentence(progress: dict[str, Any]) -> str:
+    counts = ""
+    if progress["done"] is not None:
+        counts = f" {progress['done']}" + (
+            f" of {progress['total']}" if progress["total"] is not None else ""
+        )
+        counts += f" {progress['unit']}" if progress["unit"] else ""
+    return f"{progress['stage']}:{counts} {progress['message'] or ''}".strip().rstrip(":")
+
+
+def _change_status(job: Job, after: JobStatus) -> None:
+    check_transition(JobStatus(job.status), after)
+    job.status = after.value
+
+
+def _lock_job(session: Session, job_id: str) -> Job:
+    query = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
+    job = session.exec(query).first()
+    return job if job is not None else get_job(session, job_id)
+
+
+def _fenced(session: Session, job_id: str, attempt: int) -> tuple[Job, Attempt]:
+    job = _lock_job(session, job_id)
+    if job.attempt != attempt or job.status != JobStatus.RUNNING.value:
+        raise ConflictError(
+            "stale-attempt",
+            "This attempt no longer runs the job",
+            f"Job {job_id} is {job.status}, attempt {job.attempt}; the call came from attempt {attempt}.",
+            "Stop working on it and report nothing more; claim again.",
+            job_status=job.status,
+            current_attempt=job.attempt,
+        )
+    return job, session.get_one(Attempt, (job_id, attempt))
+
+
+def _find_queued(session: Session, job: Job) -> Job | None:
+    return session.exec(
+        select(Job)
+        .where(
+            Job.table_id == job.table_id,
+            Job.kind == job.kind,
+            Job.dry_run == job.dry_run,
+            Job.status == JobStatus.QUEUED.value,
+        )
+        .order_by(col(Job.attempt))
+    ).first()
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def touch_worker(session: Session, worker_id: str) -> None:
+    """Note that a worker was heard of while it waits for work."""
+    worker = get_worker(session, worker_id)
+    worker.last_seen_at = utc_now()
+    session.add(worker)

@@ -1,0 +1,283 @@
+"""Policies -> jobs. `decide` is pure; `schedule` carries its decisions out and records them.
+
+Every decision can be read: triggers as the job's `trigger` and event, refusals as events of the table (once,
+when they begin), and the latest of each kind in the table's health.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from sqlmodel import Session, col, select
+
+from service.catalogs.models import Catalog
+from service.index_health.models import TableHealth
+from service.jobs import queue
+from service.jobs.events import record_table_event
+from service.jobs.models import Job
+from service.jobs.service import pause_reason
+from service.jobs.status import JobKind, JobStatus, backoff_seconds
+from service.policies.models import EffectivePolicy
+from service.policies.service import effective_policy
+from service.tables.models import EnrolledTable
+
+SCHEDULER = "scheduler"
+_LONGEST_PAUSE_SECONDS = 3600.0
+
+
+class Action(StrEnum):
+    TRIGGER = "trigger"
+    WAIT = "wait"
+    """Nothing to do yet; the normal state."""
+    SKIP = "skip"
+    """Something else than the triggers stands in the way."""
+    BACKOFF = "backoff"
+    """The last jobs got nowhere."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    kind: JobKind
+    action: Action
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The latest ended job of a kind that was not cancelled."""
+
+    ended_at: datetime
+    fruitless: int
+    """How many jobs in a row failed or changed nothing, up to and including it."""
+
+
+@dataclass(frozen=True)
+class TableState:
+    """All that a decision depends on, besides policy and time."""
+
+    paused: str | None
+    has_keys: bool
+    new_data_files: int
+    pending_delete_files: int
+    convertible_delete_files: int
+    convertible_deletes: int
+    oldest_convertible_at: datetime | None
+    active: frozenset[JobKind]
+    """Kinds with a queued or running job."""
+    last: dict[JobKind, LastJob]
+
+
+def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
+    """One decision each for index and convert."""
+    return [_decide_index(state, policy, now), _decide_convert(state, policy, now)]
+
+
+def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, new, triggers = JobKind.INDEX, state.new_data_files, policy.index
+    refusal = _refusal(kind, state, triggers.enabled)
+    if refusal is not None:
+        return refusal
+    if not new:
+        return Decision(kind, Action.WAIT, "nothing-new", "No data files are new since the last index job.")
+    if not state.has_keys:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "no-key-set",
+            "There is no key to index by: the table has no equality deletes, no identifier fields, and none is "
+            "declared. Declare key_sets to index ahead of the first delete.",
+        )
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    last = state.last.get(kind)
+    if last is None:
+        return Decision(kind, Action.TRIGGER, "first", f"{new} data files and no index job yet.")
+    if new >= triggers.data_files:
+        return Decision(
+            kind, Action.TRIGGER, "data-files", f"{new} new data files (policy: {triggers.data_files})."
+        )
+    since = (now - last.ended_at).total_seconds()
+    if since >= triggers.age_seconds:
+        return Decision(
+            kind,
+            Action.TRIGGER,
+            "age",
+            f"{new} new data files and {since:.0f} s since the last index job (policy: {triggers.age_seconds:.0f} s).",
+        )
+    return Decision(
+        kind,
+        Action.WAIT,
+        "below-triggers",
+        f"{new} new data files (policy: {triggers.data_files}), {since:.0f} s since the last index job "
+        f"(policy: {triggers.age_seconds:.0f} s).",
+    )
+
+
+def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, files, rows, triggers = (
+        JobKind.CONVERT,
+        state.convertible_delete_files,
+        state.convertible_deletes,
+        policy.convert,
+    )
+    refusal = _refusal(kind, state, triggers.enabled)
+    if refusal is not None:
+        return refusal
+    if not files and state.pending_delete_files:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "unconvertible",
+            f"None of the {state.pending_delete_files} pending equality delete files can be converted; "
+            "the table's health names the reasons.",
+        )
+    if not files:
+        return Decision(kind, Action.WAIT, "nothing-pending", "No equality deletes are pending.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    age = (now - state.oldest_convertible_at).total_seconds() if state.oldest_convertible_at else 0.0
+    if files >= triggers.delete_files:
+        code, reason = "delete-files", f"{files} equality delete files (policy: {triggers.delete_files})."
+    elif rows >= triggers.deletes:
+        code, reason = "deletes", f"{rows} equality deletes (policy: {triggers.deletes})."
+    elif age >= triggers.age_seconds:
+        code, reason = (
+            "age",
+            f"The oldest equality delete is {age:.0f} s old (policy: {triggers.age_seconds:.0f} s).",
+        )
+    else:
+        return Decision(
+            kind,
+            Action.WAIT,
+            "below-triggers",
+            f"{files} equality delete files (policy: {triggers.delete_files}), the oldest {age:.0f} s old "
+            f"(policy: {triggers.age_seconds:.0f} s).",
+        )
+    return Decision(kind, Action.TRIGGER, code, reason)
+
+
+def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None:
+    if not enabled:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "policy-off",
+            f"The policy starts no {kind.value} jobs; they run on request only.",
+        )
+    if state.paused is not None:
+        return Decision(kind, Action.SKIP, "paused", f"No {kind.value} job is started: {state.paused}.")
+    if kind in state.active:
+        return Decision(kind, Action.WAIT, "active", f"A {kind.value} job is queued or running.")
+    return None
+
+
+def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision | None:
+    last = state.last.get(kind)
+    if last is None or last.fruitless == 0:
+        return None
+    first = policy.retries.max_backoff_seconds
+    delay = backoff_seconds(last.fruitless, first, max(_LONGEST_PAUSE_SECONDS, first))
+    until = last.ended_at + timedelta(seconds=delay)
+    if now >= until:
+        return None
+    return Decision(
+        kind,
+        Action.BACKOFF,
+        f"backoff-{last.fruitless}",
+        f"The last {last.fruitless} {kind.value} jobs failed or changed nothing; the next one starts by itself after "
+        f"{until:%Y-%m-%d %H:%M:%S} UTC. Requesting one runs it at once.",
+    )
+
+
+def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> list[Job]:
+    """Queue what the table's policy asks for; record each decision. Returns the jobs that were added."""
+    policy = effective_policy(session, table)
+    state = _state(session, table, health)
+    added = []
+    decisions = dict(health.decisions)
+    for decision in decide(state, policy, now):
+        before = decisions.get(decision.kind.value, {})
+        began = before.get("code") != decision.code or before.get("action") != decision.action.value
+        decisions[decision.kind.value] = {
+            "action": decision.action.value,
+            "code": decision.code,
+            "sentence": decision.sentence,
+            "since": _rfc3339(now) if began else before["since"],
+        }
+        if decision.action is Action.TRIGGER:
+            job, is_new = queue.enqueue(
+                session, table, decision.kind, policy, now, trigger=decision.sentence, requested_by=SCHEDULER
+            )
+            if is_new:
+                added.append(job)
+        elif began and decision.action is not Action.WAIT:
+            record_table_event(
+                session,
+                table.id,
+                f"decision.{decision.action.value}",
+                decision.sentence,
+                now,
+                job_kind=decision.kind.value,
+                code=decision.code,
+            )
+    health.decisions = decisions
+    session.add(health)
+    return added
+
+
+def _state(session: Session, table: EnrolledTable, health: TableHealth) -> TableState:
+    active = session.exec(
+        select(Job.kind).where(
+            Job.table_id == table.id,
+            ~col(Job.dry_run),
+            col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
+        )
+    ).all()
+    last = {kind: _last_job(session, table.id, kind) for kind in (JobKind.INDEX, JobKind.CONVERT)}
+    return TableState(
+        paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
+        has_keys=health.has_keys,
+        new_data_files=health.new_data_files,
+        pending_delete_files=health.pending_equality_delete_files,
+        convertible_delete_files=health.convertible_delete_files,
+        convertible_deletes=health.convertible_deletes,
+        oldest_convertible_at=health.oldest_convertible_at,
+        active=frozenset(JobKind(kind) for kind in active),
+        last={kind: job for kind, job in last.items() if job is not None},
+    )
+
+
+def _last_job(session: Session, table_id: str, kind: JobKind) -> LastJob | None:
+    ended = session.exec(
+        select(Job)
+        .where(
+            Job.table_id == table_id,
+            Job.kind == kind.value,
+            ~col(Job.dry_run),
+            col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+        )
+        .order_by(col(Job.ended_at).desc())
+        .limit(10)
+    ).all()
+    if not ended or ended[0].ended_at is None:
+        return None
+    fruitless = 0
+    for job in ended:
+        if not _is_fruitless(job):
+            break
+        fruitless += 1
+    return LastJob(ended[0].ended_at, fruitless)
+
+
+def _is_fruitless(job: Job) -> bool:
+    if job.status == JobStatus.FAILED.value:
+        return True
+    # Without this, a delete file that conversion leaves behind would trigger one job after another.
+    return job.kind == JobKind.CONVERT.value and (job.result or {}).get("equality_delete_files_removed") == 0
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,200 @@
+"""What users do with jobs: request, look at, cancel, retry; and pausing the whole system."""
+
+from collections.abc import Sequence
+
+from sqlmodel import Session, col, select
+
+from service import __version__
+from service.auth.models import Principal, Role
+from service.auth.service import authorize
+from service.catalogs.models import Catalog
+from service.database import utc_now
+from service.errors import ConflictError
+from service.jobs import queue
+from service.jobs.models import Attempt, AttemptView, Job, JobRequest, JobView, SystemState, SystemView
+from service.jobs.status import JobKind, JobStatus
+from service.paging import Page, PageRequest, take_page
+from service.policies.service import effective_policy
+from service.tables.models import EnrolledTable
+from service.tables.service import get_table
+
+
+def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
+    """Queue a job, or return the one of its kind that is queued already.
+
+    Raises ConflictError while table, catalog or system are paused.
+    """
+    table = get_table(session, table_id)
+    authorize(
+        session, principal, Role.OPERATOR, f"job.{request.kind.value}", table.name, dry_run=request.dry_run
+    )
+    _refuse_paused(session, table)
+    job, _ = queue.enqueue(
+        session,
+        table,
+        request.kind,
+        effective_policy(session, table),
+        utc_now(),
+        dry_run=request.dry_run,
+        parameters=request.parameters,
+        requested_by=principal.name,
+    )
+    return view(session, job)
+
+
+def list_jobs(
+    session: Session,
+    page: PageRequest,
+    *,
+    table_id: str | None = None,
+    statuses: Sequence[JobStatus] = (),
+    kinds: Sequence[JobKind] = (),
+) -> Page[JobView]:
+    """Jobs, newest first."""
+    query = select(Job).order_by(col(Job.created_at).desc(), col(Job.id).desc())
+    if cursor := page.decode(str):
+        last = queue.get_job(session, cursor)
+        query = query.where(
+            (col(Job.created_at) < last.created_at)
+            | ((col(Job.created_at) == last.created_at) & (col(Job.id) < last.id))
+        )
+    if table_id is not None:
+        query = query.where(Job.table_id == table_id)
+    if statuses:
+        query = query.where(col(Job.status).in_([status.value for status in statuses]))
+    if kinds:
+        query = query.where(col(Job.kind).in_([kind.value for kind in kinds]))
+    rows = session.exec(query.limit(page.limit + 1)).all()
+    shown = {job.id: job for job in views(session, rows[: page.limit])}
+    return take_page(rows, page, lambda row: row.id, lambda row: shown[row.id])
+
+
+def get_job(session: Session, job_id: str) -> JobView:
+    return view(session, queue.get_job(session, job_id))
+
+
+def cancel_job(session: Session, principal: Principal, job_id: str) -> JobView:
+    """Cancel a queued job at once; a running one stops at its worker's next heartbeat."""
+    job = queue.get_job(session, job_id)
+    authorize(session, principal, Role.OPERATOR, "job.cancel", job_id)
+    session.refresh(job, with_for_update=True)
+    if job.status == JobStatus.CANCELLED.value:
+        return view(session, job)
+    if not JobStatus(job.status).is_cancelable:
+        raise ConflictError(
+            "job-not-cancelable",
+            "The job has ended",
+            f"Job {job_id} is {job.status}.",
+            "Nothing to do: it will not run again.",
+        )
+    queue.cancel(session, job, f"requested by {principal.name}", utc_now())
+    return view(session, job)
+
+
+def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
+    """Queue the same again as a new job, with all its attempts before it."""
+    job = queue.get_job(session, job_id)
+    table = get_table(session, job.table_id)
+    authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
+    if not JobStatus(job.status).is_retryable:
+        raise ConflictError(
+            "job-not-retryable",
+            "Only failed and cancelled jobs can be retried",
+            f"Job {job_id} is {job.status}.",
+            "Request a new job with POST /api/v1/tables/{id}/jobs.",
+        )
+    _refuse_paused(session, table)
+    again, _ = queue.enqueue(
+        session,
+        table,
+        JobKind(job.kind),
+        effective_policy(session, table),
+        utc_now(),
+        dry_run=job.dry_run,
+        parameters=job.parameters,
+        requested_by=principal.name,
+        retry_of=job.id,
+    )
+    return view(session, again)
+
+
+def system_view(session: Session) -> SystemView:
+    return SystemView(paused=queue.is_system_paused(session), version=__version__)
+
+
+def pause_system(session: Session, principal: Principal, *, paused: bool) -> SystemView:
+    """While paused, no job of any table starts; running ones end as usual."""
+    authorize(session, principal, Role.ADMIN, "system.pause" if paused else "system.resume", "system")
+    state = session.get(SystemState, 1) or SystemState()
+    state.paused = paused
+    session.add(state)
+    session.flush()
+    return system_view(session)
+
+
+def pause_reason(session: Session, table: EnrolledTable, catalog: Catalog) -> str | None:
+    """Why no job of a table starts, or None."""
+    if table.paused:
+        return f"table {table.name} is paused"
+    if catalog.paused:
+        return f"catalog {catalog.name} is paused"
+    return "the system is paused" if queue.is_system_paused(session) else None
+
+
+def view(session: Session, job: Job) -> JobView:
+    return views(session, [job])[0]
+
+
+def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
+    """Jobs with their attempts, in the given order."""
+    session.flush()
+    attempts: dict[str, list[AttemptView]] = {job.id: [] for job in jobs}
+    rows = select(Attempt).where(col(Attempt.job_id).in_(list(attempts))).order_by(col(Attempt.attempt))
+    for row in session.exec(rows):
+        attempts[row.job_id].append(AttemptView.model_validate(row, from_attributes=True))
+    result = []
+    for job in jobs:
+        table = session.get_one(EnrolledTable, job.table_id)
+        catalog = session.get_one(Catalog, table.catalog_id)
+        result.append(
+            JobView(
+                **job.model_dump(include=JobView.model_fields.keys() & Job.model_fields.keys()),
+                table=table.name,
+                catalog=catalog.name,
+                branch=table.branch,
+                waiting_for=_waiting_for(session, job, table, catalog),
+                cancel_requested=job.cancel_requested_at is not None,
+                attempts=attempts[job.id],
+            )
+        )
+    return result
+
+
+def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Catalog) -> str | None:
+    if job.status != JobStatus.QUEUED.value:
+        return None
+    paused = pause_reason(session, table, catalog)
+    if paused is not None:
+        return f"Waits: {paused}."
+    if job.available_at > utc_now():
+        return f"Waits until {job.available_at:%H:%M:%S} UTC before the next attempt."
+    if job.writes:
+        running = session.exec(
+            select(Job).where(
+                Job.table_uuid == job.table_uuid, Job.status == JobStatus.RUNNING.value, col(Job.writes)
+            )
+        ).first()
+        if running is not None:
+            return f"Waits for job {running.id} ({running.kind}), which writes the same table."
+    return "Waits for a free worker."
+
+
+def _refuse_paused(session: Session, table: EnrolledTable) -> None:
+    reason = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
+    if reason is not None:
+        raise ConflictError(
+            "paused",
+            "Nothing starts while paused",
+            f"No job was queued: {reason}.",
+            "Resume it, then request the job.",
+        )

@@ -1,0 +1,66 @@
+"""Live events for browsers and tools: server-sent events read from the event table.
+
+Each stream polls with a short read, so it holds neither a connection nor a thread while nothing happens,
+and it works the same whichever replica wrote the event.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from starlette.concurrency import run_in_threadpool
+
+from service.database import Database, utc_now
+from service.jobs import events
+from service.jobs.models import EventView
+
+POLL_SECONDS = 0.5
+_BATCH = 500
+_GAP_PATIENCE = timedelta(seconds=5)
+
+
+async def stream_events(
+    database: Database, after: int | None, *, table_id: str | None = None, job_id: str | None = None
+) -> AsyncIterator[dict[str, str]]:
+    """Events with an id above `after`, then new ones as they come; None starts now."""
+    position = await run_in_threadpool(_latest, database) if after is None else after
+    while True:
+        batch = await run_in_threadpool(_after, database, position)
+        for event in batch:
+            position = event.id
+            if (table_id is None or event.table_id == table_id) and (
+                job_id is None or event.job_id == job_id
+            ):
+                yield {
+                    "id": str(event.id),
+                    "event": event.kind.partition(".")[0],
+                    "data": json.dumps(event.model_dump(mode="json")),
+                }
+        if len(batch) < _BATCH:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _latest(database: Database) -> int:
+    with database.read() as session:
+        return events.latest_event_id(session)
+
+
+def _after(database: Database, position: int) -> list[EventView]:
+    with database.read() as session:
+        found = events.events_after(session, position, _BATCH)
+    return found if database.is_sqlite else settled(found, position)
+
+
+def settled(found: list[EventView], position: int) -> list[EventView]:
+    """The events up to the first gap in their ids that may still be filled.
+
+    PostgreSQL numbers events before their transactions commit, so a lower number can appear later. A gap
+    that is still there after a while belongs to a transaction that was rolled back.
+    """
+    patient_until = utc_now() - _GAP_PATIENCE
+    for count, event in enumerate(found):
+        if event.id != position + 1 and event.at > patient_until:
+            return found[:count]
+        position = event.id
+    return found

@@ -1,0 +1,36 @@
+"""Comparing locations: `file:///x`, `file:/x` and `/x` are one place, and a prefix ends at a separator."""
+
+import posixpath
+import re
+
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
+# Three spellings of the same object store.
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
+
+
+def normalize_location(location: str) -> str:
+    """One spelling per place: scheme lower-case, `..` resolved, no trailing slash; local files always `file:/...`."""
+    match = _SCHEME.match(location)
+    scheme = match.group(1).lower() if match else "file"
+    rest = location[match.end() :] if match else location
+    if scheme == "file":
+        if rest.startswith("//"):
+            # file://localhost/x and file:///x name the same file; any other authority is part of the path.
+            authority, _, path = rest[2:].partition("/")
+            rest = "/" + path if authority in ("", "localhost") else "/" + rest[2:]
+        return "file:" + posixpath.normpath("/" + rest.lstrip("/"))
+    authority, _, path = rest.lstrip("/").partition("/")
+    # Joined to the root before it is normalised, so that `..` cannot climb out of the bucket.
+    path = posixpath.normpath("/" + path.lstrip("/")) if path else ""
+    return f"{_SAME_SCHEME.get(scheme, scheme)}://{authority}{path.rstrip('/')}"
+
+
+def is_under(location: str, root: str) -> bool:
+    """Whether `location` is `root` or lies inside it."""
+    normal, base = normalize_location(location), normalize_location(root)
+    return normal == base or normal.startswith(base.rstrip("/") + "/")
+
+
+def is_absolute(location: str) -> bool:
+    """Whether this is a URI with a scheme or an absolute path, so that every process reads it alike."""
+    return location.startswith("/") or _SCHEME.match(location) is not None

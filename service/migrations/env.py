@@ -1,0 +1,15 @@
+"""Alembic environment: migrations run on the connection that `service.database.migrate` opened."""
+
+from alembic import context
+from sqlmodel import SQLModel
+
+import service.schema  # noqa: F401  (registers every table)
+
+# One transaction for all migrations: a failed one leaves the database as it was.
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=SQLModel.metadata,
+    transaction_per_migration=False,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,360 @@
+"""The first schema."""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "address_counters",
+        sa.Column("table_uuid", sa.String(), nullable=False),
+        sa.Column("next_address", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("table_uuid"),
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("key_hash", sa.String(), nullable=False),
+        sa.Column("prefix", sa.String(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_by", sa.String(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("key_hash"),
+    )
+    op.create_table(
+        "audit_entries",
+        sa.Column("id", BIG_ID, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("principal", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("action", sa.String(), nullable=False),
+        sa.Column("target", sa.String(), nullable=False),
+        sa.Column("outcome", sa.String(), nullable=False),
+        sa.Column("request_id", sa.String(), nullable=True),
+        sa.Column("fields", JSON, nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_audit_entries_action", "audit_entries", ["action"], unique=False)
+    op.create_index("ix_audit_entries_at", "audit_entries", ["at"], unique=False)
+    op.create_table(
+        "catalogs",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("type", sa.String(), nullable=False),
+        sa.Column("properties", JSON, nullable=False),
+        sa.Column("index_warehouse", sa.String(), nullable=True),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index(
+        "uq_catalogs_name",
+        "catalogs",
+        ["name"],
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_table(
+        "idempotent_answers",
+        sa.Column("principal", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("status_code", sa.Integer(), nullable=False),
+        sa.Column("content_type", sa.String(), nullable=False),
+        sa.Column("body", sa.String(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("principal", "key"),
+    )
+    op.create_index("ix_idempotent_answers_created_at", "idempotent_answers", ["created_at"], unique=False)
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("holder", sa.String(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
+        "login_tokens",
+        sa.Column("token_hash", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("token_hash"),
+    )
+    op.create_table(
+        "policies",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("description", sa.String(), nullable=False),
+        sa.Column("built_in", sa.Boolean(), nullable=False),
+        sa.Column("settings", JSON, nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("name"),
+    )
+    op.create_table(
+        "system_state",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "workers",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("hostname", sa.String(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("version", sa.String(), nullable=False),
+        sa.Column("registered_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("last_seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "browser_sessions",
+        sa.Column("token_hash", sa.String(), nullable=False),
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("api_key_id", sa.String(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["api_key_id"],
+            ["api_keys.id"],
+        ),
+        sa.PrimaryKeyConstraint("token_hash"),
+    )
+    op.create_index("ix_browser_sessions_api_key_id", "browser_sessions", ["api_key_id"], unique=False)
+    op.create_table(
+        "tables",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=False),
+        sa.Column("identifier", JSON, nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("branch", sa.String(), nullable=False),
+        sa.Column("key_sets", JSON, nullable=False),
+        sa.Column("table_uuid", sa.String(), nullable=False),
+        sa.Column("format_version", sa.Integer(), nullable=False),
+        sa.Column("location", sa.String(), nullable=False),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["catalog_id"],
+            ["catalogs.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_tables_catalog_id", "tables", ["catalog_id"], unique=False)
+    op.create_index("ix_tables_table_uuid", "tables", ["table_uuid"], unique=False)
+    op.create_index(
+        "uq_tables_identifier_branch",
+        "tables",
+        ["catalog_id", "name", "branch"],
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_table(
+        "health_samples",
+        sa.Column("id", BIG_ID, nullable=False),
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("iceberg_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
+        sa.Column("pending_equality_deletes", sa.BigInteger(), nullable=False),
+        sa.Column("lag_seconds", sa.Float(), nullable=False),
+        sa.Column("coverage", sa.Float(), nullable=True),
+        sa.Column("entries", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("sorted_runs", sa.Integer(), nullable=False),
+        sa.Column("dead_ratio", sa.Float(), nullable=False),
+        sa.Column("unconvertible", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_health_samples_at", "health_samples", ["at"], unique=False)
+    op.create_index("ix_health_samples_table_id_id", "health_samples", ["table_id", "id"], unique=False)
+    op.create_table(
+        "jobs",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("table_uuid", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("dry_run", sa.Boolean(), nullable=False),
+        sa.Column("writes", sa.Boolean(), nullable=False),
+        sa.Column("parameters", JSON, nullable=False),
+        sa.Column("trigger", sa.String(), nullable=False),
+        sa.Column("requested_by", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("available_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("max_attempts", sa.Integer(), nullable=False),
+        sa.Column("backoff_seconds", sa.Float(), nullable=False),
+        sa.Column("max_backoff_seconds", sa.Float(), nullable=False),
+        sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("retry_of", sa.String(), nullable=True),
+        sa.Column("progress", JSON, nullable=True),
+        sa.Column("result", JSON, nullable=True),
+        sa.Column("error", JSON, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
+    op.create_index("ix_jobs_lease_expires_at", "jobs", ["lease_expires_at"], unique=False)
+    op.create_index("ix_jobs_status_available_at", "jobs", ["status", "available_at"], unique=False)
+    op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
+    op.create_index(
+        "uq_jobs_queued_kind",
+        "jobs",
+        ["table_id", "kind", "dry_run"],
+        unique=True,
+        sqlite_where=sa.text("status = 'queued' AND attempt = 0"),
+        postgresql_where=sa.text("status = 'queued' AND attempt = 0"),
+    )
+    op.create_index(
+        "uq_jobs_running_writer",
+        "jobs",
+        ["table_uuid"],
+        unique=True,
+        sqlite_where=sa.text("status = 'running' AND writes"),
+        postgresql_where=sa.text("status = 'running' AND writes"),
+    )
+    op.create_table(
+        "policy_attachments",
+        sa.Column("target", sa.String(), nullable=False),
+        sa.Column("level", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=True),
+        sa.Column("namespace", JSON, nullable=True),
+        sa.Column("table_id", sa.String(), nullable=True),
+        sa.Column("policy_id", sa.String(), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["catalog_id"],
+            ["catalogs.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["policy_id"],
+            ["policies.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("target"),
+    )
+    op.create_index("ix_policy_attachments_catalog_id", "policy_attachments", ["catalog_id"], unique=False)
+    op.create_index("ix_policy_attachments_policy_id", "policy_attachments", ["policy_id"], unique=False)
+    op.create_index("ix_policy_attachments_table_id", "policy_attachments", ["table_id"], unique=False)
+    op.create_table(
+        "table_health",
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("measured_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("iceberg_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
+        sa.Column("pending_equality_deletes", sa.BigInteger(), nullable=False),
+        sa.Column("oldest_equality_delete_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("convertible_delete_files", sa.Integer(), nullable=False),
+        sa.Column("convertible_deletes", sa.BigInteger(), nullable=False),
+        sa.Column("oldest_convertible_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("data_files", sa.Integer(), nullable=False),
+        sa.Column("unindexed_data_files", sa.Integer(), nullable=False),
+        sa.Column("new_data_files", sa.Integer(), nullable=False),
+        sa.Column("has_keys", sa.Boolean(), nullable=False),
+        sa.Column("poll_failures", sa.Integer(), nullable=False),
+        sa.Column("poll_error", JSON, nullable=True),
+        sa.Column("report_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("indexed_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("reported_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("key_sets", JSON, nullable=False),
+        sa.Column("unconvertible", JSON, nullable=False),
+        sa.Column("decisions", JSON, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("table_id"),
+    )
+    op.create_table(
+        "attempts",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("worker_id", sa.String(), nullable=False),
+        sa.Column("worker_name", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("error", JSON, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["job_id"],
+            ["jobs.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["worker_id"],
+            ["workers.id"],
+        ),
+        sa.PrimaryKeyConstraint("job_id", "attempt"),
+    )
+    op.create_index("ix_attempts_worker_id", "attempts", ["worker_id"], unique=False)
+    op.create_table(
+        "events",
+        sa.Column("id", BIG_ID, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("level", sa.String(), nullable=False),
+        sa.Column("message", sa.String(), nullable=False),
+        sa.Column("table_id", sa.String(), nullable=True),
+        sa.Column("job_id", sa.String(), nullable=True),
+        sa.Column("attempt", sa.Integer(), nullable=True),
+        sa.Column("fields", JSON, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"],
+            ["jobs.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_events_job_id_id", "events", ["job_id", "id"], unique=False)
+    op.create_index("ix_events_table_id_id", "events", ["table_id", "id"], unique=False)

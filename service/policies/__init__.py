@@ -1,0 +1,1 @@
+"""Policies: when jobs run by themselves, and how often they are retried."""

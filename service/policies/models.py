@@ -1,0 +1,223 @@
+"""Policies: partial settings; what one leaves out is inherited from the next level up."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field as ModelField
+from sqlmodel import Field, SQLModel
+
+from service.catalogs.models import Name
+from service.database import Json, UtcDateTime, new_id, utc_now
+
+Count = Annotated[int, ModelField(ge=1)]
+Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
+
+
+class IndexPolicy(BaseModel):
+    """When new data files are indexed: any of `data_files` or `age_seconds` is enough."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    data_files: Count | None = None
+    """Index as soon as this many data files are new."""
+    age_seconds: Seconds | None = None
+    """Index when there is anything new and the last index job is this long ago."""
+
+
+class ConvertPolicy(BaseModel):
+    """When equality deletes are converted: any one trigger is enough."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    delete_files: Count | None = None
+    """Live equality delete files."""
+    deletes: Count | None = None
+    """Rows in live equality delete files."""
+    age_seconds: Seconds | None = None
+    """Age of the oldest live equality delete file."""
+
+
+class RetryPolicy(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
+    backoff_seconds: Seconds | None = None
+    """Before the second attempt; doubled with each further one."""
+    max_backoff_seconds: Seconds | None = None
+
+
+class PolicySettings(BaseModel):
+    """What a policy says. Every field may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    index: IndexPolicy = ModelField(default_factory=IndexPolicy)
+    convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
+    retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
+
+    @model_validator(mode="after")
+    def _check_backoff(self) -> "PolicySettings":
+        first, longest = self.retries.backoff_seconds, self.retries.max_backoff_seconds
+        if first is not None and longest is not None and first > longest:
+            raise ValueError("retries.backoff_seconds must not be larger than retries.max_backoff_seconds")
+        return self
+
+    def values(self) -> dict[str, Any]:
+        """The settings that are given, by dotted name."""
+        return {
+            f"{section}.{name}": value
+            for section, settings in self.model_dump(exclude_none=True).items()
+            for name, value in settings.items()
+        }
+
+
+class EffectiveIndexPolicy(BaseModel):
+    enabled: bool
+    data_files: int
+    age_seconds: float
+
+
+class EffectiveConvertPolicy(BaseModel):
+    enabled: bool
+    delete_files: int
+    deletes: int
+    age_seconds: float
+
+
+class EffectiveRetryPolicy(BaseModel):
+    max_attempts: int
+    backoff_seconds: float
+    max_backoff_seconds: float
+
+
+class EffectivePolicy(BaseModel):
+    """Settings with every value present: what the scheduler and the worker go by."""
+
+    index: EffectiveIndexPolicy
+    convert: EffectiveConvertPolicy
+    retries: EffectiveRetryPolicy
+
+
+class Policy(SQLModel, table=True):
+    __tablename__ = "policies"
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    name: str = Field(unique=True)
+    description: str = ""
+    built_in: bool = False
+    settings: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
+    version: int = 1
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+
+
+class Level(StrEnum):
+    """From the widest to the narrowest; the narrowest level that sets a value wins."""
+
+    SYSTEM = "system"
+    CATALOG = "catalog"
+    NAMESPACE = "namespace"
+    TABLE = "table"
+
+
+class PolicyAttachment(SQLModel, table=True):
+    __tablename__ = "policy_attachments"
+
+    target: str = Field(primary_key=True)
+    """One policy per place: `system`, `catalog:<id>`, `namespace:<catalog id>:<dotted>`, `table:<id>`."""
+    level: str
+    catalog_id: str | None = Field(default=None, foreign_key="catalogs.id", index=True)
+    namespace: list[str] | None = Field(default=None, sa_type=Json)
+    table_id: str | None = Field(default=None, foreign_key="tables.id", index=True)
+    policy_id: str = Field(foreign_key="policies.id", index=True)
+    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+
+
+class PolicyRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    description: str = ""
+    settings: PolicySettings
+
+
+class PolicyPatch(BaseModel):
+    """Fields left out stay; `settings` is replaced as a whole."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name | None = None
+    description: str | None = None
+    settings: PolicySettings | None = None
+
+
+class PolicyView(BaseModel):
+    id: str
+    name: str
+    description: str
+    built_in: bool
+    settings: dict[str, Any]
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class AttachmentRequest(BaseModel):
+    """Where a policy goes: `catalog` for catalog and namespace level, `namespace` for namespace level,
+    `table_id` for table level. A null `policy` detaches."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Level
+    catalog: str | None = None
+    namespace: list[str] | None = None
+    table_id: str | None = None
+    policy: str | None
+
+    @model_validator(mode="after")
+    def _check_place(self) -> "AttachmentRequest":
+        needed = {
+            Level.SYSTEM: (),
+            Level.CATALOG: ("catalog",),
+            Level.NAMESPACE: ("catalog", "namespace"),
+            Level.TABLE: ("table_id",),
+        }[self.level]
+        given = tuple(name for name in ("catalog", "namespace", "table_id") if getattr(self, name))
+        if given != needed:
+            raise ValueError(f"level {self.level.value} takes exactly: {', '.join(needed) or 'nothing else'}")
+        return self
+
+
+class AttachmentView(BaseModel):
+    level: Level
+    catalog: str | None
+    namespace: list[str] | None
+    table_id: str | None
+    policy: str
+
+
+class ValueSource(BaseModel):
+    level: Level
+    place: str
+    """In words, such as `catalog local`."""
+    policy: str
+
+
+class EffectiveValue(BaseModel):
+    value: Any
+    source: ValueSource
+
+
+class EffectivePolicyView(BaseModel):
+    table_id: str
+    policy: str
+    """The policy attached nearest to the table."""
+    effective: EffectivePolicy
+    values: dict[str, EffectiveValue]
+    """Every value by dotted name, with the place that sets it."""
+    explanation: list[str]
+    """The same in sentences."""

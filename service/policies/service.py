@@ -1,0 +1,365 @@
+"""Policies, where they are attached, and the effective one of a table.
+
+Two are built in: `standard`, which sets every value and is attached to the system, and `manual`,
+under which nothing runs by itself. They cannot be changed, so that every value always has a source.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlmodel import Session, col, or_, select
+
+from service.auth.models import Principal, Role
+from service.auth.service import authorize
+from service.catalogs.models import Catalog
+from service.catalogs.service import get_catalog
+from service.conditional import check_version
+from service.database import utc_now
+from service.errors import ConflictError, InvalidError, NotFoundError
+from service.paging import Page, PageRequest, take_page
+from service.policies.models import (
+    AttachmentRequest,
+    AttachmentView,
+    ConvertPolicy,
+    EffectivePolicy,
+    EffectivePolicyView,
+    EffectiveValue,
+    IndexPolicy,
+    Level,
+    Policy,
+    PolicyAttachment,
+    PolicyPatch,
+    PolicyRequest,
+    PolicySettings,
+    PolicyView,
+    RetryPolicy,
+    ValueSource,
+)
+from service.tables.models import EnrolledTable
+
+STANDARD = "standard"
+MANUAL = "manual"
+SYSTEM_TARGET = "system"
+
+BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
+    STANDARD: (
+        "Indexes new data files within about a minute and converts equality deletes within about five.",
+        PolicySettings(
+            index=IndexPolicy(enabled=True, data_files=50, age_seconds=60),
+            convert=ConvertPolicy(enabled=True, delete_files=10, deletes=1_000_000, age_seconds=300),
+            retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
+        ),
+    ),
+    MANUAL: (
+        "Nothing runs by itself: jobs start only on request.",
+        PolicySettings(index=IndexPolicy(enabled=False), convert=ConvertPolicy(enabled=False)),
+    ),
+}
+
+
+def ensure_built_in(session: Session) -> None:
+    """Bring the built-in policies to this version's settings, and attach `standard` if the system has none."""
+    for name, (description, settings) in BUILT_IN.items():
+        stored = settings.model_dump(exclude_none=True)
+        row = session.exec(select(Policy).where(Policy.name == name)).first()
+        if row is None:
+            row = Policy(name=name, built_in=True)
+        if row.settings != stored or row.description != description:
+            row.settings, row.description = stored, description
+        session.add(row)
+    session.flush()
+    if session.get(PolicyAttachment, SYSTEM_TARGET) is None:
+        standard = get_policy(session, STANDARD)
+        session.add(PolicyAttachment(target=SYSTEM_TARGET, level=Level.SYSTEM.value, policy_id=standard.id))
+
+
+def create_policy(session: Session, principal: Principal, request: PolicyRequest) -> PolicyView:
+    authorize(session, principal, Role.OPERATOR, "policy.create", request.name)
+    _check_name_is_free(session, request.name)
+    row = Policy(
+        name=request.name,
+        description=request.description,
+        settings=request.settings.model_dump(exclude_none=True),
+    )
+    session.add(row)
+    session.flush()
+    return view(row)
+
+
+def list_policies(session: Session, page: PageRequest) -> Page[PolicyView]:
+    """Policies by name."""
+    query = select(Policy).order_by(col(Policy.name))
+    if cursor := page.decode(str):
+        query = query.where(col(Policy.name) > cursor)
+    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.name, view)
+
+
+def get_policy(session: Session, name_or_id: str) -> Policy:
+    """Raises NotFoundError."""
+    row = find_policy(session, name_or_id)
+    if row is None:
+        raise NotFoundError(
+            "policy-not-found",
+            "No such policy",
+            f"There is no policy {name_or_id!r}.",
+            "GET /api/v1/policies lists them.",
+        )
+    return row
+
+
+def find_policy(session: Session, name_or_id: str) -> Policy | None:
+    return session.exec(select(Policy).where(or_(Policy.id == name_or_id, Policy.name == name_or_id))).first()
+
+
+def policy_of_request(session: Session, name_or_id: str) -> Policy:
+    """A policy that a request body names. Raises InvalidError."""
+    row = find_policy(session, name_or_id)
+    if row is None:
+        names = session.exec(select(Policy.name).order_by(col(Policy.name)).limit(20)).all()
+        raise InvalidError(
+            "policy-not-found",
+            "No such policy",
+            f"There is no policy {name_or_id!r}; there are: {', '.join(names)}.",
+            "Name one of those, or create it first. null inherits.",
+        )
+    return row
+
+
+def update_policy(
+    session: Session, principal: Principal, policy_id: str, patch: PolicyPatch, if_match: str
+) -> PolicyView:
+    """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once."""
+    row = get_policy(session, policy_id)
+    authorize(session, principal, Role.OPERATOR, "policy.update", row.name)
+    _refuse_built_in(row)
+    check_version(if_match, row.version)
+    if patch.name is not None and patch.name != row.name:
+        _check_name_is_free(session, patch.name)
+        row.name = patch.name
+    if patch.description is not None:
+        row.description = patch.description
+    if patch.settings is not None:
+        row.settings = patch.settings.model_dump(exclude_none=True)
+    row.version += 1
+    row.updated_at = utc_now()
+    session.add(row)
+    session.flush()
+    return view(row)
+
+
+def delete_policy(session: Session, principal: Principal, policy_id: str) -> None:
+    row = get_policy(session, policy_id)
+    authorize(session, principal, Role.OPERATOR, "policy.delete", row.name)
+    _refuse_built_in(row)
+    uses = session.exec(select(PolicyAttachment).where(PolicyAttachment.policy_id == row.id).limit(5)).all()
+    if uses:
+        places = ", ".join(_place(session, use) for use in uses)
+        raise ConflictError(
+            "policy-in-use",
+            "The policy is attached",
+            f"{row.name!r} is attached to: {places}.",
+            "Attach another policy there first (PUT /api/v1/policy-attachments).",
+        )
+    session.delete(row)
+
+
+def attach_policy(
+    session: Session, principal: Principal, request: AttachmentRequest
+) -> AttachmentView | None:
+    """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
+    catalog_id = None
+    if request.level is Level.TABLE:
+        table = session.get(EnrolledTable, request.table_id)
+        if table is None or table.deleted_at is not None:
+            raise InvalidError(
+                "table-not-enrolled",
+                "No such table",
+                f"There is no enrolled table {request.table_id!r}.",
+                "GET /api/v1/tables lists them.",
+            )
+        target = table_target(table.id)
+    elif request.level is Level.SYSTEM:
+        target = SYSTEM_TARGET
+    else:
+        catalog_id = get_catalog(session, request.catalog or "").id
+        target = f"catalog:{catalog_id}"
+        if request.level is Level.NAMESPACE:
+            target = f"namespace:{catalog_id}:{'.'.join(request.namespace or [])}"
+    needed = Role.ADMIN if request.level is Level.SYSTEM else Role.OPERATOR
+    authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
+    if request.policy is None and request.level is Level.SYSTEM:
+        raise InvalidError(
+            "system-needs-policy",
+            "The system always has a policy",
+            "Detaching it would leave values without a source.",
+            "Attach `manual` if nothing shall run by itself.",
+        )
+    row = _attach(
+        session, target, request.level, request.policy, catalog_id, request.namespace, request.table_id
+    )
+    return None if row is None else _attachment_view(session, row)
+
+
+def set_table_policy(session: Session, table_id: str, policy: str | None) -> None:
+    """Attach a policy to one table, or go back to inheriting. The caller has authorized it."""
+    _attach(session, table_target(table_id), Level.TABLE, policy, None, None, table_id)
+
+
+def list_attachments(session: Session, page: PageRequest) -> Page[AttachmentView]:
+    query = select(PolicyAttachment).order_by(col(PolicyAttachment.target))
+    if cursor := page.decode(str):
+        query = query.where(col(PolicyAttachment.target) > cursor)
+    return take_page(
+        session.exec(query.limit(page.limit + 1)).all(),
+        page,
+        lambda row: row.target,
+        lambda row: _attachment_view(session, row),
+    )
+
+
+def table_target(table_id: str) -> str:
+    return f"table:{table_id}"
+
+
+def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
+    """The attachments that reach a table, nearest first; the last one is the system's."""
+    targets = [table_target(table.id)]
+    namespace = table.identifier[:-1]
+    targets += [
+        f"namespace:{table.catalog_id}:{'.'.join(namespace[:length])}"
+        for length in range(len(namespace), 0, -1)
+    ]
+    targets += [f"catalog:{table.catalog_id}", SYSTEM_TARGET]
+    rows = session.exec(
+        select(PolicyAttachment, Policy)
+        .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+        .where(col(PolicyAttachment.target).in_(targets))
+    ).all()
+    return sorted(rows, key=lambda row: targets.index(row[0].target))
+
+
+def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
+    """What holds for a table: each value from the nearest policy that sets it."""
+    return _resolve(chain(session, table))[0]
+
+
+def explain_policy(session: Session, table: EnrolledTable) -> EffectivePolicyView:
+    """The effective policy, with the place that each value comes from."""
+    attached = chain(session, table)
+    effective, sources = _resolve(attached)
+    values = {}
+    for name, (value, attachment, policy) in sources.items():
+        source = ValueSource(
+            level=Level(attachment.level), place=_place(session, attachment), policy=policy.name
+        )
+        values[name] = EffectiveValue(value=value, source=source)
+    return EffectivePolicyView(
+        table_id=table.id,
+        policy=attached[0][1].name,
+        effective=effective,
+        values=values,
+        explanation=[
+            f"{name} = {item.value}: from policy {item.source.policy!r}, attached to the {item.source.place}."
+            for name, item in values.items()
+        ],
+    )
+
+
+Sourced = dict[str, tuple[Any, PolicyAttachment, Policy]]
+
+
+def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[EffectivePolicy, Sourced]:
+    order = BUILT_IN[STANDARD][1].values()
+    sources: Sourced = {}
+    # `standard` backs the system's own policy, which may be partial too.
+    _, last = attached[-1]
+    backing = [
+        (attached[-1][0], Policy(name=STANDARD, settings=BUILT_IN[STANDARD][1].model_dump(exclude_none=True)))
+    ]
+    for attachment, policy in [*attached, *(backing if last.name != STANDARD else [])]:
+        for name, value in PolicySettings.model_validate(policy.settings).values().items():
+            sources.setdefault(name, (value, attachment, policy))
+    nested: dict[str, dict[str, Any]] = {}
+    for dotted in order:
+        section, _, name = dotted.partition(".")
+        nested.setdefault(section, {})[name] = sources[dotted][0]
+    return EffectivePolicy.model_validate(nested), {name: sources[name] for name in order}
+
+
+def _attach(
+    session: Session,
+    target: str,
+    level: Level,
+    policy: str | None,
+    catalog_id: str | None,
+    namespace: list[str] | None,
+    table_id: str | None,
+) -> PolicyAttachment | None:
+    row = session.get(PolicyAttachment, target)
+    if policy is None:
+        if row is not None:
+            session.delete(row)
+        return None
+    found = policy_of_request(session, policy)
+    if row is None:
+        row = PolicyAttachment(
+            target=target,
+            level=level.value,
+            policy_id=found.id,
+            catalog_id=catalog_id,
+            namespace=namespace,
+            table_id=table_id,
+        )
+    row.policy_id = found.id
+    row.updated_at = utc_now()
+    session.add(row)
+    session.flush()
+    return row
+
+
+def _place(session: Session, attachment: PolicyAttachment) -> str:
+    match Level(attachment.level):
+        case Level.SYSTEM:
+            return "system"
+        case Level.CATALOG:
+            return f"catalog {session.get_one(Catalog, attachment.catalog_id).name}"
+        case Level.NAMESPACE:
+            catalog = session.get_one(Catalog, attachment.catalog_id).name
+            return f"namespace {'.'.join(attachment.namespace or [])} of catalog {catalog}"
+        case Level.TABLE:
+            return f"table {session.get_one(EnrolledTable, attachment.table_id).name}"
+
+
+def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:
+    catalog = session.get_one(Catalog, row.catalog_id).name if row.catalog_id else None
+    return AttachmentView(
+        level=Level(row.level),
+        catalog=catalog,
+        namespace=row.namespace,
+        table_id=row.table_id,
+        policy=session.get_one(Policy, row.policy_id).name,
+    )
+
+
+def _check_name_is_free(session: Session, name: str) -> None:
+    if session.exec(select(Policy).where(Policy.name == name)).first() is not None:
+        raise ConflictError(
+            "policy-exists",
+            "There is a policy of that name already",
+            f"{name!r} is taken.",
+            "Choose another name, or PATCH the existing policy.",
+        )
+
+
+def _refuse_built_in(row: Policy) -> None:
+    if row.built_in:
+        raise ConflictError(
+            "policy-built-in",
+            "Built-in policies stay as they are",
+            f"{row.name!r} is built in.",
+            "Create a policy with the values that differ, and attach that.",
+        )
+
+
+def view(row: Policy) -> PolicyView:
+    return PolicyView.model_validate(row, from_attributes=True)

@@ -1,0 +1,124 @@
+"""The route class of the API: `Idempotency-Key` on POST, replayed from the same transaction as the work.
+
+The answer is stored by the session that did the work, so either both are committed or neither is.
+Only successful answers are stored: a refused request changed nothing and may simply be sent again.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Field, Session, SQLModel
+from starlette.concurrency import run_in_threadpool
+
+from service.auth.principals import find_principal
+from service.database import Database, UtcDateTime, get_database, utc_now
+from service.errors import InvalidError
+
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+_MAX_KEY_CHARACTERS = 255
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class IdempotentAnswer(SQLModel, table=True):
+    __tablename__ = "idempotent_answers"
+
+    principal: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    fingerprint: str
+    """Of method, path, query and body: the same key with another request is a mistake."""
+    status_code: int
+    content_type: str
+    body: str
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime, index=True)
+
+
+class ApiRoute(APIRoute):
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+        if "POST" not in self.methods:
+            return handle
+
+        async def handle_once(request: Request) -> Response:
+            key = request.headers.get(IDEMPOTENCY_HEADER)
+            if key is None:
+                return await handle(request)
+            _check_key(key)
+            principal = await run_in_threadpool(find_principal, request)
+            if principal is None:
+                return await handle(request)
+            owner = f"{principal.kind}:{principal.id}"
+            fingerprint = _fingerprint(request, await request.body())
+            database = get_database(request)
+            stored = await run_in_threadpool(_find, database, owner, key, fingerprint)
+            if stored is not None:
+                return stored
+            answer = await handle(request)
+            session: Session | None = getattr(request.state, "session", None)
+            if session is None:
+                return answer
+            row = IdempotentAnswer(
+                principal=owner,
+                key=key,
+                fingerprint=fingerprint,
+                status_code=answer.status_code,
+                content_type=answer.headers.get("content-type", ""),
+                body=base64.b64encode(bytes(answer.body)).decode(),
+            )
+            try:
+                await run_in_threadpool(_store, session, row)
+            except IntegrityError:
+                # The same request ran at the same time and won: undo this one, answer with the other's.
+                await run_in_threadpool(session.rollback)
+                stored = await run_in_threadpool(_find, database, owner, key, fingerprint)
+                if stored is None:
+                    raise
+                return stored
+            return answer
+
+        return handle_once
+
+
+def _check_key(key: str) -> None:
+    if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
+        raise InvalidError(
+            "invalid-idempotency-key",
+            "The Idempotency-Key cannot be used",
+            f"It has {len(key)} characters; 1 to {_MAX_KEY_CHARACTERS} are allowed.",
+            "Send a UUID, a new one for each request that is meant to happen once.",
+        )
+
+
+def _fingerprint(request: Request, body: bytes) -> str:
+    parts = (request.method.encode(), request.url.path.encode(), request.url.query.encode(), body)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _find(database: Database, owner: str, key: str, fingerprint: str) -> Response | None:
+    with database.read() as session:
+        row = session.get(IdempotentAnswer, (owner, key))
+    if row is None:
+        return None
+    if row.fingerprint != fingerprint:
+        raise InvalidError(
+            "idempotency-key-reused",
+            "This Idempotency-Key belongs to another request",
+            f"{key!r} was used before with another path or body.",
+            "Send a new key with a new request.",
+        )
+    return Response(
+        base64.b64decode(row.body),
+        row.status_code,
+        headers={"Idempotency-Replayed": "true"},
+        media_type=row.content_type or None,
+    )
+
+
+def _store(session: Session, row: IdempotentAnswer) -> None:
+    session.add(row)
+    session.flush()

@@ -1,0 +1,127 @@
+"""HTTP calls about enrolled tables."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from service.auth.principals import Caller, Viewer
+from service.catalogs.endpoints import OpenCatalogs
+from service.conditional import IfMatch, set_etag
+from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.errors import InvalidError
+from service.paging import Page, Paging
+from service.policies.models import EffectivePolicyView
+from service.policies.service import explain_policy
+from service.routing import ApiRoute
+from service.settings import CurrentSettings
+from service.tables import service
+from service.tables.models import PatternRequest, PatternResult, TablePatch, TableRequest, TableView
+
+router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
+
+
+@router.post("", status_code=201)
+def enroll_table(
+    session: WriteSession,
+    database: CurrentDatabase,
+    catalogs: OpenCatalogs,
+    settings: CurrentSettings,
+    caller: Caller,
+    body: TableRequest,
+    response: Response,
+) -> TableView:
+    """Enrol a table. It is loaded from its catalog at once, so a wrong name is found here."""
+    loaded = service.load_for_enrolment(database, catalogs, caller, body)
+    created = service.enroll_table(session, settings, caller, body, loaded)
+    set_etag(response, created.version)
+    return created
+
+
+@router.post("/enroll-by-pattern")
+def enroll_by_pattern(
+    session: WriteSession,
+    database: CurrentDatabase,
+    catalogs: OpenCatalogs,
+    settings: CurrentSettings,
+    caller: Caller,
+    body: PatternRequest,
+) -> PatternResult:
+    """Enrol every table whose dotted name matches a pattern; `dry_run` only lists them."""
+    matched, loaded, failed = service.load_pattern(database, catalogs, caller, body)
+    return service.enroll_pattern(session, settings, caller, body, matched, loaded, failed)
+
+
+@router.get("")
+def list_tables(
+    session: ReadSession,
+    settings: CurrentSettings,
+    _caller: Viewer,
+    page: Paging,
+    catalog: Annotated[str | None, Query(description="Name or id.")] = None,
+    search: Annotated[str | None, Query(description="A part of the dotted name.")] = None,
+    paused: bool | None = None,
+) -> Page[TableView]:
+    """Enrolled tables by name."""
+    return service.list_tables(session, settings, page, catalog=catalog, search=search, paused=paused)
+
+
+@router.get("/{table_id}")
+def get_table(
+    session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: str, response: Response
+) -> TableView:
+    found = service.view(session, settings, service.get_table(session, table_id))
+    set_etag(response, found.version)
+    return found
+
+
+@router.patch("/{table_id}")
+def update_table(
+    session: WriteSession,
+    settings: CurrentSettings,
+    caller: Caller,
+    table_id: str,
+    body: TablePatch,
+    if_match: IfMatch,
+    response: Response,
+) -> TableView:
+    """Change policy or declared keys; needs If-Match."""
+    updated = service.update_table(session, settings, caller, table_id, body, if_match)
+    set_etag(response, updated.version)
+    return updated
+
+
+@router.delete("/{table_id}", status_code=204)
+def delete_table(
+    session: WriteSession,
+    caller: Caller,
+    table_id: str,
+    drop_index: Annotated[bool, Query(description="Not available yet: refused rather than ignored.")] = False,
+) -> None:
+    """Forget a table. The Iceberg table and its index files stay as they are."""
+    if drop_index:
+        raise InvalidError(
+            "drop-index-not-available",
+            "The index cannot be dropped together with the enrolment",
+            "No job deletes an index, so its files would stay although the answer said otherwise.",
+            "DELETE without drop_index, then remove the table's directory in the index warehouse.",
+        )
+    service.delete_table(session, caller, table_id)
+
+
+@router.post("/{table_id}/pause")
+def pause_table(session: WriteSession, settings: CurrentSettings, caller: Caller, table_id: str) -> TableView:
+    """Start none of its jobs until resumed; a running one ends as usual."""
+    return service.pause_table(session, settings, caller, table_id, paused=True)
+
+
+@router.post("/{table_id}/resume")
+def resume_table(
+    session: WriteSession, settings: CurrentSettings, caller: Caller, table_id: str
+) -> TableView:
+    return service.pause_table(session, settings, caller, table_id, paused=False)
+
+
+@router.get("/{table_id}/policy")
+def get_table_policy(session: ReadSession, _caller: Viewer, table_id: str) -> EffectivePolicyView:
+    """The policy that holds for a table, with the place that each value comes from."""
+    return explain_policy(session, service.get_table(session, table_id))

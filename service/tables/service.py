@@ -1,0 +1,381 @@
+"""Enrol tables, change them, pause them, forget them.
+
+Loading a table from its catalog is slow and happens before the transaction begins: `load_*` functions take
+the database and return what `enroll_*` functions then store.
+"""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from service.auth.models import Principal, Role
+from service.auth.service import authorize, require_role
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.models import Catalog
+from service.catalogs.service import check_index_place, check_location, find_catalog, index_warehouse
+from service.conditional import check_version
+from service.database import Database, utc_now
+from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.jobs import queue
+from service.paging import Page, PageRequest, take_page
+from service.policies import service as policies
+from service.policies.models import PolicyAttachment
+from service.settings import Settings
+from service.tables.models import (
+    EnrolledTable,
+    PatternMiss,
+    PatternRequest,
+    PatternResult,
+    TablePatch,
+    TableRequest,
+    TableView,
+)
+
+_LOCATION_PROPERTIES = ("write.data.path", "write.metadata.path")
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """What was read of a table in its catalog."""
+
+    catalog: Catalog
+    identifier: tuple[str, ...]
+    table_uuid: str
+    format_version: int
+    location: str
+    columns: frozenset[str]
+    other_locations: tuple[str, ...] = field(default=())
+
+
+def catalog_of_request(database: Database, name_or_id: str) -> Catalog:
+    """A catalog that a request body names. Raises InvalidError."""
+    with database.read() as session:
+        found = find_catalog(session, name_or_id)
+        if found is not None:
+            return found
+        names = session.exec(select(Catalog.name).where(col(Catalog.deleted_at).is_(None)).limit(20)).all()
+    raise InvalidError(
+        "catalog-not-found",
+        "No such catalog",
+        f"There is no catalog {name_or_id!r}; there are: {', '.join(sorted(names)) or 'none'}.",
+        "Register it first with POST /api/v1/catalogs.",
+    )
+
+
+def load_for_enrolment(
+    database: Database, catalogs: IcebergCatalogs, principal: Principal, request: TableRequest
+) -> LoadedTable:
+    """Read the table that a request names. Slow: call it outside any transaction.
+
+    Raises UnreachableError, or InvalidError when catalog, table, branch or key columns are not there.
+    """
+    require_role(
+        principal, Role.OPERATOR, "table.enroll", f"{request.catalog}.{'.'.join(request.identifier)}"
+    )
+    catalog = catalog_of_request(database, request.catalog)
+    identifier = tuple(request.identifier)
+    table = catalogs.load(catalog, identifier)
+    _check_branch(table, request.branch)
+    loaded = _loaded(catalog, identifier, table)
+    check_key_sets(loaded.columns, request.key_sets or [])
+    return loaded
+
+
+def enroll_table(
+    session: Session, settings: Settings, principal: Principal, request: TableRequest, loaded: LoadedTable
+) -> TableView:
+    """Enrol a table that was just loaded. Raises ConflictError if it is enrolled already."""
+    authorize(
+        session,
+        principal,
+        Role.OPERATOR,
+        "table.enroll",
+        f"{loaded.catalog.name}.{'.'.join(loaded.identifier)}",
+    )
+    catalog = session.get_one(Catalog, loaded.catalog.id)
+    for location in (loaded.location, *loaded.other_locations):
+        check_location(settings, location)
+    check_index_place(index_warehouse(settings, catalog), loaded.location)
+    row = EnrolledTable(
+        catalog_id=catalog.id,
+        identifier=list(loaded.identifier),
+        name=".".join(loaded.identifier),
+        branch=request.branch,
+        key_sets=request.key_sets or [],
+        table_uuid=loaded.table_uuid,
+        format_version=loaded.format_version,
+        location=loaded.location,
+    )
+    existing = _find_enrolled(session, row)
+    if existing is not None:
+        raise _already_enrolled(existing)
+    try:
+        with session.begin_nested():
+            session.add(row)
+    except IntegrityError as error:
+        winner = _find_enrolled(session, row)
+        if winner is None:
+            raise
+        raise _already_enrolled(winner) from error
+    policies.set_table_policy(session, row.id, request.policy)
+    return view(session, settings, row)
+
+
+def load_pattern(
+    database: Database, catalogs: IcebergCatalogs, principal: Principal, request: PatternRequest
+) -> tuple[list[str], list[LoadedTable], list[PatternMiss]]:
+    """Read every table that a pattern matches: all matched names, what was loaded, what could not be. Slow."""
+    require_role(principal, Role.OPERATOR, "table.enroll_pattern", request.pattern)
+    catalog = catalog_of_request(database, request.catalog)
+    with catalogs.open(catalog) as source:
+        found = [name for namespace in source.namespaces() for name in source.tables(namespace)]
+    matched = sorted(
+        {
+            name
+            for name in found
+            if fnmatchcase(".".join(name), request.pattern)
+            and not any(fnmatchcase(".".join(name), exclude) for exclude in request.exclude)
+        }
+    )
+    loaded, failed = [], []
+    for identifier in [] if request.dry_run else matched:
+        try:
+            table = catalogs.load(catalog, identifier)
+            _check_branch(table, request.branch)
+            loaded.append(_loaded(catalog, identifier, table))
+        except (IcestreamError, NoSuchTableError, NoSuchNamespaceError) as error:
+            failed.append(_miss(identifier, error))
+    return [".".join(identifier) for identifier in matched], loaded, failed
+
+
+def enroll_pattern(
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    request: PatternRequest,
+    matched: list[str],
+    loaded: list[LoadedTable],
+    failed: list[PatternMiss],
+) -> PatternResult:
+    """Enrol what a pattern matched; tables that cannot be enrolled are reported one by one."""
+    authorize(
+        session, principal, Role.OPERATOR, "table.enroll_pattern", request.pattern, dry_run=request.dry_run
+    )
+    result = PatternResult(
+        dry_run=request.dry_run, matched=matched, enrolled=[], already_enrolled=[], failed=list(failed)
+    )
+    for table in loaded:
+        single = TableRequest(
+            catalog=request.catalog,
+            identifier=list(table.identifier),
+            branch=request.branch,
+            policy=request.policy,
+        )
+        probe = EnrolledTable(
+            catalog_id=table.catalog.id,
+            identifier=[],
+            name=".".join(table.identifier),
+            branch=request.branch,
+            table_uuid="",
+            format_version=0,
+            location="",
+        )
+        existing = _find_enrolled(session, probe)
+        if existing is not None:
+            result.already_enrolled.append(view(session, settings, existing))
+            continue
+        try:
+            result.enrolled.append(enroll_table(session, settings, principal, single, table))
+        except IcestreamError as error:
+            result.failed.append(_miss(table.identifier, error))
+    return result
+
+
+def list_tables(
+    session: Session,
+    settings: Settings,
+    page: PageRequest,
+    *,
+    catalog: str | None = None,
+    search: str | None = None,
+    paused: bool | None = None,
+) -> Page[TableView]:
+    """Enrolled tables by name; `search` is a part of the dotted name."""
+    query = (
+        select(EnrolledTable)
+        .where(col(EnrolledTable.deleted_at).is_(None))
+        .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
+    )
+    if cursor := page.decode(list[str]):
+        name, last = cursor
+        query = query.where(
+            (col(EnrolledTable.name) > name)
+            | ((col(EnrolledTable.name) == name) & (col(EnrolledTable.id) > last))
+        )
+    if catalog is not None:
+        found = find_catalog(session, catalog)
+        query = query.where(EnrolledTable.catalog_id == (found.id if found else ""))
+    if search:
+        query = query.where(col(EnrolledTable.name).contains(search, autoescape=True))
+    if paused is not None:
+        query = query.where(EnrolledTable.paused == paused)
+    rows = session.exec(query.limit(page.limit + 1)).all()
+    return take_page(rows, page, lambda row: [row.name, row.id], lambda row: view(session, settings, row))
+
+
+def get_table(session: Session, table_id: str) -> EnrolledTable:
+    """Raises NotFoundError."""
+    row = session.get(EnrolledTable, table_id)
+    if row is None or row.deleted_at is not None:
+        raise NotFoundError(
+            "table-not-enrolled",
+            "No such table",
+            f"There is no enrolled table {table_id!r}.",
+            "GET /api/v1/tables lists them; POST /api/v1/tables enrols one.",
+        )
+    return row
+
+
+def update_table(
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    table_id: str,
+    patch: TablePatch,
+    if_match: str,
+) -> TableView:
+    """Change policy or declared keys of a table that nobody changed meanwhile."""
+    row = get_table(session, table_id)
+    authorize(
+        session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
+    )
+    check_version(if_match, row.version)
+    if "policy" in patch.model_fields_set:
+        policies.set_table_policy(session, row.id, patch.policy)
+    if "key_sets" in patch.model_fields_set:
+        row.key_sets = patch.key_sets or []
+    return _changed(session, settings, row)
+
+
+def pause_table(
+    session: Session, settings: Settings, principal: Principal, table_id: str, *, paused: bool
+) -> TableView:
+    """While paused, none of its jobs starts; a running one ends as usual."""
+    row = get_table(session, table_id)
+    authorize(session, principal, Role.OPERATOR, "table.pause" if paused else "table.resume", row.name)
+    if row.paused == paused:
+        return view(session, settings, row)
+    row.paused = paused
+    return _changed(session, settings, row)
+
+
+def delete_table(session: Session, principal: Principal, table_id: str) -> None:
+    """Forget a table: queued jobs are cancelled, a running one is asked to stop, history stays readable.
+
+    The Iceberg table and the files of its index are left as they are.
+    """
+    row = get_table(session, table_id)
+    authorize(session, principal, Role.OPERATOR, "table.delete", row.name)
+    queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", utc_now())
+    policies.set_table_policy(session, row.id, None)
+    row.deleted_at = utc_now()
+    session.add(row)
+
+
+def view(session: Session, settings: Settings, row: EnrolledTable) -> TableView:
+    catalog = session.get_one(Catalog, row.catalog_id)
+    attachment = session.get(PolicyAttachment, policies.table_target(row.id))
+    policy = policies.get_policy(session, attachment.policy_id).name if attachment else None
+    return TableView(
+        **row.model_dump(exclude={"deleted_at"}),
+        catalog=catalog.name,
+        policy=policy,
+        index_warehouse=index_warehouse(settings, catalog),
+    )
+
+
+def check_key_sets(columns: frozenset[str], key_sets: list[list[str]]) -> None:
+    """Raise InvalidError unless every declared key column is in the table."""
+    for key_set in key_sets:
+        missing = [name for name in key_set if name not in columns]
+        if missing or len(set(key_set)) != len(key_set):
+            raise InvalidError(
+                "invalid-key-set",
+                "A declared key does not fit the table",
+                f"Key {key_set} names columns that are missing or twice: {missing or key_set}. "
+                f"The table has: {', '.join(sorted(columns))}.",
+                "Correct key_sets; nested fields are written with dots.",
+            )
+
+
+def _check_branch(table: Table, branch: str) -> None:
+    refs = table.metadata.refs
+    # An empty table has no `main` yet.
+    if branch == "main" or (branch in refs and refs[branch].snapshot_ref_type == "branch"):
+        return
+    branches = sorted(name for name, ref in refs.items() if ref.snapshot_ref_type == "branch")
+    raise InvalidError(
+        "branch-not-found",
+        "The table has no such branch",
+        f"There is no branch {branch!r}; there are: {', '.join(branches) or 'none'}.",
+        "Name one of those, or leave `branch` out for main.",
+    )
+
+
+def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> LoadedTable:
+    others = tuple(table.properties[name] for name in _LOCATION_PROPERTIES if name in table.properties)
+    return LoadedTable(
+        catalog,
+        identifier,
+        str(table.metadata.table_uuid),
+        table.metadata.format_version,
+        table.location(),
+        frozenset(table.schema().column_names),
+        others,
+    )
+
+
+def _find_enrolled(session: Session, row: EnrolledTable) -> EnrolledTable | None:
+    return session.exec(
+        select(EnrolledTable).where(
+            EnrolledTable.catalog_id == row.catalog_id,
+            EnrolledTable.name == row.name,
+            EnrolledTable.branch == row.branch,
+            col(EnrolledTable.deleted_at).is_(None),
+        )
+    ).first()
+
+
+def _already_enrolled(row: EnrolledTable) -> ConflictError:
+    return ConflictError(
+        "table-exists",
+        "The table is enrolled already",
+        f"Branch {row.branch!r} of {row.name} is enrolled as {row.id}.",
+        f"GET /api/v1/tables/{row.id}.",
+        table_id=row.id,
+    )
+
+
+def _miss(identifier: tuple[str, ...], error: Exception) -> PatternMiss:
+    if isinstance(error, IcestreamError):
+        return PatternMiss(
+            identifier=list(identifier), type=error.slug, detail=error.detail, remedy=error.remedy
+        )
+    return PatternMiss(
+        identifier=list(identifier),
+        type="table-not-found",
+        detail=str(error),
+        remedy="It was dropped meanwhile; nothing to do.",
+    )
+
+
+def _changed(session: Session, settings: Settings, row: EnrolledTable) -> TableView:
+    row.version += 1
+    row.updated_at = utc_now()
+    session.add(row)
+    session.flush()
+    return view(session, settings, row)

@@ -1,0 +1,1 @@
+"""Workers: registration, liveness, and the calls that they make about their attempts."""

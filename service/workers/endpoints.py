@@ -1,0 +1,87 @@
+"""HTTP calls that workers make, and the list of workers."""
+
+from fastapi import APIRouter, Response
+
+from service.auth.principals import Viewer, WorkerCaller
+from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.jobs import queue
+from service.jobs.models import Assignment, JobView
+from service.jobs.service import view
+from service.paging import Page, Paging
+from service.routing import ApiRoute
+from service.settings import CurrentSettings
+from service.workers import service
+from service.workers.models import (
+    AddressRange,
+    AddressRangeRequest,
+    ClaimRequest,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    WorkerRequest,
+    WorkerView,
+)
+
+router = APIRouter(tags=["workers"], route_class=ApiRoute)
+
+
+@router.post("/workers", status_code=201)
+def register_worker(
+    session: WriteSession, settings: CurrentSettings, caller: WorkerCaller, body: WorkerRequest
+) -> WorkerView:
+    """Register a worker process that just started."""
+    return service.register_worker(session, settings, caller, body)
+
+
+@router.get("/workers")
+def list_workers(
+    session: ReadSession, settings: CurrentSettings, _caller: Viewer, page: Paging
+) -> Page[WorkerView]:
+    """Workers heard of within a day, the latest first."""
+    return service.list_workers(session, settings, page)
+
+
+@router.post(
+    "/workers/{worker_id}/claim",
+    response_model=Assignment,
+    responses={204: {"description": "No job came up within the wait."}},
+)
+async def claim_job(
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    _caller: WorkerCaller,
+    worker_id: str,
+    body: ClaimRequest,
+) -> Assignment | Response:
+    """Wait for a job and take it (long poll)."""
+    assignment = await service.claim_job(database, settings, worker_id, body.wait_seconds)
+    return assignment if assignment is not None else Response(status_code=204)
+
+
+@router.post("/jobs/{job_id}/attempts/{attempt}/heartbeat")
+def report_heartbeat(
+    session: WriteSession,
+    settings: CurrentSettings,
+    _caller: WorkerCaller,
+    job_id: str,
+    attempt: int,
+    body: HeartbeatRequest,
+) -> HeartbeatAnswer:
+    """Extend the lease; report progress and events. 409 `stale-attempt` once the attempt is not the running one."""
+    return queue.heartbeat(session, settings, job_id, attempt, body, utc_now())
+
+
+@router.post("/jobs/{job_id}/attempts/{attempt}/address-ranges", status_code=201)
+def reserve_addresses(
+    session: WriteSession, _caller: WorkerCaller, job_id: str, attempt: int, body: AddressRangeRequest
+) -> AddressRange:
+    """Reserve row addresses [base_address, base_address + rows) of the table's index."""
+    return queue.reserve_addresses(session, job_id, attempt, body)
+
+
+@router.post("/jobs/{job_id}/attempts/{attempt}/finish")
+def finish_attempt(
+    session: WriteSession, _caller: WorkerCaller, job_id: str, attempt: int, body: FinishRequest
+) -> JobView:
+    """End an attempt. `released` hands the job back without using up an attempt."""
+    return view(session, queue.finish(session, job_id, attempt, body, utc_now()))

@@ -1,0 +1,88 @@
+"""Register workers, hand them work, and say which are alive."""
+
+import asyncio
+import random
+import time
+from datetime import datetime, timedelta
+
+from sqlmodel import Session, col, select
+from starlette.concurrency import run_in_threadpool
+
+from service.auth.models import Principal, Role
+from service.auth.service import require_role
+from service.database import Database, utc_now
+from service.jobs import queue
+from service.jobs.models import Assignment, Attempt
+from service.jobs.status import AttemptStatus
+from service.paging import Page, PageRequest, take_page
+from service.settings import Settings
+from service.workers.models import Worker, WorkerRequest, WorkerView
+
+_LOOK_SECONDS = 0.4
+_FORGET_AFTER = timedelta(days=1)
+
+
+def register_worker(
+    session: Session, settings: Settings, principal: Principal, request: WorkerRequest
+) -> WorkerView:
+    """A new identity for a process that just started."""
+    require_role(principal, Role.WORKER, "worker.register", request.name)
+    row = Worker(**request.model_dump())
+    session.add(row)
+    session.flush()
+    return _view(session, settings, row, utc_now())
+
+
+async def claim_job(
+    database: Database, settings: Settings, worker_id: str, wait_seconds: float
+) -> Assignment | None:
+    """Wait for a job, at most `wait_seconds`; between looks it holds neither a connection nor a thread."""
+    deadline = time.monotonic() + wait_seconds
+    assignment = await run_in_threadpool(_claim, database, settings, worker_id)
+    while assignment is None and time.monotonic() < deadline:
+        # Jitter keeps many idle workers from looking all at once.
+        await asyncio.sleep(
+            min(_LOOK_SECONDS * random.uniform(0.5, 1.5), max(deadline - time.monotonic(), 0))
+        )
+        if await run_in_threadpool(_has_work, database):
+            assignment = await run_in_threadpool(_claim, database, settings, worker_id)
+    return assignment
+
+
+def list_workers(session: Session, settings: Settings, page: PageRequest) -> Page[WorkerView]:
+    """Workers heard of within a day, the latest first."""
+    now = utc_now()
+    query = (
+        select(Worker)
+        .where(col(Worker.last_seen_at) > now - _FORGET_AFTER)
+        .order_by(col(Worker.registered_at).desc(), col(Worker.id).desc())
+    )
+    if cursor := page.decode(str):
+        last = queue.get_worker(session, cursor)
+        query = query.where(
+            (col(Worker.registered_at) < last.registered_at)
+            | ((col(Worker.registered_at) == last.registered_at) & (col(Worker.id) < last.id))
+        )
+    rows = session.exec(query.limit(page.limit + 1)).all()
+    return take_page(rows, page, lambda row: row.id, lambda row: _view(session, settings, row, now))
+
+
+def _claim(database: Database, settings: Settings, worker_id: str) -> Assignment | None:
+    with database.write() as session:
+        return queue.claim(session, settings, worker_id, utc_now())
+
+
+def _has_work(database: Database) -> bool:
+    with database.read() as session:
+        return queue.has_claimable(session, utc_now())
+
+
+def _view(session: Session, settings: Settings, row: Worker, now: datetime) -> WorkerView:
+    running = session.exec(
+        select(Attempt.job_id).where(
+            Attempt.worker_id == row.id, Attempt.status == AttemptStatus.RUNNING.value
+        )
+    ).first()
+    # A claim may wait a minute without a sign of life in between.
+    patience = timedelta(seconds=60 + settings.lease_seconds)
+    return WorkerView(**row.model_dump(), alive=now - row.last_seen_at < patience, job_id=running)
