@@ -3,7 +3,6 @@
 Each command imports what it needs itself: the worker's image has no FastAPI, and `--help` waits for nothing.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -58,9 +57,11 @@ def demo(
 
     interactive = sys.stdout.isatty()
     exits = not interactive if exits is None else exits
+    # Whoever watches should not wait for the poller.
+    poll_interval_seconds = None if "ICESTREAM_POLL_INTERVAL_SECONDS" in os.environ else 2
     arguments = [*(["--once"] if exits else []), *(["--rows", str(rows)] if rows else [])]
     _run_up(
-        _settings(host=host, port=port, data_dir=data_dir),
+        _settings(host=host, port=port, data_dir=data_dir, poll_interval_seconds=poll_interval_seconds),
         browser=browser and interactive,
         demo=Demo(exits, tuple(arguments)),
     )
@@ -72,9 +73,15 @@ def serve(host: Host = None, port: Port = None) -> None:
     import uvicorn
 
     from service.app import create_app
+    from service.database import Database
+    from service.errors import StartError
 
     settings = _settings(host=host, port=port)
     with _one_sentence():
+        database = Database(settings.database_url)
+        if problem := database.check():
+            raise StartError(problem)
+        database.dispose()
         service = create_app(settings)
     uvicorn.run(service, host=settings.host, port=settings.port, access_log=False)
 
@@ -88,19 +95,19 @@ def worker() -> None:
 @app.command()
 def migrate() -> None:
     """Bring the control database to this version's schema."""
-    from service.database import migrate as bring_up_to_date
+    from service.app import prepare
 
     settings = _settings()
     with _one_sentence():
-        bring_up_to_date(settings.database_url)
+        prepare(settings)
 
 
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document of the HTTP API."""
-    from service.app import create_app
+    from service.openapi import render
 
-    print(json.dumps(create_app(_settings()).openapi(), indent=2))
+    typer.echo(render(), nl=False)
 
 
 def _run_up(settings: "Settings", *, browser: bool, demo: "Demo | None") -> NoReturn:

@@ -38,9 +38,13 @@ from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
 from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
 from service.catalogs.service import register_embedded_catalog
 from service.children import Child, KeptAlive
-from service.database import Database
+from service.database import Database, utc_now
 from service.errors import StartError
+from service.jobs.events import events_after, latest_event_id
+from service.jobs.models import EventView
 from service.settings import Settings
+from service.tables.models import EnrolledTable
+from service.workers.models import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +85,7 @@ class _Up:
         self._url = _url(settings.host, listener.getsockname()[1])
         self._database = Database(settings.database_url)
         self._server = _Server(create_app(settings), self._start_children)
+        self._teller = _Teller(self._database)
         self._stop = threading.Event()
         self._exit_code = 0
         self._worker: KeptAlive | None = None
@@ -107,10 +112,13 @@ class _Up:
         self._stop.wait()
         if self._server.started:
             typer.echo("Stopping ...")
+        # Whoever still waits for an answer, such as an open page, is cut off: nothing to tell about.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         if self._writer is not None:
             self._writer.stop()
         if self._worker is not None:
             self._worker.stop()
+        self._teller.stop()
         self._server.should_exit = True
 
     def _start_children(self) -> None:
@@ -127,6 +135,7 @@ class _Up:
         )
         self._worker = KeptAlive(worker)
         self._worker.start()
+        self._teller.start()
         if self._demo is not None:
             arguments = ["worker.demo", *self._demo.arguments]
             environment = {**shared, "ICESTREAM_API_KEY": self._demo_key()}
@@ -154,6 +163,44 @@ class _Up:
         self._exit_code = 1 if code else 0
         if code or demo.exits:
             self._stop.set()
+
+
+class _Teller:
+    """Writes the log: what happens to jobs, from the events that the page and the API show too."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._database.read() as session:
+            last = latest_event_id(session)
+        since = utc_now()
+        while not self._stopping.wait(1):
+            with self._database.read() as session:
+                for worker in session.exec(select(Worker).where(col(Worker.registered_at) > since)):
+                    since = max(since, worker.registered_at)
+                    logger.info("The worker is ready")
+                for event in events_after(session, last, 100):
+                    last = event.id
+                    if _is_told(event):
+                        table = session.get(EnrolledTable, event.table_id)
+                        name = table.name if table else "a table"
+                        logger.info("%s, %s: %s", name, event.fields["job_kind"], event.message)
+
+
+def _is_told(event: EventView) -> bool:
+    """The turns of a job's life; not its progress, nor its reasoning, which the page shows."""
+    return event.job_id is not None and event.kind not in ("job.progress", "job.message")
 
 
 class _Server(uvicorn.Server):
