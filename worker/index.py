@@ -10,8 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
-from worker.read import NULL_MASK, KeyReader, KeySet
+from worker.read import NULL_MASK, KeyColumnError, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
 from worker.storage import Storage
 
@@ -31,6 +32,8 @@ COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a
 PARTITION_ID = "partition_id"
 ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
+
+_ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g\d+")
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -132,7 +135,12 @@ def database_name(table_uuid: str) -> str:
 
 
 def open_index(
-    warehouse: IndexWarehouse, table_uuid: str, key_set: KeySet, *, create: bool = False, rebuild: bool = False
+    warehouse: IndexWarehouse,
+    table_uuid: str,
+    key_set: KeySet,
+    *,
+    create: bool = False,
+    rebuild: bool = False,
 ) -> KeySetIndex | None:
     """The newest generation of a key set's index; None when there is none and `create` is false.
 
@@ -144,7 +152,11 @@ def open_index(
     generation, entries_table = 0, None
     while (table := warehouse.open(database, f"entries_{suffix}_g{generation + 1}")) is not None:
         generation, entries_table = generation + 1, table
-    if entries_table is not None and not rebuild and entries_table.options.get(_KEY_TYPES_OPTION) == key_types:
+    if (
+        entries_table is not None
+        and not rebuild
+        and entries_table.options.get(_KEY_TYPES_OPTION) == key_types
+    ):
         files_table = warehouse.open(database, f"files_{suffix}_g{generation}")
     elif create or rebuild:
         generation, files_table = generation + 1, None
@@ -165,12 +177,21 @@ def open_index(
     return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
 
 
+def indexed_key_sets(warehouse: IndexWarehouse, table_uuid: str) -> list[tuple[int, ...]]:
+    """The equality field ids of every key set that the table has an index of, ascending."""
+    names = warehouse.table_names(database_name(table_uuid))
+    matches = (_ENTRIES_NAME.fullmatch(name) for name in names)
+    return sorted({tuple(map(int, match[1].split("_"))) for match in matches if match})
+
+
 def load_index(
     key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know."""
     dictionary = FileDictionary(_read_rows(storage, files_table.live_files(), DICTIONARY_SCHEMA))
-    return KeySetIndex(key_set, generation, entries_table, files_table, entries_table.live_files(), dictionary)
+    return KeySetIndex(
+        key_set, generation, entries_table, files_table, entries_table.live_files(), dictionary
+    )
 
 
 def entries_schema(key_set: KeySet) -> pa.Schema:
@@ -224,6 +245,14 @@ def commit_batches(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltRuns:
+    """What a build task wrote, and the files that it could not read: (path, reason). Not committed."""
+
+    runs: tuple[RunFile, ...]
+    failures: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BuildTask:
     """Reads the keys of some files and writes them as sorted runs. Pickles."""
 
@@ -235,39 +264,45 @@ class BuildTask:
     def rows(self) -> int:
         return sum(indexed.file.record_count for indexed in self.files)
 
-    def run(self, _: object) -> list[RunFile]:
-        """Runs bounded in memory: a task larger than one run writes several. Nothing is committed."""
-        written: list[RunFile] = []
+    def run(self, _: object) -> BuiltRuns:
+        """Runs bounded in memory: a task larger than one run writes several.
+
+        A file that can't be read may leave some entries, which no dictionary row will ever own.
+        """
+        runs: list[RunFile] = []
+        failures: list[tuple[str, str]] = []
         batches: list[pa.RecordBatch] = []
-        rows = size = 0
-
-        def flush() -> None:
-            nonlocal rows, size
-            if batches:
-                run = sort_entries(pa.Table.from_batches(batches))
-                written.extend(
-                    write_run(
-                        self.reader.storage,
-                        self.table_location,
-                        run,
-                        primary_key=run.schema.names,
-                        max_file_rows=RUN_ROWS,
-                    )
-                )
-            batches.clear()
-            rows = size = 0
-
         for indexed in self.files:
-            address = indexed.base_address
-            for keys in self.reader.read_data_file(indexed.file):
-                batches.append(_entry_batch(keys, indexed.partition_id, address))
-                address += keys.num_rows
-                rows += keys.num_rows
-                size += batches[-1].nbytes
-                if rows >= RUN_ROWS or size >= RUN_BYTES:
-                    flush()
-        flush()
-        return written
+            try:
+                for entries in self._entries(indexed):
+                    batches.append(entries)
+                    if (
+                        sum(b.num_rows for b in batches) >= RUN_ROWS
+                        or sum(b.nbytes for b in batches) >= RUN_BYTES
+                    ):
+                        runs += self._write(batches)
+                        batches = []
+            except (KeyColumnError, FileNotFoundError) as error:
+                failures.append((indexed.file.path, str(error)))
+        if batches:
+            runs += self._write(batches)
+        return BuiltRuns(tuple(runs), tuple(failures))
+
+    def _entries(self, indexed: IndexedFile) -> Iterator[pa.RecordBatch]:
+        address = indexed.base_address
+        for keys in self.reader.read_data_file(indexed.file):
+            yield _entry_batch(keys, indexed.partition_id, address)
+            address += keys.num_rows
+
+    def _write(self, batches: Sequence[pa.RecordBatch]) -> list[RunFile]:
+        run = sort_entries(pa.Table.from_batches(batches))
+        return write_run(
+            self.reader.storage,
+            self.table_location,
+            run,
+            primary_key=run.schema.names,
+            max_file_rows=RUN_ROWS,
+        )
 
 
 def build_tasks(
@@ -333,7 +368,9 @@ def sort_entries(entries: pa.Table) -> pa.Table:
     )
 
 
-def commit_index(index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile], storage: Storage) -> KeySetIndex:
+def commit_index(
+    index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile], storage: Storage
+) -> KeySetIndex:
     """Entries first, then their files: after the second commit, and only then, the files are covered."""
     if runs:
         index.entries_table.commit_files(runs)
@@ -364,9 +401,8 @@ def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:
         )
         for f in sorted(files, key=lambda f: f.base_address)
     ]
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), DICTIONARY_SCHEMA, strict=True)]
+    columns = [
+        pa.array(column, field.type)
+        for column, field in zip(zip(*rows, strict=True), DICTIONARY_SCHEMA, strict=True)
+    ]
     return pa.Table.from_arrays(columns, schema=DICTIONARY_SCHEMA)
-
-
-AddressGrant = Callable[[int, int], int]
-"""(rows, at_least) -> base address of a range that no other attempt holds."""

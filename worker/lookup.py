@@ -8,26 +8,35 @@ number is smaller (so the highest number alone decides).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.index import ADDRESS, PARTITION_ID, FileDictionary, Int64Array
 from worker.matching import KeyMatcher
 from worker.plan import DataFile
-from worker.read import NULL_MASK, KeyReader
+from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import RunFile
 from worker.storage import Storage
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailure:
+    """A data file that could not be read, and why; a retry can't help."""
+
+    ordinal: int
+    code: str
+    reason: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,11 @@ class Matches:
     row_groups_total: int = 0
     bytes_read: int = 0
     rows_read: int = 0
+    failures: tuple[ReadFailure, ...] = ()
+
+    @staticmethod
+    def failed(failure: ReadFailure) -> Matches:
+        return Matches(np.empty(0, np.int64), np.empty(0, np.int64), failures=(failure,))
 
     @staticmethod
     def combined(parts: Sequence[Matches]) -> Matches:
@@ -55,6 +69,7 @@ class Matches:
             sum(p.row_groups_total for p in parts),
             sum(p.bytes_read for p in parts),
             sum(p.rows_read for p in parts),
+            tuple(failure for p in parts for failure in p.failures),
         )
 
 
@@ -83,14 +98,25 @@ class DeleteKeys:
         ]
         names = [PARTITION_ID, *schema.names]
         if not tables:
-            empty = {name: pa.array([], field_type) for name, field_type in zip(schema.names, schema.types, strict=True)}
-            return cls(pa.table({PARTITION_ID: pa.array([], pa.int64()), **empty, MAX_SEQUENCE_NUMBER: pa.array([], pa.int64())}))
+            empty = {
+                name: pa.array([], field_type)
+                for name, field_type in zip(schema.names, schema.types, strict=True)
+            }
+            return cls(
+                pa.table(
+                    {
+                        PARTITION_ID: pa.array([], pa.int64()),
+                        **empty,
+                        MAX_SEQUENCE_NUMBER: pa.array([], pa.int64()),
+                    }
+                )
+            )
         grouped = pa.concat_tables(tables).group_by(names).aggregate([(MAX_SEQUENCE_NUMBER, "max")])
         rows = grouped.rename_columns([*names, MAX_SEQUENCE_NUMBER])
         return cls(rows.sort_by([(name, "ascending") for name in names]))
 
     def __len__(self) -> int:
-        return self.rows.num_rows
+        return int(self.rows.num_rows)
 
     def __reduce__(self) -> tuple[type[DeleteKeys], tuple[pa.Table]]:
         return DeleteKeys, (self.rows,)
@@ -110,7 +136,9 @@ class DeleteKeys:
                 names = names[1:]
             keys = self.rows.select(names).take(pa.array(selected))
             self._matchers[cache_key] = (
-                (KeyMatcher([keys[name].combine_chunks() for name in names]), selected) if len(selected) else None
+                (KeyMatcher([keys[name].combine_chunks() for name in names]), selected)
+                if len(selected)
+                else None
             )
         return self._matchers[cache_key]
 
@@ -122,7 +150,9 @@ class DeleteKeys:
         mask: npt.NDArray[np.int32] = keys.column(NULL_MASK).to_numpy()
         uniform = not len(mask) or (mask[0] == mask).all()
         null_mask = int(mask[0]) if uniform and len(mask) else None
-        columns = [keys.column(name) for name in (self.key_names if null_mask is None else self.key_names[1:])]
+        columns = [
+            keys.column(name) for name in (self.key_names if null_mask is None else self.key_names[1:])
+        ]
         rows, numbers = [], []
         for scope in (partition_id, GLOBAL):
             matcher = self.matcher(scope, null_mask)
@@ -147,17 +177,21 @@ class ScanTask:
     files: tuple[tuple[int, int, DataFile], ...]
 
     def run(self, deletes: DeleteKeys) -> Matches:
-        parts = [self._scan(deletes, *file) for file in self.files]
-        return Matches.combined(parts)
+        return Matches.combined([self._scan(deletes, *file) for file in self.files])
 
     def _scan(self, deletes: DeleteKeys, ordinal: int, partition_id: int, file: DataFile) -> Matches:
         positions = []
         start = size = 0
-        for keys in self.reader.read_data_file(file):
-            rows, numbers = deletes.match(keys, partition_id)
-            positions.append(start + rows[numbers > file.data_sequence_number])
-            start += keys.num_rows
-            size += keys.nbytes
+        try:
+            for keys in self.reader.read_data_file(file):
+                rows, numbers = deletes.match(keys, partition_id)
+                positions.append(start + rows[numbers > file.data_sequence_number])
+                start += keys.num_rows
+                size += keys.nbytes
+        except KeyColumnError as error:
+            return Matches.failed(ReadFailure(ordinal, error.code, str(error), error.remedy))
+        except FileNotFoundError as error:
+            return Matches.failed(ReadFailure(ordinal, "missing_file", str(error), "Restore the file."))
         found = np.concatenate(positions) if positions else np.empty(0, np.int64)
         return Matches(np.full(len(found), ordinal), found, bytes_read=size, rows_read=start)
 
@@ -188,7 +222,10 @@ class RowGroups:
             pa.array([s.max for s in keys], key_type) if bounded else None,
             np.array([group.num_rows for group in groups], np.int64),
             np.array(
-                [sum(group.column(c).total_compressed_size for c in range(2, len(names))) for group in groups],
+                [
+                    sum(group.column(c).total_compressed_size for c in range(2, len(names)))
+                    for group in groups
+                ],
                 np.int64,
             ),
         )
@@ -307,8 +344,12 @@ def surviving_row_groups(groups: RowGroups, deletes: DeleteKeys) -> Int64Array:
             continue
         # Some key k with low <= k <= high: the keys below low and the keys up to high differ in number.
         keys = _ordered(first_key.slice(start, end - start))
-        low = np.searchsorted(keys, _ordered(groups.key_low.take(pa.array(candidates)), sort=False), side="left")
-        high = np.searchsorted(keys, _ordered(groups.key_high.take(pa.array(candidates)), sort=False), side="right")
+        low = np.searchsorted(
+            keys, _ordered(groups.key_low.take(pa.array(candidates)), sort=False), side="left"
+        )
+        high = np.searchsorted(
+            keys, _ordered(groups.key_high.take(pa.array(candidates)), sort=False), side="right"
+        )
         survivors[candidates[low < high]] = True
     return np.flatnonzero(survivors)
 

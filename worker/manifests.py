@@ -7,24 +7,23 @@ history (which expires) and never from scan tasks (which planning prunes by stat
 from __future__ import annotations
 
 import json
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pyiceberg.avro.file import AvroFile
-from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.conversions import to_json
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, VoidTransform
-from pyiceberg.typedef import Record
 from pyiceberg.types import (
     BinaryType,
     DateType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -103,11 +102,29 @@ def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schem
     )
 
 
+class _SkippingAccessor(SchemaPartnerAccessor):
+    """Lets the read schema leave out lists and maps, such as statistics: they are skipped, not decoded."""
+
+    def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
+        return None if partner_list is None else super().list_element_partner(partner_list)
+
+    def map_key_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_key_partner(partner_map)
+
+    def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_value_partner(partner_map)
+
+
 def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> list[DataFile | DeleteFile]:
-    with AvroFile[Record](io.new_input(manifest.manifest_path)) as entries:
+    with AvroFile[Any](io.new_input(manifest.manifest_path)) as entries:
         # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
         partition_type = _partition_type(entries.schema)
-        entries.reader = resolve_reader(entries.schema, _entry_schema(partition_type, manifest.content))
+        entries.reader = visit_with_partner(  # type: ignore[misc]  # as PyIceberg's own call
+            entries.schema,
+            _entry_schema(partition_type, manifest.content),
+            ReadSchemaResolver(),
+            _SkippingAccessor(),
+        )
         files = []
         for status, snapshot_id, sequence_number, data_file in entries:
             if status == DELETED:
@@ -130,7 +147,7 @@ def _partition_type(schema: Schema) -> StructType:
     return partition.field_type
 
 
-def _partition_values(values: Record, partition_type: StructType, spec: PartitionSpec) -> str:
+def _partition_values(values: Any, partition_type: StructType, spec: PartitionSpec) -> str:
     by_field_id = {
         field.field_id: (field.field_type, value)
         for field, value in zip(partition_type.fields, values, strict=True)
@@ -156,7 +173,7 @@ def _single_value(field_type: Any, value: Any, transform: Any) -> Any:
 
 
 def _content_file(
-    entry: Record, partition: PartitionKey, sequence_number: int, snapshot_id: int | None
+    entry: Any, partition: PartitionKey, sequence_number: int, snapshot_id: int | None
 ) -> DataFile | DeleteFile:
     content, path, file_format, _, record_count, size_bytes, key_metadata, *delete_columns = entry
     encrypted = key_metadata is not None
@@ -192,5 +209,3 @@ def _only_referenced_file(lower: dict[int, bytes] | None, upper: dict[int, bytes
     low = (lower or {}).get(FILE_PATH_FIELD_ID)
     high = (upper or {}).get(FILE_PATH_FIELD_ID)
     return low.decode() if low is not None and low == high else None
-
-

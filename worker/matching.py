@@ -34,7 +34,8 @@ class _ColumnCodes:
     def of(self, values: pa.Array) -> Int64Array:
         if not self._integer:
             found = pc.index_in(values, self._distinct)
-            return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            codes: Int64Array = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return codes
         numbers = values.to_numpy()
         if self.size == 1:
             return np.where(numbers == self._sorted[0], 0, -1)

@@ -7,8 +7,8 @@ smaller and the delete's scope contains the file (Iceberg spec, "Scan Planning")
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -87,3 +87,87 @@ class SnapshotFiles:
     def position_deletes(self) -> tuple[DeleteFile, ...]:
         """Position delete files and deletion vectors."""
         return tuple(f for f in self.delete_files if f.content is FileContent.POSITION_DELETES)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySetDeletes:
+    """The equality deletes of one key set, and the data files that at least one of them applies to."""
+
+    equality_field_ids: tuple[int, ...]
+    delete_files: tuple[DeleteFile, ...]
+    data_files: tuple[DataFile, ...]
+
+    @property
+    def keys_planned(self) -> int:
+        return sum(file.record_count for file in self.delete_files)
+
+    @property
+    def rows_planned(self) -> int:
+        return sum(file.record_count for file in self.data_files)
+
+
+def plan_conversion(files: SnapshotFiles) -> list[KeySetDeletes]:
+    """The live equality deletes by key set, in ascending field ids."""
+    by_key_set: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
+    for delete in files.equality_deletes:
+        by_key_set[delete.equality_ids].append(delete)
+    return [
+        KeySetDeletes(ids, tuple(deletes), affected_files(files, deletes))
+        for ids, deletes in sorted(by_key_set.items())
+    ]
+
+
+def affected_files(files: SnapshotFiles, deletes: Iterable[DeleteFile]) -> tuple[DataFile, ...]:
+    """The data files that at least one of the equality deletes applies to."""
+    scoped: dict[PartitionKey, int] = defaultdict(int)
+    everywhere = 0
+    for delete in deletes:
+        if delete.partition.spec_id in files.global_spec_ids:
+            everywhere = max(everywhere, delete.data_sequence_number)
+        else:
+            scoped[delete.partition] = max(scoped[delete.partition], delete.data_sequence_number)
+    return tuple(
+        file
+        for file in files.data_files
+        if file.data_sequence_number < max(everywhere, scoped.get(file.partition, 0))
+    )
+
+
+def applies(delete: DeleteFile, file: DataFile, global_spec_ids: frozenset[int]) -> bool:
+    """Whether an equality delete applies to a data file (spec, "Scan Planning")."""
+    return file.data_sequence_number < delete.data_sequence_number and (
+        delete.partition.spec_id in global_spec_ids or delete.partition == file.partition
+    )
+
+
+class Source(StrEnum):
+    """Where the rows of a key set's deletes are looked for."""
+
+    INDEX = "index"
+    SCAN = "scan"
+    INDEX_AND_SCAN = "index_and_scan"
+    NONE = "none"
+
+
+# Measured on two cores, int64 keys: rows decoded and matched a second by one thread.
+SCAN_ROWS_PER_SECOND = 20_000_000
+INDEX_ROWS_PER_SECOND = 60_000_000
+INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
+
+
+def index_is_cheaper(
+    keys: int, index_rows: int, index_files: int, row_group_rows: int, scan_rows: int
+) -> tuple[bool, str]:
+    """Whether to ask the index for files that it covers, rather than scan them; and why, in words.
+
+    Each key may touch one row group in each file of the index, and never more than all of its rows.
+    """
+    lookup_rows = min(index_rows, keys * index_files * row_group_rows)
+    lookup_seconds = lookup_rows / INDEX_ROWS_PER_SECOND + index_files * INDEX_FILE_SECONDS
+    scan_seconds = scan_rows / SCAN_ROWS_PER_SECOND
+    # Estimates this small are within each other's error: the index touches fewer bytes of the table.
+    cheaper = lookup_seconds <= max(scan_seconds, 0.05)
+    return cheaper, (
+        f"{keys:,} keys: at most {lookup_rows:,} index rows (about {lookup_seconds:.2f} s)"
+        f" against {scan_rows:,} rows of data files (about {scan_seconds:.2f} s)"
+    )

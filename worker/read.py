@@ -206,7 +206,9 @@ class KeyReader:
             leaf = leaves.get(column.field_id)
             array = _constant(column, constants, rows) if leaf is None else to_key_type(leaf, column)
             if array.null_count:
-                null_bit = pc.if_else(array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32()))
+                null_bit = pc.if_else(
+                    array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32())
+                )
                 null_mask = pc.bit_wise_or(null_mask, null_bit)
                 array = array.fill_null(placeholder(column.key_type))
             arrays.append(array)
@@ -392,11 +394,10 @@ def placeholder(key_type: pa.DataType) -> pa.Scalar:
 
 def _constant(column: KeyColumn, constants: Mapping[int, Any], rows: int) -> pa.Array:
     """The projected value of a column that the file lacks: identity partition value, default, or null."""
-    value = constants.get(column.field_id)
-    if value is not None:
-        value = _key_value(from_json(column.iceberg_type, value))
-    else:
-        value = column.initial_default
+    partition_value = constants.get(column.field_id)
+    value = column.initial_default
+    if partition_value is not None:
+        value = _key_value(from_json(column.iceberg_type, partition_value))
     if value is None:
         return pa.nulls(rows, column.key_type)
     return pa.repeat(pa.scalar(value, column.key_type), rows)
@@ -423,14 +424,16 @@ def _leaf_paths(schema: pa.Schema, name_mapping: str | None) -> dict[int, tuple[
         below = [visit(child, path) for child in field.type] if pa.types.is_struct(field.type) else []
         return field_id is not None or any(below)
 
-    has_ids = any([visit(field, ()) for field in schema])
+    has_ids = sum(visit(field, ()) for field in schema) > 0
     if has_ids:
         return paths
     if name_mapping is None:
         return {position: (name,) for position, name in enumerate(schema.names, start=1)}
     mapping = NameMapping.model_validate_json(name_mapping)
 
-    def visit_mapped(fields: list[MappedField], columns: pa.Schema | pa.StructType, parents: tuple[str, ...]) -> None:
+    def visit_mapped(
+        fields: list[MappedField], columns: pa.Schema | pa.StructType, parents: tuple[str, ...]
+    ) -> None:
         for column in columns:
             mapped = next((m for m in fields if column.name in m.names), None)
             if mapped is None:

@@ -111,9 +111,7 @@ def _with_system_columns(rows: pa.Table) -> pa.Table:
         "_VALUE_KIND": pa.array(zeros.astype(np.int8)),
     }
     fields = [pa.field(name, array.type, nullable=False) for name, array in system.items()]
-    return pa.Table.from_arrays(
-        [*system.values(), *rows.columns], schema=pa.schema([*fields, *rows.schema])
-    )
+    return pa.Table.from_arrays([*system.values(), *rows.columns], schema=pa.schema([*fields, *rows.schema]))
 
 
 def _encodings(schema: pa.Schema) -> dict[str, str]:
@@ -179,6 +177,12 @@ class IndexWarehouse:
         )
         self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
         return RunTable(self._catalog.get_table(f"{database}.{name}"))
+
+    def table_names(self, database: str) -> list[str]:
+        try:
+            return list(self._catalog.list_tables(database))
+        except DatabaseNotExistException:
+            return []
 
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists."""

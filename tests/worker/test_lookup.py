@@ -15,7 +15,6 @@ from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
 from worker import index as index_module
 from worker.index import (
-    IndexedFile,
     addresses_needed,
     assign_addresses,
     build_tasks,
@@ -44,24 +43,33 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def key_set_of(*types: str) -> KeySet:
     return KeySet(
-        tuple(
-            KeyColumn(i, f"c{i}", (i,), TYPES[t][0], TYPES[t][1]) for i, t in enumerate(types, start=1)
-        )
+        tuple(KeyColumn(i, f"c{i}", (i,), TYPES[t][0], TYPES[t][1]) for i, t in enumerate(types, start=1))
     )
 
 
 def write_data_file(
-    folder: Path, name: str, types: tuple[str, ...], rows: list[tuple[Any, ...]], partition: str, sequence: int
+    folder: Path,
+    name: str,
+    types: tuple[str, ...],
+    rows: list[tuple[Any, ...]],
+    partition: str,
+    sequence: int,
 ) -> DataFile:
     fields = [
-        pa.field(f"c{i}", TYPES[t][1], metadata={"PARQUET:field_id": str(i)}) for i, t in enumerate(types, start=1)
+        pa.field(f"c{i}", TYPES[t][1], metadata={"PARQUET:field_id": str(i)})
+        for i, t in enumerate(types, start=1)
     ]
     columns = list(zip(*rows, strict=True)) or [()] * len(types)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
     path = folder / name
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path)
     return DataFile(
-        str(path), "parquet", PartitionKey(0, json.dumps([partition])), len(rows), path.stat().st_size, sequence
+        str(path),
+        "parquet",
+        PartitionKey(0, json.dumps([partition])),
+        len(rows),
+        path.stat().st_size,
+        sequence,
     )
 
 
@@ -114,19 +122,21 @@ def test_index_and_scan_find_the_rows_of_a_brute_force_join(
     for part in (files[:split], files[split:]):
         if part:
             indexed = assign_addresses(part, index.dictionary.end_address + 3, index.dictionary.partitions())
-            runs = [
-                r for task in build_tasks(reader, index.entries_table.location, indexed, 2) for r in task.run(None)
-            ]
+            tasks = build_tasks(reader, index.entries_table.location, indexed, 2)
+            runs = [run for task in tasks for run in task.run(None).runs]
             index = commit_index(index, runs, indexed, storage)
     assert uncovered_files(files, index.dictionary) == []
 
     partitions = {json.dumps([p]): i for p, i in _partition_ids(index).items()}
     partition_id = {f.path: partitions[f.partition.values] for f in files}
-    scopes = {None: GLOBAL, **{p: partitions.get(json.dumps([p]), -2) for p in ("p", "q")}}
-    deletes = DeleteKeys.of(
-        [(scopes[scope], number, _key_batch(folder, reader, types, keys)) for keys, scope, number in delete_rows if keys],
-        key_set.schema,
-    )
+    scopes: dict[str | None, int] = {p: partitions.get(json.dumps([p]), -2) for p in ("p", "q")}
+    scopes[None] = GLOBAL
+    batches = [
+        (scopes[scope], number, _key_batch(folder, reader, types, keys))
+        for keys, scope, number in delete_rows
+        if keys
+    ]
+    deletes = DeleteKeys.of(batches, key_set.schema)
     scan = ScanTask(reader, tuple((i, partition_id[f.path], f) for i, f in enumerate(files))).run(deletes)
     assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
 

@@ -1,0 +1,251 @@
+"""Whole jobs on real tables: the rows that Spark shows before are the rows that it shows after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from worker.control_plane import Assignment
+from worker.pipeline import JobError, Outcome, run_job
+from worker.session import TaskRunner
+
+pytestmark = pytest.mark.integration
+_numbers = count(1)
+
+
+class RecordingReporter:
+    """A control plane that grants what is asked and remembers what is told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[str] = []
+        self.next_address = 0
+        self.before_commit: Callable[[], None] = lambda: None
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        assert 0 <= done <= max(total, done)
+
+    def decide(self, sentence: str) -> None:
+        self.decisions.append(sentence)
+
+    def confirm_lease(self) -> None:
+        self.before_commit()
+
+    def grant_addresses(self, rows: int, at_least: int) -> int:
+        base = max(self.next_address, at_least)
+        self.next_address = base + rows
+        return base
+
+
+class Jobs:
+    """Runs jobs on one table, as a worker would."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, identifier: str, index: Path) -> None:
+        self.reporter = RecordingReporter()
+        self.runner = TaskRunner(spark)
+        self.catalog = catalog
+        self.identifier = identifier.split(".")[1:]
+        self.index = index
+
+    def run(
+        self, kind: str, *, dry_run: bool = False, attempt: int = 1, job_id: str = "", **table: Any
+    ) -> Outcome:
+        assignment = Assignment.model_validate(
+            {
+                "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},
+                "attempt": attempt,
+                "lease_seconds": 30,
+                "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},
+                "catalog": {"name": self.catalog.name, "type": "sql", "properties": self.catalog.properties},
+                "index": {"warehouse": self.index.as_uri()},
+            }
+        )
+        return run_job(assignment, self.runner, self.reporter)
+
+
+@pytest.fixture
+def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path) -> Jobs:
+    return Jobs(spark, catalog, table_name, tmp_path / "index")
+
+
+def upserted(
+    spark: SparkSession, name: str, *, format_version: Any, partitioned: bool, key: list[str]
+) -> TableBuilder:
+    """Three commits of upserts over a first load, and one of plain deletes."""
+    table = TableBuilder.create(
+        spark,
+        name,
+        format_version=format_version,
+        partitioned_by=["region"] if partitioned else [],
+    )
+    regions = ("eu", "us")
+    table.append([{"id": i, "region": regions[i % 2], "value": i} for i in range(200)], files=2)
+    for commit in range(3):
+        rows = [
+            {"id": i, "region": regions[i % 2], "value": 1000 * commit + i}
+            for i in range(commit * 20, 120, 7)
+        ]
+        table.upsert(rows, key=key)
+    table.delete_keys([{"id": i, "region": regions[i % 2]} for i in (3, 5, 150, 900)], equality_columns=key)
+    return table
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("key", [["id"], ["id", "region"]])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    format_version: int,
+    partitioned: bool,
+    key: list[str],
+    indexed: bool,
+) -> None:
+    upserted(spark, table_name, format_version=format_version, partitioned=partitioned, key=key)
+    before = visible_rows(spark, table_name)
+    if indexed:
+        jobs.run("index")
+
+    predicted = jobs.run("convert", dry_run=True).result
+    assert visible_rows(spark, table_name) == before
+    assert len(equality_delete_files(spark, table_name)) == predicted["equality_delete_files_removed"] > 0
+    result = jobs.run("convert").result
+
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []
+    assert result["rows_deleted"] == predicted["rows_deleted"] > 0
+    assert result["delete_files_added"] == predicted["delete_files_added"]
+    assert {one["source"] for one in result["key_sets"]} == {"index" if indexed else "scan"}
+    assert result["unconvertible"] == []
+
+
+def test_a_second_conversion_and_a_second_indexing_do_nothing(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=True, key=["id", "region"])
+    assert jobs.run("index").result["key_sets"][0]["files_indexed"] > 0
+    assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 0
+    jobs.run("convert")
+    snapshot = table.snapshot_id
+    outcome = jobs.run("convert")
+    assert outcome.result["commits"] == 0
+    assert table.snapshot_id == snapshot
+    assert "there is nothing to convert" in outcome.result["decisions"][0]
+    health = outcome.health["key_sets"][0]
+    assert health["coverage"] == 1.0
+    assert health["dead_ratio"] == 0.0
+    assert outcome.health["pending_equality_deletes"] == 0
+
+
+def test_files_that_are_not_indexed_yet_are_scanned(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    table.upsert([{"id": i, "region": "eu", "value": -i} for i in range(50)], key=["id"])
+    table.upsert([{"id": i, "region": "eu", "value": -2 * i} for i in range(25)], key=["id"])
+    before = visible_rows(spark, table_name)
+    result = jobs.run("convert").result
+    assert result["key_sets"][0]["source"] == "index_and_scan"
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_existing_position_deletes_are_merged(
+    spark: SparkSession, jobs: Jobs, table_name: str, format_version: Any
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=format_version)
+    paths = table.append([{"id": i, "region": "eu", "value": i} for i in range(100)], files=2)
+    table.delete_positions({paths[0]: [0, 7], paths[1]: [3]})
+    table.delete_keys([{"id": i} for i in range(0, 100, 9)], equality_columns=["id"])
+    before = visible_rows(spark, table_name)
+    result = jobs.run("convert").result
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []
+    assert result["delete_files_removed"] == 2
+    assert result["data_files_touched"] == 2
+
+
+def test_a_plan_that_compaction_overtook_is_made_again(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    before = visible_rows(spark, table_name)
+    overtaken: list[bool] = []
+
+    def compact_once() -> None:
+        if not overtaken:
+            overtaken.append(True)
+            spark.sql(
+                f"CALL {table_name.split('.')[0]}.system.rewrite_data_files("
+                f"table => '{table_name}', options => map('rewrite-all', 'true'))"
+            )
+
+    jobs.reporter.before_commit = compact_once
+    result = jobs.run("convert").result
+    assert overtaken
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []
+    assert any("plans again" in sentence for sentence in result["decisions"])
+
+
+def test_the_next_attempt_finds_a_commit_that_was_not_reported(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    first = jobs.run("convert", job_id="lost").result
+    snapshot = table.snapshot_id
+    again = jobs.run("convert", job_id="lost", attempt=2).result
+    assert table.snapshot_id == snapshot
+    for name in (
+        "rows_deleted",
+        "equality_delete_files_removed",
+        "data_files_touched",
+        "deletion_vectors_added",
+    ):
+        assert again[name] == first[name]
+
+
+def test_only_a_declared_key_gives_a_table_without_deletes_an_index(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(10)])
+    with pytest.raises(JobError) as failure:
+        jobs.run("index")
+    assert failure.value.code == "no_key_set"
+    assert jobs.run("index", key_sets=[["id"]]).result["key_sets"][0]["rows_indexed"] == 10
+
+
+def test_a_float_key_is_refused_and_the_rest_is_converted(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, "id bigint, price double")
+    table.append([{"id": i, "price": float(i)} for i in range(10)])
+    table.delete_keys([{"price": 3.0}], equality_columns=["price"])
+    table.delete_keys([{"id": 4}], equality_columns=["id"])
+    before = visible_rows(spark, table_name)
+    outcome = jobs.run("convert")
+    assert visible_rows(spark, table_name) == before
+    assert [one["code"] for one in outcome.result["unconvertible"]] == ["float_key"]
+    assert outcome.result["equality_delete_files_removed"] == 1
+    assert outcome.health["pending_equality_delete_files"] == 1
+
+
+def test_an_unreachable_catalog_and_an_unknown_table_fail_with_the_cause(
+    spark: SparkSession, jobs: Jobs, tmp_path: Path
+) -> None:
+    jobs.identifier = ["db", "nowhere"]
+    with pytest.raises(JobError, match="nowhere") as unknown:
+        jobs.run("convert")
+    assert unknown.value.code == "table_not_found"
+    jobs.catalog = Catalog("gone", tmp_path / "no" / "such" / "catalog.db", jobs.catalog.warehouse)
+    with pytest.raises(JobError) as unreachable:
+        jobs.run("convert")
+    assert unreachable.value.code == "catalog_unreachable"

@@ -1,0 +1,170 @@
+"""The worker's only HTTP: claims jobs, keeps their lease, reports. The OpenAPI document is the contract.
+
+Invariant: every report names its attempt; after a 409 the attempt is no longer the job's, and nothing more
+is done in its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict
+
+log = logging.getLogger(__name__)
+_TIMEOUT_SECONDS = 10.0
+
+
+class StaleAttemptError(Exception):
+    """The attempt was taken from this worker (lease expired, job cancelled or done elsewhere)."""
+
+
+class ControlPlaneError(Exception):
+    """The service can't be reached or answered with an error; a retry can help."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class AssignedJob(_Body):
+    id: str
+    kind: str
+    dry_run: bool = False
+    parameters: dict[str, Any] = {}
+
+
+class AssignedTable(_Body):
+    id: str
+    identifier: list[str]
+    branch: str
+    key_sets: list[list[str]] | None = None
+
+
+class AssignedCatalog(_Body):
+    name: str
+    type: str
+    properties: dict[str, str]
+
+
+class AssignedIndex(_Body):
+    warehouse: str
+
+
+class Assignment(_Body):
+    """A job that this worker holds the lease of."""
+
+    job: AssignedJob
+    attempt: int
+    previous_attempts: list[Any] = []
+    lease_seconds: float
+    table: AssignedTable
+    catalog: AssignedCatalog
+    index: AssignedIndex
+    policy: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the job decided or met, for its history."""
+
+    level: str  # info, warning, error
+    message: str
+
+
+class ControlPlane:
+    """One worker's side of the service's API. Thread-safe."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self._client = httpx.Client(
+            base_url=f"{url.rstrip('/')}/api/v1/",
+            headers={"Authorization": f"Bearer {api_key}"},
+            timeout=_TIMEOUT_SECONDS,
+        )
+        self._worker_id: str | None = None
+
+    def register(self, name: str) -> None:
+        """Makes this process known. Raises ControlPlaneError."""
+        body = {
+            "name": name,
+            "hostname": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("icestream"),
+        }
+        self._worker_id = self._post("workers", body).json()["id"]
+
+    def claim(self, wait_seconds: float) -> Assignment | None:
+        """The next job, or None after waiting. Registers anew if the service forgot this worker."""
+        assert self._worker_id is not None
+        response = self._post(
+            f"workers/{self._worker_id}/claim",
+            {"wait_seconds": wait_seconds},
+            timeout=wait_seconds + _TIMEOUT_SECONDS,
+        )
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None
+        return Assignment.model_validate(response.json())
+
+    def attempt(self, assignment: Assignment) -> AttemptReport:
+        return AttemptReport(self, assignment)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _post(self, path: str, body: Mapping[str, Any], timeout: float = _TIMEOUT_SECONDS) -> httpx.Response:
+        try:
+            response = self._client.post(path, json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise ControlPlaneError(f"the service does not answer: {error}") from error
+        if response.status_code == httpx.codes.CONFLICT:
+            raise StaleAttemptError(_detail(response))
+        if response.is_error:
+            raise ControlPlaneError(f"the service answered {response.status_code}: {_detail(response)}")
+        return response
+
+
+class AttemptReport:
+    """The calls of one attempt; each raises StaleAttemptError once the attempt is no longer the job's."""
+
+    def __init__(self, control_plane: ControlPlane, assignment: Assignment) -> None:
+        self._control_plane = control_plane
+        self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
+
+    def heartbeat(self, progress: Mapping[str, Any] | None, events: Sequence[Event]) -> bool:
+        """Renews the lease; whether the job's cancellation was asked for."""
+        body = {
+            "progress": progress,
+            "events": [{"level": e.level, "message": e.message, "fields": {}} for e in events],
+        }
+        answer = self._control_plane._post(f"{self._path}/heartbeat", body).json()
+        return bool(answer["cancel_requested"])
+
+    def grant_addresses(self, rows: int, at_least: int) -> int:
+        """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""
+        body = {"rows": rows, "at_least": at_least}
+        return int(self._control_plane._post(f"{self._path}/address-ranges", body).json()["base_address"])
+
+    def finish(
+        self,
+        status: str,
+        *,
+        result: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        health: Mapping[str, Any] | None = None,
+    ) -> None:
+        body = {"status": status, "result": result, "error": error, "health": health}
+        self._control_plane._post(f"{self._path}/finish", body)
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        problem = response.json()
+    except ValueError:
+        return response.text[:200]
+    return str(problem.get("detail") or problem.get("title") or problem)

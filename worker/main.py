@@ -1,0 +1,257 @@
+"""The worker process: claims a job, keeps its lease, runs its pipeline, reports.
+
+Invariant: while the lease can't be renewed nothing is committed, and an attempt that lost its lease stops
+without a trace.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.control_plane import (
+    Assignment,
+    AttemptReport,
+    ControlPlane,
+    ControlPlaneError,
+    Event,
+    StaleAttemptError,
+)
+from worker.pipeline import JobError, run_job
+from worker.session import JobCancelledError, TaskRunner, create_spark
+
+log = logging.getLogger("icestream.worker")
+
+CLAIM_WAIT_SECONDS = 20.0
+RETRY_SECONDS = 2.0
+
+
+class WorkerSettings(BaseSettings):
+    """From the environment: ICESTREAM_URL, ICESTREAM_API_KEY, and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="ICESTREAM_")
+
+    url: str = "http://127.0.0.1:8000"
+    api_key: str
+    spark_master: str = "local[*]"
+    worker_name: str = socket.gethostname()
+
+
+class AttemptReporter:
+    """Collects what a job tells and sends it with each heartbeat, from a thread of its own."""
+
+    def __init__(self, report: AttemptReport, lease_seconds: float) -> None:
+        self._report = report
+        self._interval_seconds = min(lease_seconds / 3, 2.0)
+        self._lease_seconds = lease_seconds
+        self._lock = threading.Lock()
+        self._progress: dict[str, Any] | None = None
+        self._events: list[Event] = []
+        self._stopped = threading.Event()
+        self._ended: Exception | None = None
+        self._renewed_at = time.monotonic()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> AttemptReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        self._raise_if_ended()
+        with self._lock:
+            self._progress = {"stage": stage, "done": done, "total": total, "unit": unit, "message": None}
+
+    def decide(self, sentence: str) -> None:
+        log.info("%s", sentence)
+        with self._lock:
+            self._events.append(Event("info", sentence))
+        self._raise_if_ended()
+
+    def confirm_lease(self) -> None:
+        """Renews the lease right now, since what follows can't be taken back."""
+        self._raise_if_ended()
+        if self._send():
+            raise JobCancelledError
+
+    def grant_addresses(self, rows: int, at_least: int) -> int:
+        return self._report.grant_addresses(rows, at_least)
+
+    def flush(self) -> None:
+        """Sends the events that the job told last."""
+        if self._events:
+            self._send()
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(self._interval_seconds):
+            try:
+                if self._send():
+                    self._ended = JobCancelledError()
+            except StaleAttemptError as error:
+                self._ended = error
+            except ControlPlaneError as error:
+                log.warning("Heartbeat failed: %s", error)
+                if time.monotonic() - self._renewed_at > self._lease_seconds:
+                    self._ended = StaleAttemptError(
+                        "the lease ran out while the service could not be reached"
+                    )
+            if self._ended is not None:
+                return
+
+    def _send(self) -> bool:
+        with self._lock:
+            progress, events, self._events = self._progress, self._events, []
+        try:
+            cancel_requested = self._report.heartbeat(progress, events)
+        except ControlPlaneError:
+            with self._lock:
+                self._events = events + self._events
+            raise
+        self._renewed_at = time.monotonic()
+        return cancel_requested
+
+
+class Worker:
+    """Runs one job at a time until it is asked to stop."""
+
+    def __init__(self, control_plane: ControlPlane, runner: TaskRunner) -> None:
+        self._control_plane = control_plane
+        self._runner = runner
+        self._stopping = threading.Event()
+
+    def stop(self, signal_number: int, _: FrameType | None) -> None:
+        log.info("Stopping after signal %s", signal.Signals(signal_number).name)
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        raise KeyboardInterrupt
+
+    def run(self, name: str) -> None:
+        registered = False
+        while not self._stopping.is_set():
+            try:
+                if not registered:
+                    self._control_plane.register(name)
+                    registered = True
+                assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS)
+            except (ControlPlaneError, StaleAttemptError) as error:
+                log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
+                registered = False
+                self._stopping.wait(RETRY_SECONDS)
+                continue
+            if assignment is not None:
+                self.run_attempt(assignment)
+
+    def run_attempt(self, assignment: Assignment) -> None:
+        """Runs one attempt to its end and reports it; never raises for the job's own errors."""
+        report = self._control_plane.attempt(assignment)
+        job = assignment.job
+        log.info(
+            "Job %s (%s of %s), attempt %d",
+            job.id,
+            job.kind,
+            ".".join(assignment.table.identifier),
+            assignment.attempt,
+        )
+        finished: dict[str, Any]
+        with AttemptReporter(report, assignment.lease_seconds) as reporter:
+            try:
+                outcome = run_job(assignment, self._runner, reporter)
+                finished = {"status": "succeeded", "result": outcome.result, "health": outcome.health}
+            except JobCancelledError:
+                finished = {"status": "cancelled"}
+            except KeyboardInterrupt:
+                finished = {"status": "released"}
+            except StaleAttemptError as error:
+                log.warning("Attempt %d of job %s was taken away: %s", assignment.attempt, job.id, error)
+                return
+            except JobError as error:
+                log.warning("Job %s failed: %s", job.id, error)
+                finished = {"status": "failed", "error": _error(error)}
+            except Exception as error:
+                log.exception("Job %s failed", job.id)
+                finished = {"status": "failed", "error": _error(_unexpected(error))}
+            self._finish(report, reporter, finished)
+
+    def _finish(self, report: AttemptReport, reporter: AttemptReporter, finished: dict[str, Any]) -> None:
+        """Reports the end for as long as the lease lasts; after that the next attempt finds the truth."""
+        status = finished.pop("status")
+        while True:
+            try:
+                reporter.flush()
+                report.finish(status, **finished)
+                log.info("Reported as %s", status)
+                return
+            except StaleAttemptError as error:
+                log.warning("The report came too late: %s", error)
+                return
+            except ControlPlaneError as error:
+                log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
+                if self._stopping.is_set():
+                    return
+                time.sleep(RETRY_SECONDS)
+
+
+def _error(error: JobError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "title": error.title,
+        "detail": error.detail,
+        "remedy": error.remedy,
+        "retryable": error.retryable,
+    }
+
+
+def _unexpected(error: Exception) -> JobError:
+    """An error that nobody foresaw: retried, since most are the environment's, and told with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return JobError(
+        "internal_error",
+        "The job met an unexpected error",
+        f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})",
+        "It is retried. If it stays, look at the worker's log and report it with this text.",
+        retryable=True,
+    )
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, force=True
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    settings = WorkerSettings()  # the key comes from the environment
+    control_plane = ControlPlane(settings.url, settings.api_key)
+    spark = create_spark(settings.spark_master)
+    worker = Worker(control_plane, TaskRunner(spark))
+    signal.signal(signal.SIGTERM, worker.stop)
+    signal.signal(signal.SIGINT, worker.stop)
+    log.info("Ready: Spark %s on %s", spark.version, settings.spark_master)
+    try:
+        worker.run(settings.worker_name)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        control_plane.close()
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

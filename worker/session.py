@@ -1,0 +1,162 @@
+"""The Spark session, and the one way to run the tasks of a stage: local threads or a Spark job.
+
+A Spark job costs half a second before it does anything; a lookup of a few keys costs milliseconds. So a
+stage whose planned rows are few runs its tasks in threads of the driver, with the same functions.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pyspark.sql import SparkSession
+
+ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
+LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
+
+S = TypeVar("S", contravariant=True)
+R = TypeVar("R", covariant=True)
+
+
+class Task(Protocol[S, R]):
+    """A picklable part of a stage; `shared` is the same for all of them and is broadcast once."""
+
+    def run(self, shared: S, /) -> R: ...
+
+
+class JobCancelledError(Exception):
+    """The job was cancelled, or its attempt is no longer the job's; stop and leave nothing behind."""
+
+
+def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
+    """The worker's Spark session, with Iceberg's runtime and JDBC drivers resolved by Maven coordinate.
+
+    Raises the JVM's error when Java or a JAR can't be had.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    jars = Path(os.environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+    builder = SparkSession.Builder().master(master).appName(app_name)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": os.environ.get("ICESTREAM_DRIVER_MEMORY", "2g"),
+        "spark.jars.ivy": str(jars),
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    cached = cached_jars(jars)
+    if cached:
+        settings["spark.jars"] = ",".join(str(jar) for jar in cached)
+    else:
+        settings["spark.jars.packages"] = ",".join([ICEBERG_RUNTIME, *JDBC_DRIVERS])
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def cached_jars(folder: Path) -> list[Path]:
+    """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
+    names = [
+        coordinate.replace(":", "_", 1).replace(":", "-") + ".jar"
+        for coordinate in (ICEBERG_RUNTIME, *JDBC_DRIVERS)
+    ]
+    jars = [folder / "jars" / name for name in names]
+    return jars if all(jar.is_file() for jar in jars) else []
+
+
+class TaskRunner:
+    """Runs the tasks of a stage and yields each result as it comes, in any order."""
+
+    def __init__(self, spark: SparkSession, local_rows: int = LOCAL_ROWS) -> None:
+        self.spark = spark
+        self.local_rows = local_rows
+        self.parallelism = max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
+
+    def run(
+        self,
+        tasks: Sequence[Task[S, R]],
+        shared: S,
+        *,
+        planned_rows: int,
+        on_progress: Callable[[int], None],
+    ) -> Iterator[R]:
+        """planned_rows: the rows that all tasks together may read, which decides where they run.
+
+        `on_progress` is told the number of tasks done, about once a second at least, and may raise
+        JobCancelledError: running tasks are then abandoned. A task's own error is raised as it is locally,
+        and as Spark wraps it otherwise.
+        """
+        if planned_rows <= self.local_rows or len(tasks) == 1:
+            yield from self._run_locally(tasks, shared, on_progress)
+        else:
+            yield from self._run_on_spark(tasks, shared, on_progress)
+
+    def _run_locally(
+        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]
+    ) -> Iterator[R]:
+        threads = ThreadPoolExecutor(self.parallelism, "stage")
+        try:
+            pending: set[Future[R]] = {threads.submit(task.run, shared) for task in tasks}
+            while pending:
+                done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+                on_progress(len(tasks) - len(pending))
+                for future in done:
+                    yield future.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _run_on_spark(
+        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]
+    ) -> Iterator[R]:
+        context = self.spark.sparkContext
+        group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
+        broadcast = context.broadcast(shared)
+        outcome: list[list[R] | BaseException] = []
+
+        def collect() -> None:
+            context.setJobGroup(group, "icestream stage", interruptOnCancel=True)
+            try:
+                outcome.append(
+                    context.parallelize(tasks, len(tasks))
+                    .map(lambda task: task.run(broadcast.value))
+                    .collect()
+                )
+            except BaseException as error:  # handed to the caller's thread
+                outcome.append(error)
+
+        thread = threading.Thread(target=collect, name="spark-stage", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(timeout=0.5)
+                on_progress(self._tasks_done(group))
+        except BaseException:
+            context.cancelJobGroup(group)
+            raise
+        finally:
+            broadcast.unpersist()
+        result = outcome[0]
+        if isinstance(result, BaseException):
+            raise result
+        yield from result
+
+    def _tasks_done(self, group: str) -> int:
+        tracker: Any = self.spark.sparkContext.statusTracker()
+        stages = [
+            tracker.getStageInfo(stage_id)
+            for job_id in tracker.getJobIdsForGroup(group)
+            for stage_id in tracker.getJobInfo(job_id).stageIds
+        ]
+        return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+
+
+if __name__ == "__main__":  # fetches the JARs, once
+    create_spark("local[1]").stop()
