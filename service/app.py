@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,10 +75,12 @@ def create_app(settings: Settings) -> FastAPI:
             background.start()
         yield
         background.stop()
+        app.state.catalogs.close()
         database.dispose()
 
     database = Database(settings.database_url)
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Icestream",
         version=__version__,
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",

@@ -114,4 +114,4 @@ class Background:
             session.exec(delete(LoginToken).where(col(LoginToken.expires_at) < now))
             session.exec(delete(BrowserSession).where(col(BrowserSession.expires_at) < now))
             # Progress is of no use once it is old; every other event stays.
-            session.exec(delete(Event).where(Event.kind == "job.progress", col(Event.at) < before))
+            session.exec(delete(Event).where(col(Event.kind) == "job.progress", col(Event.at) < before))

@@ -25,7 +25,7 @@ def _if_match(
             "precondition-required",
             "Which version is this an update of?",
             "The update has no If-Match header, so it could overwrite somebody else's.",
-            "GET the resource, change it, and send its ETag as If-Match (or `*` to overwrite whatever is there).",
+            "GET the resource, change it, and send its ETag as If-Match (or `*` to overwrite anything).",
             status=428,
         )
     return if_match

@@ -109,7 +109,7 @@ class Database:
             revision = MigrationContext.configure(connection).get_current_revision()
         head = _scripts(self.url).get_current_head()
         if revision != head:
-            return f"The database is at migration {revision}, this version needs {head}: run `icestream migrate`."
+            return f"The database is at migration {revision}, this needs {head}: run `icestream migrate`."
         return None
 
     def dispose(self) -> None:

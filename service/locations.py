@@ -9,7 +9,7 @@ _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def normalize_location(location: str) -> str:
-    """One spelling per place: scheme lower-case, `..` resolved, no trailing slash; local files always `file:/...`."""
+    """One spelling per place: lower-case scheme, `..` resolved, no slash at the end, local as `file:/...`."""
     match = _SCHEME.match(location)
     scheme = match.group(1).lower() if match else "file"
     rest = location[match.end() :] if match else location

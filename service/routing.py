@@ -41,7 +41,7 @@ class IdempotentAnswer(SQLModel, table=True):
 class ApiRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
-        if "POST" not in self.methods:
+        if "POST" not in (self.methods or ()):
             return handle
 
         async def handle_once(request: Request) -> Response:

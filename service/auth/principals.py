@@ -32,7 +32,7 @@ _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="A bro
 
 
 def find_principal(request: Request) -> Principal | None:
-    """Who is calling, or None without credentials. Raises UnauthenticatedError for a key that is not valid."""
+    """Who is calling; None without credentials. Raises UnauthenticatedError for an invalid key."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         found = find_api_key_principal(get_database(request), key.strip())

@@ -9,24 +9,25 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import StaticTable, Table
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect, select
 from sqlalchemy.engine import make_url
 
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
+from service.wording import counted
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000
@@ -45,6 +46,8 @@ class TableSource(Protocol):
 
     def tables(self, namespace: Identifier) -> list[Identifier]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class PyIcebergSource:
@@ -62,7 +65,7 @@ class PyIcebergSource:
         while waiting:
             parent = waiting.pop(0)
             for namespace in self.catalog.list_namespaces(parent):
-                # Catalogs disagree whether children are named in full; one without nesting lists the same again.
+                # Catalogs disagree whether children are named in full; one without nesting lists all again.
                 full = tuple(namespace)
                 if len(full) <= len(parent):
                     full = (*parent, *full)
@@ -73,6 +76,9 @@ class PyIcebergSource:
 
     def tables(self, namespace: Identifier) -> list[Identifier]:
         return [tuple(identifier) for identifier in self.catalog.list_tables(namespace)]
+
+    def close(self) -> None:
+        self.catalog.close()
 
 
 @dataclass
@@ -94,6 +100,9 @@ class HadoopSource:
 
     def tables(self, namespace: Identifier) -> list[Identifier]:
         return [identifier for identifier in self._walk() if identifier[:-1] == namespace]
+
+    def close(self) -> None:
+        """Nothing stays open."""
 
     def _directory(self, identifier: Identifier) -> str:
         if any(part in ("", ".", "..") or "/" in part for part in identifier):
@@ -141,7 +150,6 @@ class HadoopSource:
 class _Opened:
     version: int
     source: TableSource
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class IcebergCatalogs:
@@ -177,8 +185,15 @@ class IcebergCatalogs:
                 raise table_not_found(catalog, source, identifier) from error
 
     def forget(self, catalog_id: str) -> None:
+        """Close a catalog; the next use opens it again."""
         with self._lock:
-            self._opened.pop(catalog_id, None)
+            opened = self._opened.pop(catalog_id, None)
+        if opened is not None:
+            opened.source.close()
+
+    def close(self) -> None:
+        for catalog_id in list(self._opened):
+            self.forget(catalog_id)
 
     def _source(self, catalog: Catalog) -> TableSource:
         with self._lock:
@@ -187,7 +202,10 @@ class IcebergCatalogs:
             return opened.source
         source = open_source(catalog)
         with self._lock:
+            before = self._opened.get(catalog.id)
             self._opened[catalog.id] = _Opened(catalog.version, source)
+        if before is not None:
+            before.source.close()
         return source
 
 
@@ -229,11 +247,9 @@ def catalog_names_in_database(catalog: Catalog) -> list[str]:
         with engine.connect() as connection:
             present = set(inspect(connection).get_table_names())
             names: set[str] = set()
-            for table in ("iceberg_tables", "iceberg_namespace_properties"):
-                if table in present:
-                    names.update(
-                        connection.execute(text(f"SELECT DISTINCT catalog_name FROM {table}")).scalars()
-                    )
+            for table in SqlCatalogBaseTable.metadata.sorted_tables:
+                if table.name in present:
+                    names.update(connection.execute(select(table.c.catalog_name).distinct()).scalars())
             return sorted(names)
     finally:
         engine.dispose()
@@ -279,7 +295,7 @@ def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifie
     if identifier[:-1] in namespaces:
         names = [".".join(name) for name in source.tables(identifier[:-1])[:_LISTED_TABLES]]
         nearest = _nearest(wanted, names)
-        seen = f"Namespace {'.'.join(identifier[:-1])!r} holds {len(names)} tables"
+        seen = f"Namespace {'.'.join(identifier[:-1])!r} holds {counted(len(names), 'table')}"
     else:
         names = [".".join(namespace) for namespace in namespaces]
         nearest = _nearest(".".join(identifier[:-1]), names)
@@ -290,7 +306,7 @@ def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifie
                 if name.endswith("." + identifier[-1])
             ]
         seen = (
-            f"There is no namespace {'.'.join(identifier[:-1])!r}; the catalog holds {len(names)} namespaces"
+            f"There is no namespace {'.'.join(identifier[:-1])!r}; it has {counted(len(names), 'namespace')}"
         )
     detail = f"Catalog {catalog.name!r} has no table {wanted!r}. {seen}"
     detail += f"; the nearest: {', '.join(nearest)}." if nearest else "."
@@ -299,8 +315,13 @@ def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifie
     if catalog.type == CatalogType.SQL.value:
         others = [name for name in catalog_names_in_database(catalog) if name != name_inside(catalog)]
         if others:
-            detail += f" It looked for catalog name {name_inside(catalog)!r}; the database holds also: {', '.join(others)}."
-            remedy = f"If the table belongs to {others[0]!r}, set the catalog property catalog_name to it. {remedy}"
+            detail += (
+                f" It looked for catalog name {name_inside(catalog)!r}; "
+                f"the database holds also: {', '.join(others)}."
+            )
+            remedy = (
+                f"If the table is one of {others[0]!r}, set the catalog property catalog_name to it. {remedy}"
+            )
     return InvalidError(
         "table-not-found",
         "The catalog has no such table",

@@ -27,6 +27,7 @@ from service.locations import is_absolute, is_under
 from service.paging import Page, PageRequest, take_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
+from service.wording import counted
 
 _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.SQL: ("uri", "warehouse"),
@@ -164,7 +165,10 @@ def check_connection(catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogChec
             table_count=0,
             seconds=time.monotonic() - started,
         )
-    explanation = f"The catalog answers. It shows {len(tables)} tables in {len(namespaces)} namespaces."
+    explanation = (
+        f"The catalog answers. It shows {counted(len(tables), 'table')} in "
+        f"{counted(len(namespaces), 'namespace')}."
+    )
     remedy = None
     if not tables:
         remedy = "Nothing to enrol yet: check that this is the catalog that the writer uses."
@@ -253,7 +257,7 @@ def check_location(settings: Settings, location: str) -> None:
         raise InvalidError(
             "location-not-allowed",
             "The location is outside the allowed places",
-            f"{location!r} lies neither in the data directory nor under a prefix in ICESTREAM_ALLOWED_LOCATIONS.",
+            f"{location!r} lies neither in the data directory nor under ICESTREAM_ALLOWED_LOCATIONS.",
             "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
             "and start the service again.",
             location=location,

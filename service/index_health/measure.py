@@ -90,7 +90,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
 
 
 def branch_head(table: Table, branch: str) -> Snapshot | None:
-    """The head snapshot; None for a table that is still empty. Raises InvalidError for a branch that is gone."""
+    """The head snapshot; None while the table is empty. Raises InvalidError for a branch that is gone."""
     if branch == "main":
         return table.current_snapshot()
     head = table.snapshot_by_name(branch)

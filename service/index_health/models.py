@@ -41,7 +41,7 @@ class TableHealth(SQLModel, table=True):
     new_data_files: int = 0
     """Data files added since the last index job's snapshot, which is what triggers the next one."""
     has_keys: bool = False
-    """Whether there is any key set to index: declared, identifier fields, equality deletes, or indexed before."""
+    """Whether there is a key: declared, identifier fields, equality deletes, or indexed before."""
     poll_failures: int = 0
     poll_error: dict[str, Any] | None = Field(default=None, sa_type=Json)
     report_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)

@@ -1,7 +1,7 @@
 """Poll catalogs for new snapshots, store what is found, and let the scheduler decide on it.
 
-Each poll is: read the row, look at Iceberg with no transaction open, then store and schedule in one transaction.
-Only the replica that holds the scheduling lease polls (service.background).
+Each poll is: read the row, look at Iceberg with no transaction open, then store and schedule in one
+transaction. Only the replica that holds the scheduling lease polls (service.background).
 """
 
 import logging
@@ -127,7 +127,7 @@ class Poller:
         return True
 
     def _look(self, table: EnrolledTable, catalog: Catalog, known: TableHealth) -> tuple[Table, Measurement]:
-        with self._catalogs.open(catalog) as source:
+        with self._catalogs.open(catalog):
             loaded = self._catalogs.load(catalog, tuple(table.identifier))
             location = loaded.location()
             if normalize_location(location) != normalize_location(table.location):
@@ -192,7 +192,7 @@ class Poller:
                 session,
                 table.id,
                 "table.replaced",
-                f"The catalog now holds another table under this name (UUID {uuid}, before {table.table_uuid}); "
+                f"The catalog now holds another table of this name (UUID {uuid}, was {table.table_uuid}); "
                 "its index starts anew.",
                 now,
                 level="warning",

@@ -20,6 +20,7 @@ from service.paging import Page, PageRequest, take_page
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
+from service.wording import counted
 from service.workers.models import KeySetReport, UnconvertibleDelete
 
 SAMPLE_SECONDS = 60
@@ -65,7 +66,7 @@ def judge(
         first = health.unconvertible[0]
         return (
             HealthStatus.BLOCKED,
-            f"{len(health.unconvertible)} equality delete files cannot be converted. The first, "
+            f"{counted(len(health.unconvertible), 'equality delete file')} cannot be converted. The first, "
             f"{first['file_path']}: {first['reason']}",
             first.get("remedy") or "See `unconvertible` for the reason of each file.",
         )
@@ -97,17 +98,17 @@ def judge(
             f"The index has {totals.sorted_runs} sorted runs; lookups read all of them.",
             "Run a compact job.",
         )
+    pending = counted(health.pending_equality_delete_files, "equality delete file")
     if not policy.convert.enabled and health.pending_equality_delete_files:
         return (
             HealthStatus.HEALTHY,
-            f"{health.pending_equality_delete_files} equality delete files are pending; "
-            "the policy converts nothing by itself.",
+            f"{pending} pending; the policy converts nothing by itself.",
             "Request a convert job, or attach the policy `standard`.",
         )
     if health.pending_equality_delete_files:
         return (
             HealthStatus.HEALTHY,
-            f"{health.pending_equality_delete_files} equality delete files are pending, within what the policy allows.",
+            f"{pending} pending, as the policy allows.",
             None,
         )
     return HealthStatus.HEALTHY, "No equality deletes are pending.", None

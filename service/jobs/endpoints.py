@@ -82,7 +82,7 @@ async def follow_events(
     job_id: str | None = None,
     last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
 ) -> EventSourceResponse:
-    """Events as they happen, as server-sent events; `data` is the JSON of one event, with the job's status."""
+    """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status."""
     if last_event_id is not None and not last_event_id.isdecimal():
         raise InvalidError(
             "invalid-last-event-id",

@@ -30,7 +30,7 @@ class Job(SQLModel, table=True):
             sqlite_where=_RUNNING_WRITER,
             postgresql_where=_RUNNING_WRITER,
         ),
-        # At most one waits for its first attempt, of a kind; one that waits for another attempt may stand beside it.
+        # At most one of a kind waits for its first attempt; one that is tried again may wait beside it.
         Index(
             "uq_jobs_queued_kind",
             "table_id",

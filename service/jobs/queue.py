@@ -52,7 +52,7 @@ _WORKER_LOST = ErrorReport(
     code="worker_lost",
     title="The worker was lost",
     detail="It sent no heartbeat until its lease ran out.",
-    remedy="Nothing to do if a further attempt follows; otherwise look at the worker's log for a crash or a full disk.",
+    remedy="Nothing to do if a further attempt follows; if not, the worker's log may tell of a crash.",
     retryable=True,
 )
 
@@ -110,8 +110,8 @@ def enqueue(
                 job_id=queued.id,
             )
         return queued, False
-    why = f"requested by {requested_by}" if trigger == "request" else trigger
-    record_job_event(session, job, "job.queued", f"Queued: {why}.", now, trigger=trigger)
+    why = f"requested by {requested_by}." if trigger == "request" else trigger
+    record_job_event(session, job, "job.queued", f"Queued: {why}", now, trigger=trigger)
     return job, True
 
 
@@ -170,7 +170,7 @@ def heartbeat(
 def reserve_addresses(
     session: Session, job_id: str, attempt: int, request: AddressRangeRequest
 ) -> AddressRange:
-    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no two calls ever get the same address."""
+    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice."""
     job, _ = _fenced(session, job_id, attempt)
     # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
     # the row lock below holds even if two tables share a UUID by being registered twice.
@@ -269,7 +269,9 @@ def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
 def _claimable(now: datetime) -> SelectOfScalar[Job]:
     rival = aliased(Job)
     writer_runs = exists().where(
-        rival.table_uuid == Job.table_uuid, rival.status == JobStatus.RUNNING.value, col(rival.writes)
+        col(rival.table_uuid) == col(Job.table_uuid),
+        col(rival.status) == JobStatus.RUNNING.value,
+        col(rival.writes),
     )
     return (
         select(Job)

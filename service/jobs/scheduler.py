@@ -20,6 +20,7 @@ from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
+from service.wording import counted
 
 SCHEDULER = "scheduler"
 _LONGEST_PAUSE_SECONDS = 3600.0
@@ -85,32 +86,30 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
             kind,
             Action.SKIP,
             "no-key-set",
-            "There is no key to index by: the table has no equality deletes, no identifier fields, and none is "
-            "declared. Declare key_sets to index ahead of the first delete.",
+            "There is no key to index by: no equality deletes, no identifier fields, and none is declared. "
+            "Declare key_sets to index ahead of the first delete.",
         )
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    last = state.last.get(kind)
+    last, files = state.last.get(kind), counted(new, "new data file")
     if last is None:
-        return Decision(kind, Action.TRIGGER, "first", f"{new} data files and no index job yet.")
+        return Decision(kind, Action.TRIGGER, "first", f"{files} and no index job yet.")
     if new >= triggers.data_files:
-        return Decision(
-            kind, Action.TRIGGER, "data-files", f"{new} new data files (policy: {triggers.data_files})."
-        )
+        return Decision(kind, Action.TRIGGER, "data-files", f"{files} (policy: {triggers.data_files}).")
     since = (now - last.ended_at).total_seconds()
     if since >= triggers.age_seconds:
         return Decision(
             kind,
             Action.TRIGGER,
             "age",
-            f"{new} new data files and {since:.0f} s since the last index job (policy: {triggers.age_seconds:.0f} s).",
+            f"{files}, {since:.0f} s since the last index job (policy: {triggers.age_seconds:.0f} s).",
         )
     return Decision(
         kind,
         Action.WAIT,
         "below-triggers",
-        f"{new} new data files (policy: {triggers.data_files}), {since:.0f} s since the last index job "
+        f"{files} (policy: {triggers.data_files}), {since:.0f} s since the last index job "
         f"(policy: {triggers.age_seconds:.0f} s).",
     )
 
@@ -130,7 +129,7 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
             kind,
             Action.SKIP,
             "unconvertible",
-            f"None of the {state.pending_delete_files} pending equality delete files can be converted; "
+            f"{counted(state.pending_delete_files, 'equality delete file')} pending, none can be converted; "
             "the table's health names the reasons.",
         )
     if not files:
@@ -140,9 +139,12 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
         return backoff
     age = (now - state.oldest_convertible_at).total_seconds() if state.oldest_convertible_at else 0.0
     if files >= triggers.delete_files:
-        code, reason = "delete-files", f"{files} equality delete files (policy: {triggers.delete_files})."
+        code, reason = (
+            "delete-files",
+            f"{counted(files, 'equality delete file')} (policy: {triggers.delete_files}).",
+        )
     elif rows >= triggers.deletes:
-        code, reason = "deletes", f"{rows} equality deletes (policy: {triggers.deletes})."
+        code, reason = "deletes", f"{counted(rows, 'equality delete')} (policy: {triggers.deletes})."
     elif age >= triggers.age_seconds:
         code, reason = (
             "age",
@@ -153,8 +155,8 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
             kind,
             Action.WAIT,
             "below-triggers",
-            f"{files} equality delete files (policy: {triggers.delete_files}), the oldest {age:.0f} s old "
-            f"(policy: {triggers.age_seconds:.0f} s).",
+            f"{counted(files, 'equality delete file')} (policy: {triggers.delete_files}), "
+            f"the oldest {age:.0f} s old (policy: {triggers.age_seconds:.0f} s).",
         )
     return Decision(kind, Action.TRIGGER, code, reason)
 
@@ -187,8 +189,8 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
         kind,
         Action.BACKOFF,
         f"backoff-{last.fruitless}",
-        f"The last {last.fruitless} {kind.value} jobs failed or changed nothing; the next one starts by itself after "
-        f"{until:%Y-%m-%d %H:%M:%S} UTC. Requesting one runs it at once.",
+        f"{counted(last.fruitless, f'{kind.value} job')} in a row failed or changed nothing; the next "
+        f"one starts by itself after {until:%Y-%m-%d %H:%M:%S} UTC. Requesting one runs it at once.",
     )
 
 

@@ -58,7 +58,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
 
 
 def ensure_built_in(session: Session) -> None:
-    """Bring the built-in policies to this version's settings, and attach `standard` if the system has none."""
+    """Bring the built-in policies up to date, and attach `standard` to the system if it has none."""
     for name, (description, settings) in BUILT_IN.items():
         stored = settings.model_dump(exclude_none=True)
         row = session.exec(select(Policy).where(Policy.name == name)).first()

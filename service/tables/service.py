@@ -128,7 +128,7 @@ def enroll_table(
 def load_pattern(
     database: Database, catalogs: IcebergCatalogs, principal: Principal, request: PatternRequest
 ) -> tuple[list[str], list[LoadedTable], list[PatternMiss]]:
-    """Read every table that a pattern matches: all matched names, what was loaded, what could not be. Slow."""
+    """Read all tables that a pattern matches: matched names, what was loaded, what could not be. Slow."""
     require_role(principal, Role.OPERATOR, "table.enroll_pattern", request.pattern)
     catalog = catalog_of_request(database, request.catalog)
     with catalogs.open(catalog) as source:

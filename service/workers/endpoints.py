@@ -67,7 +67,7 @@ def report_heartbeat(
     attempt: int,
     body: HeartbeatRequest,
 ) -> HeartbeatAnswer:
-    """Extend the lease; report progress and events. 409 `stale-attempt` once the attempt is not the running one."""
+    """Extend the lease; report progress and events. 409 `stale-attempt` if another attempt took over."""
     return queue.heartbeat(session, settings, job_id, attempt, body, utc_now())
 
 

@@ -41,9 +41,8 @@ async def claim_job(
     assignment = await run_in_threadpool(_claim, database, settings, worker_id)
     while assignment is None and time.monotonic() < deadline:
         # Jitter keeps many idle workers from looking all at once.
-        await asyncio.sleep(
-            min(_LOOK_SECONDS * random.uniform(0.5, 1.5), max(deadline - time.monotonic(), 0))
-        )
+        pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+        await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
         if await run_in_threadpool(_has_work, database):
             assignment = await run_in_threadpool(_claim, database, settings, worker_id)
     return assignment
