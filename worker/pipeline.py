@@ -889,7 +889,7 @@ def index_report(
             {
                 "equality_field_ids": list(ids),
                 "columns": key_set.column_names,
-                "generation": index.generation if index else None,
+                "generation": index.generation if index else 0,
                 "source": origin,
                 "files_covered": covered,
                 "files_total": len(live_paths),
