@@ -45,6 +45,7 @@ _JAVA_NAMES = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
 }
+_PLACES = frozenset({"warehouse", "uri"})
 _FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
 
 
@@ -89,10 +90,9 @@ def load_table(
 
 
 def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:
-    """Replaces `env:NAME` by the variable's value and `file:/path` by the file's content, less trailing
-    newlines.
+    """Replaces `env:NAME` by the variable's value and `file:/path` by the file's text, stripped.
 
-    A warehouse is a location, so `file:/path` stays one there. Raises SecretUnresolvedError.
+    `warehouse` and `uri` are places, so `file:/path` stays one there. Raises SecretUnresolvedError.
     """
     return {key: _resolve(key, value) for key, value in properties.items()}
 
@@ -100,15 +100,17 @@ def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 def _resolve(key: str, value: str) -> str:
     if value.startswith("env:"):
         variable = value.removeprefix("env:")
+        if variable.startswith("ICESTREAM_"):
+            raise SecretUnresolvedError(f"Catalog property {key} refers to a setting of Icestream itself.")
         if variable not in os.environ:
             raise SecretUnresolvedError(
                 f"Catalog property {key} refers to the environment variable {variable}, which is not set."
             )
         return os.environ[variable]
-    if value.startswith("file:/") and key != "warehouse":
+    if value.startswith("file:/") and key not in _PLACES:
         path = Path("/" + value.removeprefix("file:").lstrip("/"))
         try:
-            return path.read_text().rstrip("\r\n")
+            return path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise SecretUnresolvedError(
@@ -173,18 +175,15 @@ def _jdbc_properties(uri: str) -> dict[str, str]:
     )
 
 
-def file_io_properties(java_table: JavaObject, properties: Mapping[str, str] | None = None) -> dict[str, str]:
+def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     """What `Storage` needs to read and write a table's files, in PyIceberg's words.
 
-    properties: the catalog's, secrets resolved. The table's own, such as credentials that the catalog vends
-    for it, win. Passwords of the catalog itself are left out, since these properties travel to every task.
+    The file properties of the catalog, over them those that it vends for this table. Nothing else of the
+    catalog, such as its password, is among them, since they travel to every task.
     """
     java_io = java_table.io()
-    vended = _string_map(java_io, java_io.properties())
-    if java_io.getClass().getName() != "org.apache.iceberg.hadoop.HadoopFileIO":
-        vended |= _storage_credentials(java_io, java_table.location())
-    known = {key: value for key, value in (properties or {}).items() if key.startswith(_FILE_IO_PREFIXES)}
-    return known | _python_properties(vended)
+    java = _string_map(java_io, java_io.properties())
+    return _python_properties(java | _storage_credentials(java_io, java_table.location()))
 
 
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
@@ -207,8 +206,8 @@ def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
 
 def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:
     """The credential vended for the longest prefix of `location` (REST catalog, "storage-credentials")."""
-    interface = "org.apache.iceberg.io.SupportsStorageCredentials"
-    if not java_io.getClass().getClassLoader().loadClass(interface).isInstance(java_io):
+    loader = java_io.getClass().getClassLoader()
+    if not loader.loadClass("org.apache.iceberg.io.SupportsStorageCredentials").isInstance(java_io):
         return {}
     fitting = [one for one in java_io.credentials() if location.startswith(one.prefix())]
     if not fitting:

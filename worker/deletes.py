@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +61,7 @@ _PARQUET_SCHEMA = pa.schema(
     metadata={"delete-type": "position"},
 )
 _ROW_GROUP_ROWS = 1_000_000
+_READ_THREADS = 8  # existing deletes are many small reads that wait for the store
 
 
 class UnreadableDeleteFileError(Exception):
@@ -246,49 +247,63 @@ def existing_deletes(
     Each position delete file is read once, whatever the number of data files it speaks of.
     Raises UnreadableDeleteFileError, FileNotFoundError (gone: plan again) or OSError (a retry can help).
     """
-    wanted = {data_file.path: data_file for data_file in data_files}
-    vectors: dict[str, DeleteFile] = {}
+    vectors, files = _applicable(data_files, position_deletes)
+    existing: dict[str, ExistingDeletes] = {}
+    positions: dict[str, BitMap64] = defaultdict(BitMap64)
     file_scoped: dict[str, list[DeleteFile]] = defaultdict(list)
-    partition_scoped: list[DeleteFile] = []
-    partitions = {data_file.partition for data_file in wanted.values()}
+    file_scoped_positions: dict[str, BitMap64] = defaultdict(BitMap64)
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        read_vectors = threads.map(lambda vector: _read_vector(storage, vector), vectors.values())
+        read_files = threads.map(lambda file: _read_position_deletes(storage, file), files.items())
+        for (path, vector), read in zip(vectors.items(), read_vectors, strict=True):
+            existing[path] = ExistingDeletes(read, vector)
+        for file, deleted in zip(files, read_files, strict=True):
+            for path, part in deleted:
+                positions[path] |= (bitmap := bitmap_of(part))
+                if file.referenced_data_file is not None:
+                    file_scoped_positions[path] |= bitmap
+            if file.referenced_data_file is not None:
+                file_scoped[file.referenced_data_file].append(file)
+    for path in positions.keys() | file_scoped.keys():
+        existing[path] = ExistingDeletes(
+            positions[path],
+            file_scoped=tuple(file_scoped[path]),
+            file_scoped_positions=file_scoped_positions[path],
+        )
+    return existing
+
+
+def _applicable(
+    data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> tuple[dict[str, DeleteFile], dict[DeleteFile, Set[str]]]:
+    """The deletion vector of each path, and each position delete file with the paths it applies to."""
+    by_path = {data_file.path: data_file for data_file in data_files}
+    by_partition: dict[PartitionKey, list[DataFile]] = defaultdict(list)
+    for data_file in by_path.values():
+        by_partition[data_file.partition].append(data_file)
+    vectors: dict[str, DeleteFile] = {}
+    files: dict[DeleteFile, Set[str]] = {}
     for delete in position_deletes:
         if delete.content is not FileContent.POSITION_DELETES:
             continue
-        # Paths are compared as written, because readers do: a position delete whose path is spelled otherwise
-        # (file:/x, file:///x) hides no row today, and merging it would delete rows that are visible.
         if delete.referenced_data_file is None:
-            if delete.partition in partitions:
-                partition_scoped.append(delete)
-        elif _applies(delete, wanted.get(delete.referenced_data_file)):
-            if not delete.is_deletion_vector:
-                file_scoped[delete.referenced_data_file].append(delete)
-            elif vectors.setdefault(delete.referenced_data_file, delete) is not delete:
-                raise UnreadableDeleteFileError(
-                    delete,
-                    f"a second deletion vector for {delete.referenced_data_file}: metadata is corrupted",
-                )
-    existing = {path: ExistingDeletes(_read_vector(storage, dv), dv) for path, dv in vectors.items()}
+            candidates = by_partition.get(delete.partition, [])
+        else:
+            # Compared as written, because readers do: a position delete whose path is spelled otherwise
+            # (file:/x, file:///x) hides no row today, and merging it would delete rows that are visible.
+            only = by_path.get(delete.referenced_data_file)
+            candidates = [only] if only is not None and only.partition == delete.partition else []
+        paths = {file.path for file in candidates if file.data_sequence_number <= delete.data_sequence_number}
+        if not delete.is_deletion_vector:
+            files[delete] = paths
+        else:
+            for path in paths:
+                if vectors.setdefault(path, delete) is not delete:
+                    raise UnreadableDeleteFileError(delete, f"{path} has a second deletion vector")
     # A vector is the truth for its data file: it had to include the older position deletes when it was
-    # written, and readers skip nothing else. Should it lack one of them, that row is visible and has to stay
-    # so.
-    undecided = {path: file for path, file in wanted.items() if path not in vectors}
-    by_partition: dict[str, BitMap64] = defaultdict(BitMap64)
-    for delete in partition_scoped:
-        paths = {path for path, file in undecided.items() if _applies(delete, file)}
-        for path, positions in _read_position_deletes(storage, delete, paths) if paths else ():
-            by_partition[path] |= bitmap_of(positions)
-    for path in undecided:
-        own = BitMap64()
-        for delete in file_scoped[path]:
-            for _, positions in _read_position_deletes(storage, delete, {path}):
-                own |= bitmap_of(positions)
-        if own or by_partition.get(path) or file_scoped[path]:
-            existing[path] = ExistingDeletes(
-                positions=own | by_partition[path],
-                file_scoped=tuple(file_scoped[path]),
-                file_scoped_positions=own,
-            )
-    return existing
+    # written, and readers skip nothing else. Should it lack one of them, that row is visible and stays so.
+    undecided = {delete: paths - vectors.keys() for delete, paths in files.items()}
+    return vectors, {delete: paths for delete, paths in undecided.items() if paths}
 
 
 def plan_deletes(
@@ -484,14 +499,6 @@ def _first_page_offset(metadata: pq.FileMetaData, row_group: int) -> int:
     return int(column.dictionary_page_offset or column.data_page_offset)
 
 
-def _applies(delete: DeleteFile, data_file: DataFile | None) -> bool:
-    return (
-        data_file is not None
-        and delete.partition == data_file.partition
-        and data_file.data_sequence_number <= delete.data_sequence_number
-    )
-
-
 def _ordered(positions: Mapping[DataFile, BitMap64]) -> list[tuple[DataFile, BitMap64]]:
     """By path, so that a repeated task writes the same bytes; without files that have no position."""
     return sorted(
@@ -518,9 +525,10 @@ def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
 
 
 def _read_position_deletes(
-    storage: Storage, delete: DeleteFile, paths: Set[str]
+    storage: Storage, applied: tuple[DeleteFile, Set[str]]
 ) -> list[tuple[str, Positions]]:
-    """The deleted positions per data file, for those in `paths`; a path may come several times."""
+    """The deleted positions per data file that a file applies to; a path may come several times."""
+    delete, paths = applied
     with _unreadable(delete):
         if delete.file_format not in _BATCH_READERS:
             raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
@@ -538,8 +546,7 @@ def _unreadable(delete: DeleteFile) -> Iterator[None]:
         raise UnreadableDeleteFileError(delete, "it is encrypted")
     try:
         yield
-    # ArrowInvalid and the like are about content; OSErrors, FileNotFoundError among them, are left as they
-    # are.
+    # These are about content. OSErrors, FileNotFoundError among them, pass: a retry can help, or a new plan.
     except (pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
         raise UnreadableDeleteFileError(delete, str(error)) from error
 
@@ -547,8 +554,8 @@ def _unreadable(delete: DeleteFile) -> Iterator[None]:
 def _group_by_path(paths: pa.Array, positions: pa.Array, wanted: pa.Array) -> Iterator[tuple[str, Positions]]:
     """Splits positions by path without a Python object per row."""
     encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
-    values = encoded.dictionary
-    is_wanted = pc.is_in(values.cast(pa.string()), wanted).to_numpy(zero_copy_only=False)
+    values = encoded.dictionary.cast(pa.string())
+    is_wanted = pc.is_in(values, wanted).to_numpy(zero_copy_only=False)
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     found = positions.to_numpy(zero_copy_only=False)
     keep = is_wanted[codes]
@@ -582,10 +589,10 @@ def _orc_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
 
 def _avro_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
     source = PyArrowFileIO(storage.properties).new_input(location)
-    with AvroFile[Record](source, _AVRO_SCHEMA) as rows:
-        while chunk := list(islice(rows, _ROW_GROUP_ROWS)):
-            paths, positions = zip(*chunk, strict=True)
-            yield pa.record_batch([pa.array(paths, pa.string()), pa.array(positions, pa.int64())], ["f", "p"])
+    with AvroFile[Record](source, _AVRO_SCHEMA) as file:
+        rows = list(file)
+    paths = pa.array([row[0] for row in rows], pa.string())
+    yield pa.record_batch([paths, pa.array([row[1] for row in rows], pa.int64())], ["file_path", "pos"])
 
 
 _BATCH_READERS: Mapping[str, Callable[[Storage, str], Iterator[pa.RecordBatch]]] = {

@@ -12,6 +12,11 @@ from tests.factories import Catalog, spark_session, sqlite_catalog
 _numbers = count()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # When Python collects a Java object in the middle of a call, py4j opens a second connection and forgets it.
+    config.addinivalue_line("filterwarnings", "ignore:unclosed .socket.socket.*127.0.0.1:ResourceWarning")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = spark_session()

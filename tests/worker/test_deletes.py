@@ -1,0 +1,502 @@
+"""New delete files hide exactly the rows that were hidden before and the new ones."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
+from worker.catalogs import load_table
+from worker.commit import RowDelta, commit_row_delta
+from worker.deletes import (
+    DeleteFileLocations,
+    DeleteGranularity,
+    ExistingDeletes,
+    UnreadableDeleteFileError,
+    WrittenDeletes,
+    existing_deletes,
+    plan_deletes,
+    remove_written,
+    write_deletes,
+    write_deletion_vectors,
+    write_position_deletes,
+)
+from worker.manifests import read_snapshot_files
+from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.puffin import Positions
+from worker.storage import Storage
+
+UNPARTITIONED = PartitionKey(0, "[]")
+
+
+def data_file(
+    path: str, *, partition: PartitionKey = UNPARTITIONED, rows: int = 100, seq: int = 1
+) -> DataFile:
+    return DataFile(path, "parquet", partition, rows, 1_000, seq)
+
+
+def delete_file(path: str, *, file_format: str = "parquet", seq: int = 2, **more: Any) -> DeleteFile:
+    partition = more.pop("partition", UNPARTITIONED)
+    return DeleteFile(FileContent.POSITION_DELETES, path, file_format, partition, 1, 1_000, seq, **more)
+
+
+def position_delete_file(path: Path, rows: Sequence[tuple[str, int]], **how: Any) -> DeleteFile:
+    paths, positions = zip(*rows, strict=True)
+    pq.write_table(pa.table({"file_path": list(paths), "pos": list(positions)}), path, **how)
+    return delete_file(str(path))
+
+
+def positions(existing: Mapping[str, ExistingDeletes]) -> dict[str, list[int]]:
+    return {path: list(deletes.positions) for path, deletes in existing.items()}
+
+
+class TestExistingDeletes:
+    def test_a_file_of_a_whole_partition_is_split_by_data_file(self, tmp_path: Path) -> None:
+        delete = position_delete_file(
+            tmp_path / "p.parquet", [("a", 1), ("a", 5), ("b", 2), ("c", 3)], row_group_size=2
+        )
+        found = existing_deletes(Storage(), [data_file("a"), data_file("b"), data_file("d")], [delete])
+        assert positions(found) == {"a": [1, 5], "b": [2]}
+        assert all(not deletes.file_scoped for deletes in found.values())
+
+    def test_columns_are_found_by_field_id(self, tmp_path: Path) -> None:
+        schema = pa.schema(
+            [
+                pa.field("p", pa.int64(), metadata={"PARQUET:field_id": "2147483545"}),
+                pa.field("f", pa.string(), metadata={"PARQUET:field_id": "2147483546"}),
+            ]
+        )
+        pq.write_table(pa.table([[7], ["a"]], schema=schema), tmp_path / "renamed.parquet")
+        found = existing_deletes(
+            Storage(), [data_file("a")], [delete_file(str(tmp_path / "renamed.parquet"))]
+        )
+        assert positions(found) == {"a": [7]}
+
+    def test_deletes_apply_at_the_same_sequence_number_and_not_to_newer_files(self, tmp_path: Path) -> None:
+        delete = position_delete_file(tmp_path / "p.parquet", [("same", 1), ("newer", 1)])
+        files = [data_file("same", seq=2), data_file("newer", seq=3)]
+        assert positions(existing_deletes(Storage(), files, [delete])) == {"same": [1]}
+
+    def test_deletes_of_another_partition_do_not_apply(self, tmp_path: Path) -> None:
+        delete = position_delete_file(tmp_path / "p.parquet", [("a", 1)])
+        other = data_file("a", partition=PartitionKey(1, '["eu"]'))
+        assert existing_deletes(Storage(), [other], [delete]) == {}
+
+    def test_a_deletion_vector_hides_older_position_deletes(self, tmp_path: Path) -> None:
+        file = data_file("a")
+        [written] = write_deletion_vectors(Storage(), f"{tmp_path}/v.puffin", {file: BitMap64([4])})
+        vector = delete_file(
+            written.path,
+            file_format="puffin",
+            referenced_data_file="a",
+            content_offset=written.content_offset,
+            content_size_bytes=written.content_size_bytes,
+        )
+        legacy = position_delete_file(tmp_path / "p.parquet", [("a", 9)])
+        [found] = existing_deletes(Storage(), [file], [legacy, vector]).values()
+        assert (list(found.positions), found.deletion_vector, found.file_scoped) == ([4], vector, ())
+
+    def test_a_second_vector_of_a_data_file_is_refused(self) -> None:
+        vectors = [
+            delete_file(f"{n}.puffin", file_format="puffin", referenced_data_file="a") for n in range(2)
+        ]
+        with pytest.raises(UnreadableDeleteFileError, match="a has a second deletion vector"):
+            existing_deletes(Storage(), [data_file("a")], vectors)
+
+    @pytest.mark.parametrize(
+        ("content", "more", "reason"),
+        [
+            (b"no parquet", {}, "magic bytes"),
+            (b"", {"encrypted": True}, "encrypted"),
+            (b"", {"file_format": "csv"}, "can't be csv files"),
+            (b"PFA1 too short", {"file_format": "puffin", "referenced_data_file": "a"}, "where the deletion"),
+            (
+                b"PFA1 no vector here",
+                {
+                    "file_format": "puffin",
+                    "referenced_data_file": "a",
+                    "content_offset": 4,
+                    "content_size_bytes": 15,
+                },
+                "states",
+            ),
+        ],
+    )
+    def test_an_unreadable_file_is_named_with_its_reason(
+        self, tmp_path: Path, content: bytes, more: dict[str, Any], reason: str
+    ) -> None:
+        (tmp_path / "broken").write_bytes(content)
+        broken = delete_file(f"{tmp_path}/broken", **more)
+        with pytest.raises(UnreadableDeleteFileError, match=f"broken.*{reason}") as caught:
+            existing_deletes(Storage(), [data_file("a")], [broken])
+        assert pickle.loads(pickle.dumps(caught.value)).delete_file == broken
+
+    def test_a_missing_file_is_told_from_an_unreadable_one(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            existing_deletes(Storage(), [data_file("a")], [delete_file(f"{tmp_path}/gone.parquet")])
+
+    def test_many_data_files_share_one_read_of_each_file(self, tmp_path: Path) -> None:
+        rows = [(f"file-{n:05d}", n) for n in range(2_000)]
+        delete = position_delete_file(tmp_path / "p.parquet", rows)
+        opened: list[str] = []
+
+        class CountingStorage(Storage):
+            def open_input(self, location: str) -> pa.NativeFile:
+                opened.append(location)
+                return super().open_input(location)
+
+        files = [data_file(path, rows=10_000) for path, _ in rows]
+        found = existing_deletes(CountingStorage(), files, [delete])
+        assert positions(found) == {path: [position] for path, position in rows}
+        assert opened == [delete.path]
+
+
+position_sets = st.sets(st.integers(0, 99))
+
+
+class TestPlan:
+    @given(
+        position_sets,
+        position_sets,
+        position_sets,
+        st.sampled_from([2, 3]),
+        st.sampled_from(DeleteGranularity),
+    )
+    def test_readers_skip_the_old_and_the_new_positions(
+        self,
+        new: set[int],
+        file_scoped: set[int],
+        partition_scoped: set[int],
+        format_version: int,
+        granularity: DeleteGranularity,
+    ) -> None:
+        file = data_file("a")
+        own = delete_file("own.parquet", referenced_data_file="a")
+        existing = ExistingDeletes(
+            BitMap64(file_scoped | partition_scoped),
+            file_scoped=(own,) if file_scoped else (),
+            file_scoped_positions=BitMap64(file_scoped),
+        )
+        plan = plan_deletes({file: BitMap64(new)}, {"a": existing}, format_version, granularity)
+
+        written = set(plan.positions.get(file, ()))
+        kept = partition_scoped | (set() if own in plan.removed else file_scoped)
+        skipped = written if written and format_version == 3 else written | kept
+        assert skipped == new | file_scoped | partition_scoped
+        assert plan.rows_deleted == len(new - file_scoped - partition_scoped)
+        assert bool(written) == bool(plan.rows_deleted) == bool(plan.data_files_touched)
+
+    def test_a_vector_replaces_the_old_vector_and_file_scoped_deletes(self) -> None:
+        vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
+        legacy = delete_file("p.parquet", referenced_data_file="b")
+        existing = {
+            "a": ExistingDeletes(BitMap64([1]), vector),
+            "b": ExistingDeletes(BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2])),
+        }
+        new = {data_file("a"): BitMap64([5]), data_file("b"): BitMap64([6])}
+        plan = plan_deletes(new, existing, 3)
+        assert {file.path: list(bitmap) for file, bitmap in plan.positions.items()} == {
+            "a": [1, 5],
+            "b": [2, 6],
+        }
+        assert plan.removed == (vector, legacy)
+        assert (plan.rows_deleted, plan.delete_files_added, plan.delete_files_removed) == (2, 2, 2)
+
+    def test_partition_granularity_leaves_file_scoped_deletes_alone(self) -> None:
+        legacy = delete_file("p.parquet", referenced_data_file="a")
+        existing = {
+            "a": ExistingDeletes(BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2]))
+        }
+        new = {data_file("a"): BitMap64([2, 3]), data_file("b"): BitMap64([4])}
+        plan = plan_deletes(new, existing, 2, DeleteGranularity.PARTITION)
+        assert [list(bitmap) for bitmap in plan.positions.values()] == [[3], [4]]
+        assert (plan.removed, plan.delete_files_added) == ((), 1)
+
+    def test_what_is_planned_is_what_is_written(self, tmp_path: Path) -> None:
+        files = [data_file(f"f{n}", partition=PartitionKey(0, f"[{n % 2}]")) for n in range(4)]
+        new = {file: np.array([1], dtype=np.int64) for file in files}
+        for version, granularity in (
+            (2, DeleteGranularity.FILE),
+            (2, DeleteGranularity.PARTITION),
+            (3, DeleteGranularity.FILE),
+        ):
+            plan = plan_deletes(new, {}, version, granularity)
+            locations = DeleteFileLocations(str(tmp_path), {}, f"{version}-{granularity}")
+            written = write_deletes(Storage(), new, [], version, granularity, locations)
+            assert written.delete_files_added == plan.delete_files_added
+            assert written.rows_deleted == plan.rows_deleted == 4
+
+    def test_a_position_outside_its_data_file_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="position 100 lies outside a, which has 100 rows"):
+            plan_deletes({data_file("a"): np.array([100], dtype=np.int64)}, {}, 3)
+
+    def test_format_version_one_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="format version 1 has no row-level deletes"):
+            plan_deletes({}, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("properties", "granularity"),
+    [({}, "file"), ({"write.delete.granularity": "PARTITION"}, "partition")],
+)
+def test_granularity_is_the_tables_and_file_by_default(properties: dict[str, str], granularity: str) -> None:
+    assert DeleteGranularity.of_table(properties) == granularity
+
+
+class TestWrite:
+    def test_what_a_dead_attempt_wrote_is_found_by_its_prefix(self, tmp_path: Path) -> None:
+        new = {data_file(f"f{n}"): BitMap64([n]) for n in range(3)}
+        mine, other = (DeleteFileLocations(str(tmp_path), {}, prefix) for prefix in ("mine", "other"))
+        kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).locations
+        write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, mine)
+        write_deletes(Storage(), new, [], 3, DeleteGranularity.FILE, mine)
+        assert remove_written(Storage(), mine) == 4
+        assert sorted(str(file) for file in tmp_path.rglob("*.*")) == sorted(kept)
+
+    def test_locations_follow_the_tables_properties_also_after_pickling(self, tmp_path: Path) -> None:
+        locations = DeleteFileLocations("s3://b/t", {"write.data.path": "s3://b/elsewhere"}, "p")
+        for one in (locations, pickle.loads(pickle.dumps(locations))):
+            # PyIceberg spreads files over the store by default, by a hash of their name.
+            assert one.puffin().startswith("s3://b/elsewhere/")
+            assert one.puffin().endswith("/p-deletes.puffin")
+            assert one.puffin() == locations.puffin()
+
+    def test_a_failed_write_leaves_no_file_behind(self, tmp_path: Path) -> None:
+        class FullStorage(Storage):
+            """A store whose second file can't be created."""
+
+            def open_output(self, location: str) -> pa.NativeFile:
+                if "00001" in location:
+                    raise OSError(28, "No space left on device")
+                return super().open_output(location)
+
+        new = {data_file(f"f{n}"): BitMap64([n]) for n in range(3)}
+        locations = DeleteFileLocations(str(tmp_path), {}, "p")
+        with pytest.raises(OSError, match="No space left"):
+            write_deletes(FullStorage(), new, [], 2, DeleteGranularity.FILE, locations)
+        assert not list(tmp_path.rglob("*.*"))
+
+    def test_nothing_to_delete_writes_nothing(self, tmp_path: Path) -> None:
+        locations = DeleteFileLocations(str(tmp_path), {}, "p")
+        for version in (2, 3):
+            new = {data_file("a"): BitMap64()}
+            written = write_deletes(Storage(), new, [], version, DeleteGranularity.FILE, locations)
+            assert written == WrittenDeletes()
+        assert not list(tmp_path.rglob("*.*"))
+
+    def test_rows_are_sorted_by_path_and_position_across_row_groups(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("worker.deletes._ROW_GROUP_ROWS", 4)
+        new = {data_file(path): BitMap64([9, 1, 5]) for path in ("c", "a", "b")}
+        [written] = write_position_deletes(
+            Storage(), lambda n: f"{tmp_path}/{n}.parquet", new, DeleteGranularity.PARTITION
+        )
+        file = pq.ParquetFile(written.path)
+        assert file.read().to_pydict() == {
+            "file_path": [path for path in "abc" for _ in range(3)],
+            "pos": [1, 5, 9] * 3,
+        }
+        assert len(written.split_offsets) == file.num_row_groups > 1
+        assert written.referenced_data_file is None
+        assert not written.lower_bounds
+        assert written.file_size_bytes == Path(written.path).stat().st_size
+
+    def test_groups_add_up_after_pickling(self, tmp_path: Path) -> None:
+        groups = [
+            write_deletes(
+                Storage(),
+                {data_file(f"f{n}"): BitMap64([1, 2])},
+                [],
+                3,
+                DeleteGranularity.FILE,
+                DeleteFileLocations(str(tmp_path), {}, f"group-{n}"),
+            )
+            for n in range(3)
+        ]
+        union = WrittenDeletes.union(pickle.loads(pickle.dumps(groups)))
+        assert (union.rows_deleted, union.data_files) == (6, ("f0", "f1", "f2"))
+        assert len(union.locations) == len(union.added) == 3
+
+
+# On real tables, with Spark's reader as the witness.
+
+
+class Conversion:
+    """Hides rows of a table by the functions under test, and commits."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, table: TableBuilder) -> None:
+        self.spark, self.table = spark, table
+        self.java_table = load_table(
+            spark.sparkContext._jvm, "sql", catalog.name, catalog.properties, table.identifier.split(".")[1:]
+        )
+
+    @property
+    def files(self) -> SnapshotFiles:
+        metadata = self.table.metadata
+        snapshot = metadata.current_snapshot()
+        assert snapshot is not None
+        return read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+
+    def delete_ids(self, *ids: int) -> WrittenDeletes:
+        """Commits the deletion of every row with one of these ids, visible or not."""
+        metadata, files = self.table.metadata, self.files
+        assert metadata.current_snapshot_id is not None
+        new: dict[DataFile, BitMap64 | Positions] = {
+            file: np.flatnonzero(np.isin(pq.read_table(_local(file.path), columns=["id"])["id"], ids))
+            for file in files.data_files
+        }
+        written = write_deletes(
+            Storage(),
+            new,
+            files.position_deletes,
+            metadata.format_version,
+            DeleteGranularity.of_table(metadata.properties),
+            DeleteFileLocations(
+                metadata.location, metadata.properties, f"job-{metadata.current_snapshot_id}"
+            ),
+        )
+        delta = RowDelta(
+            "main", metadata.current_snapshot_id, "job", 1, written.added, written.removed, written.data_files
+        )
+        commit_row_delta(self.java_table, delta)
+        return written
+
+    def visible_ids(self) -> list[int]:
+        return sorted(id_ for id_, *_ in visible_rows(self.spark, self.table.identifier).elements())
+
+
+def _local(path: str) -> Path:
+    return Path(path.removeprefix("file:"))
+
+
+Open = Callable[..., Conversion]
+
+
+@pytest.fixture
+def new_table(spark: SparkSession, catalog: Catalog, table_name: str) -> Open:
+    """A table with ids 0 to 19 in two data files per region, `eu` and `us`."""
+
+    def create(**how: Any) -> Conversion:
+        table = TableBuilder.create(spark, table_name, "id bigint, region string", **how)
+        rows = [{"id": n, "region": ("eu", "us")[n % 2]} for n in range(20)]
+        table.append(rows, files=2)
+        return Conversion(spark, catalog, table)
+
+    return create
+
+
+@pytest.mark.integration
+class TestOnTables:
+    @pytest.mark.parametrize("partitioned_by", [(), ("region",), ("bucket(3, id)",)])
+    @pytest.mark.parametrize("format_version", [2, 3])
+    @pytest.mark.parametrize("granularity", ["file", "partition"])
+    def test_spark_reads_the_new_deletes(
+        self, new_table: Open, format_version: int, partitioned_by: tuple[str, ...], granularity: str
+    ) -> None:
+        conversion = new_table(
+            format_version=format_version,
+            partitioned_by=partitioned_by,
+            properties={"write.delete.granularity": granularity},
+        )
+        conversion.delete_ids(3, 4, 11)
+        assert conversion.visible_ids() == sorted(set(range(20)) - {3, 4, 11})
+        conversion.delete_ids(0, 4)
+        assert conversion.visible_ids() == sorted(set(range(20)) - {0, 3, 4, 11})
+        if format_version == 3:
+            vectors = [file["referenced_data_file"] for file in live_delete_files_of(conversion)]
+            assert len(vectors) == len(set(vectors))
+
+    @pytest.mark.parametrize("format_version", [2, 3])
+    def test_deletes_by_spark_before_and_after_are_kept(self, new_table: Open, format_version: int) -> None:
+        conversion = new_table(
+            format_version=format_version,
+            partitioned_by=["region"],
+            properties={"write.delete.mode": "merge-on-read", "write.merge.mode": "merge-on-read"},
+        )
+        name, spark = conversion.table.identifier, conversion.spark
+        spark.sql(f"DELETE FROM {name} WHERE id IN (2, 3)")
+        spark.sql(f"MERGE INTO {name} t USING (SELECT 5L AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE")
+        written = conversion.delete_ids(3, 6, 7)
+        # Spark's deletes are file-scoped here, so each is replaced where rows were added to it.
+        assert written.rows_deleted == 2
+        assert written.delete_files_removed == written.delete_files_added
+        spark.sql(f"DELETE FROM {name} WHERE id = 8")
+        assert conversion.visible_ids() == sorted(set(range(20)) - {2, 3, 5, 6, 7, 8})
+
+    @pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+    @pytest.mark.parametrize("granularity", ["file", "partition"])
+    def test_position_deletes_survive_the_upgrade_to_vectors(
+        self, new_table: Open, file_format: str, granularity: str
+    ) -> None:
+        conversion = new_table(
+            format_version=2,
+            properties={
+                "write.delete.mode": "merge-on-read",
+                "write.delete.format.default": file_format,
+                "write.delete.granularity": granularity,
+            },
+        )
+        name, spark = conversion.table.identifier, conversion.spark
+        spark.sql(f"DELETE FROM {name} WHERE id IN (2, 3, 18)")
+        assert {file["file_format"].lower() for file in live_delete_files_of(conversion)} == {file_format}
+        conversion.delete_ids(4, 18)
+        spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('format-version' = '3')")
+        written = conversion.delete_ids(2, 6, 16)
+        assert all(file.is_deletion_vector for file in written.added)
+        assert conversion.visible_ids() == sorted(set(range(20)) - {2, 3, 4, 6, 16, 18})
+
+    def test_a_position_delete_of_an_otherwise_spelled_path_hides_no_row(self, new_table: Open) -> None:
+        conversion = new_table(format_version=2)
+        [path, *_] = conversion.table.data_file_paths
+        assert path.startswith("file:///")
+        [written] = conversion.table.position_deletes({path: [0]})
+        rows = pq.read_table(_local(written.path))
+        respelled = pa.array([path.replace("file:///", "file:/")])
+        pq.write_table(rows.set_column(0, rows.schema.field(0), respelled), _local(written.path))
+        del written.json["referenced-data-file"]
+        for bounds in ("lower-bounds", "upper-bounds"):
+            written.json.pop(bounds, None)
+        written.json["file-size-in-bytes"] = _local(written.path).stat().st_size
+        conversion.table.commit(written)
+        assert conversion.visible_ids() == list(range(20))
+        conversion.spark.sql(
+            f"ALTER TABLE {conversion.table.identifier} SET TBLPROPERTIES ('format-version' = '3')"
+        )
+        conversion.delete_ids(4, 5)
+        assert conversion.visible_ids() == sorted(set(range(20)) - {4, 5})
+
+    def test_position_deletes_are_described_as_spark_describes_its_own(self, new_table: Open) -> None:
+        conversion = new_table(format_version=2, properties={"write.delete.mode": "merge-on-read"})
+        conversion.spark.sql(f"DELETE FROM {conversion.table.identifier} WHERE id = 2")
+        [theirs] = live_delete_files_of(conversion)
+        conversion.delete_ids(3)
+        [ours] = [file for file in live_delete_files_of(conversion) if "job-" in file["file_path"]]
+        for described in (
+            "value_counts",
+            "null_value_counts",
+            "nan_value_counts",
+            "sort_order_id",
+            "content",
+        ):
+            assert ours[described] == theirs[described], described
+        for sized in ("column_sizes", "lower_bounds", "upper_bounds"):
+            assert ours[sized].keys() == theirs[sized].keys(), sized
+        assert len(ours["split_offsets"]) == len(theirs["split_offsets"])
+        assert {len(bound) for bound in ours["lower_bounds"].values()} == {
+            len(bound) for bound in theirs["lower_bounds"].values()
+        }
+
+
+def live_delete_files_of(conversion: Conversion) -> list[Any]:
+    return live_delete_files(conversion.spark, conversion.table.identifier)
