@@ -1,0 +1,100 @@
+"""How figures and times are written on the pages. Pure; None is always a dash."""
+
+import math
+from datetime import UTC, datetime
+
+from markupsafe import Markup
+
+NONE = "\N{EM DASH}"
+_SPACE = "\N{NO-BREAK SPACE}"
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def count(value: float | None) -> str:
+    """12345 -> `12,345`."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def short_count(value: float) -> str:
+    """12345 -> `12.3 k`: for axes, where exact figures stand elsewhere."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{_SPACE}{unit}"
+    return f"{value:.3g}"
+
+
+def plural(value: float | None, noun: str, nouns: str | None = None) -> str:
+    """1, `file` -> `1 file`; 2, `file` -> `2 files`."""
+    return f"{count(value)}{_SPACE}{noun if value == 1 else nouns or noun + 's'}"
+
+
+def size(value_bytes: float | None) -> str:
+    """Decimal units, as object stores bill them."""
+    if value_bytes is None:
+        return NONE
+    power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0
+    scaled = value_bytes / 1000**power
+    digits = f"{scaled:.0f}" if power == 0 or scaled >= 100 else f"{scaled:.1f}"
+    return f"{digits}{_SPACE}{_BYTE_UNITS[power]}"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: `0.35 s`, `42 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f}{_SPACE}s" if seconds >= 1 or seconds == 0 else f"{seconds:.2f}{_SPACE}s"
+    whole = round(seconds)
+    parts = [
+        (whole // 86400, "d"),
+        (whole // 3600 % 24, "h"),
+        (whole // 60 % 60, "min"),
+        (whole % 60, "s"),
+    ]
+    first = next(index for index, (value, _) in enumerate(parts) if value)
+    return " ".join(f"{value}{_SPACE}{unit}" for value, unit in parts[first : first + 2] if value)
+
+
+def percent(ratio: float | None) -> str:
+    """Rounded down, so that only what is complete reads 100%."""
+    return NONE if ratio is None else f"{math.floor(ratio * 1000 + 1e-9) / 10:g}%"
+
+
+def aware(moment: datetime | str) -> datetime:
+    """A time from a model, or its RFC 3339 text from JSON."""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    return moment.astimezone(UTC)
+
+
+def rfc3339(moment: datetime | str) -> str:
+    return aware(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(value: datetime | str | None) -> str:
+    """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip."""
+    if value is None:
+        return NONE
+    text = f"{aware(value):%Y-%m-%d %H:%M:%S} UTC"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(rfc3339(value), text, text)
+
+
+def seconds_between(began: datetime | str, ended: datetime | str) -> float:
+    return max((aware(ended) - aware(began)).total_seconds(), 0.0)
+
+
+def sentence(text: str | None) -> str:
+    """With a capital first and a full stop last, whoever wrote it."""
+    text = (text or "").strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+
+
+def setting(value: object, name: str) -> str:
+    """The value of a policy setting, with the unit that its name ends in."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int | float):
+        return duration(value) if name.endswith("_seconds") else count(value)
+    return str(value)

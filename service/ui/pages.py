@@ -1,0 +1,153 @@
+"""From an endpoint's answer to a page: rendering, security headers, and errors that a person can read.
+
+Invariant: a page loads nothing from elsewhere and runs no inline script or style; the policy in
+`_HEADERS` makes the browser hold us to it.
+"""
+
+import hashlib
+from collections.abc import Callable, Coroutine
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
+
+from fastapi import Depends, Form, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+
+from service import __version__
+from service.auth.models import Principal, Role
+from service.auth.principals import find_principal
+from service.auth.service import check_csrf, require_role
+from service.errors import IcestreamError, UnauthenticatedError, validation_error
+from service.ui import formats
+
+STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("service.ui"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        count=formats.count,
+        short_count=formats.short_count,
+        plural=formats.plural,
+        size=formats.size,
+        duration=formats.duration,
+        percent=formats.percent,
+        moment=formats.moment,
+        rfc3339=formats.rfc3339,
+        sentence=formats.sentence,
+        setting=formats.setting,
+        basename=lambda path: PurePosixPath(path).name,
+    )
+    environment.globals.update(
+        version=__version__,
+        seconds_between=formats.seconds_between,
+        static=lambda name: f"/static/{_DIGEST}/{name}",
+    )
+    return environment
+
+
+_templates = _environment()
+
+
+def render(
+    request: Request,
+    template: str,
+    principal: Principal | None = None,
+    *,
+    status_code: int = 200,
+    **context: Any,
+) -> HTMLResponse:
+    """A page for `principal`, or for somebody who is not signed in."""
+    can_operate = principal is not None and principal.role.allows(Role.OPERATOR)
+    text = _templates.get_template(template).render(
+        path=request.url.path,
+        principal=principal,
+        csrf_token=(principal.csrf_token or "") if principal else "",
+        can_operate=can_operate,
+        is_admin=principal is not None and principal.role.allows(Role.ADMIN),
+        **context,
+    )
+    return HTMLResponse(text, status_code)
+
+
+class PageRoute(APIRoute):
+    """Answers errors as pages, sends whoever is not signed in to the login, and adds the security headers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_page(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except IcestreamError as error:
+                response = await run_in_threadpool(_answer_error, request, error)
+            except RequestValidationError as error:
+                response = await run_in_threadpool(_answer_error, request, validation_error(error))
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return handle_page
+
+
+def _answer_error(request: Request, error: IcestreamError) -> Response:
+    if isinstance(error, UnauthenticatedError) and request.method == "GET" and request.url.path != "/login":
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse("/login" if target == "/" else f"/login?next={quote(target)}", 303)
+    # The application's handler records denied writes; only its JSON is not for people.
+    request.app.exception_handlers[IcestreamError](request, error)
+    principal: Principal | None = getattr(request.state, "principal", None)
+    return render(request, "error.html", principal, status_code=error.status_code, error=error)
+
+
+def local_path(target: str) -> str:
+    """`target` if it leads to a page of ours, else `/`: a login must not send anybody elsewhere."""
+    parts = urlsplit(target)
+    is_local = target.startswith("/") and not parts.scheme and not parts.netloc and "\\" not in target
+    return target if is_local and target.isprintable() else "/"
+
+
+def _reader(request: Request) -> Principal:
+    principal = find_principal(request)
+    if principal is None:
+        raise UnauthenticatedError(
+            "unauthenticated", "You are not signed in", "The session ended.", "Sign in and try again."
+        )
+    request.state.principal = principal
+    require_role(principal, Role.VIEWER, f"{request.method} {request.url.path}", request.url.path)
+    return principal
+
+
+Reader = Annotated[Principal, Depends(_reader)]
+"""Who looks at a page."""
+
+
+def _form_sender(principal: Reader, csrf_token: Annotated[str, Form()] = "") -> Principal:
+    check_csrf(principal, csrf_token)
+    return principal
+
+
+FormSender = Annotated[Principal, Depends(_form_sender)]
+"""Who sent a form of ours; the service function that is called checks the role."""

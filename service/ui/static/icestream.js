@@ -1,0 +1,170 @@
+// Everything works without this script, except for being live: it fetches the page again when something
+// happened, and replaces those parts (data-live) whose HTML has changed.
+"use strict";
+
+const TIMES = {
+  today: new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" }),
+  earlier: new Intl.DateTimeFormat(undefined, {
+    day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit",
+  }),
+  otherYear: new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" }),
+};
+
+function inViewersZone(moment) {
+  const now = new Date();
+  if (moment.toDateString() === now.toDateString()) return TIMES.today.format(moment);
+  return (moment.getFullYear() === now.getFullYear() ? TIMES.earlier : TIMES.otherYear).format(moment);
+}
+
+function duration(seconds) {
+  const parts = [[Math.floor(seconds / 86400), "d"], [Math.floor(seconds / 3600) % 24, "h"],
+    [Math.floor(seconds / 60) % 60, "min"], [Math.floor(seconds) % 60, "s"]];
+  const first = parts.findIndex(([value]) => value > 0);
+  if (first < 0) return "0\u00a0s";
+  return parts.slice(first, first + 2).filter(([value]) => value > 0)
+    .map(([value, unit]) => `${value}\u00a0${unit}`).join(" ");
+}
+
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Plain HTTP from another machine has no clipboard API.
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
+
+function enliven(part) {
+  for (const time of part.querySelectorAll("time")) {
+    time.textContent = inViewersZone(new Date(time.dateTime));
+  }
+  for (const title of part.querySelectorAll("title[data-time]")) {
+    const words = title.textContent;
+    title.textContent = `${inViewersZone(new Date(title.dataset.time))}${words.slice(words.indexOf(": "))}`;
+  }
+  for (const button of part.querySelectorAll("button[data-copy]")) button.hidden = false;
+}
+
+function tick() {
+  for (const element of document.querySelectorAll("[data-since]")) {
+    element.textContent = duration((Date.now() - Date.parse(element.dataset.since)) / 1000);
+  }
+}
+
+const served = new Map();
+
+function remember(page) {
+  for (const part of page.querySelectorAll("[data-live]")) served.set(part.id, part.outerHTML);
+}
+
+function replaceChanged(page) {
+  for (const fresh of page.querySelectorAll("main [data-live]")) {
+    const shown = document.getElementById(fresh.id);
+    if (!shown || served.get(fresh.id) === fresh.outerHTML) continue;
+    served.set(fresh.id, fresh.outerHTML);
+    const focused = shown.contains(document.activeElement) ? document.activeElement.id : "";
+    // The element itself stays, so that screen readers announce what changes in it.
+    shown.replaceChildren(...document.importNode(fresh, true).childNodes);
+    enliven(shown);
+    if (focused) document.getElementById(focused)?.focus();
+  }
+  document.title = page.title;
+}
+
+function follow(main) {
+  const connection = document.getElementById("connection");
+  const words = document.getElementById("connection-words");
+  let source = null;
+  let fetching = false;
+  let again = false;
+  let ended = false;
+
+  function show(state, text) {
+    connection.hidden = false;
+    connection.className = `connection ${state}`;
+    words.textContent = text;
+  }
+
+  async function refresh() {
+    if (fetching) {
+      again = true;
+      return;
+    }
+    fetching = true;
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (answer.redirected) return location.reload();
+      if (answer.ok) {
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        replaceChanged(page);
+        tick();
+        if (!page.querySelector("main").dataset.events) end();
+      }
+    } catch {
+      show("lost", "Reconnecting");
+    } finally {
+      // A burst of events needs one more look, not one each.
+      setTimeout(() => {
+        fetching = false;
+        if (again) {
+          again = false;
+          refresh();
+        }
+      }, 400);
+    }
+  }
+
+  function open() {
+    if (source || ended) return;
+    source = new EventSource(main.dataset.events);
+    source.onopen = () => {
+      show("live", "Live");
+      refresh();
+    };
+    source.onerror = () => show("lost", "Reconnecting");
+    for (const kind of ["job", "decision", "poll", "table"]) source.addEventListener(kind, refresh);
+  }
+
+  function close() {
+    source?.close();
+    source = null;
+  }
+
+  function end() {
+    ended = true;
+    close();
+    connection.hidden = true;
+  }
+
+  // A hidden tab would hold one of the few connections that a browser has for a host.
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  setInterval(() => !document.hidden && !ended && refresh(), Number(main.dataset.every) * 1000);
+  if (!document.hidden) open();
+}
+
+remember(document);
+enliven(document);
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (!button) return;
+  await copy(button.dataset.copy);
+  button.classList.add("done");
+  button.setAttribute("aria-label", "Copied");
+  setTimeout(() => {
+    button.classList.remove("done");
+    button.setAttribute("aria-label", button.title);
+  }, 1500);
+});
+// A form sent twice by an impatient double click would ask twice.
+document.addEventListener("submit", (event) => {
+  for (const button of event.target.querySelectorAll("button")) setTimeout(() => { button.disabled = true; });
+});
+addEventListener("pageshow", () => {
+  for (const button of document.querySelectorAll("form button")) button.disabled = false;
+});
+const main = document.querySelector("main");
+if (main.dataset.events) follow(main);
+tick();
+setInterval(tick, 1000);

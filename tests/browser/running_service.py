@@ -1,0 +1,282 @@
+"""A real service process with a real Iceberg catalog, and a worker that is played over HTTP.
+
+What the worker reports is made up; that it goes through the worker's own calls is not.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+
+from service.auth.models import Role
+from service.auth.service import create_login_link
+from service.database import Database
+
+_ICESTREAM = [sys.executable, "-c", "from service.cli import main; main()"]
+_START_SECONDS = 60
+
+
+@dataclass
+class RunningService:
+    url: str
+    database_url: str
+    warehouse: Path
+    api: httpx.Client
+    """Signed with the admin's key."""
+    admin_key: str
+
+    def login_link(self, role: Role = Role.ADMIN) -> str:
+        """As `icestream up` prints it."""
+        database = Database(self.database_url)
+        try:
+            return create_login_link(database, self.url, name=role.value, role=role)
+        finally:
+            database.dispose()
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = self.api.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def get(self, path: str) -> Any:
+        answer = self.api.get(path)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def create_iceberg_table(self, name: str, rows: int = 10) -> None:
+        """An Iceberg table in the catalog `local`, not registered yet."""
+        catalog = SqlCatalog(
+            "local", uri=f"sqlite:///{self.warehouse}/catalog.db", warehouse=self.warehouse.as_uri()
+        )
+        catalog.create_namespace_if_not_exists(name.partition(".")[0])
+        data = pa.table({"id": pa.array(range(rows), pa.int64()), "region": pa.array(["eu"] * rows)})
+        catalog.create_table(name, data.schema, properties={"format-version": "2"}).append(data)
+        catalog.close()
+
+    def enroll(self, name: str, *, policy: str | None = "manual") -> str:
+        """Register an Iceberg table that was created before; return its id."""
+        table = self.post(
+            "/tables", catalog="local", identifier=name.split("."), policy=policy, key_sets=[["id"]]
+        )
+        self.wait_until(lambda: self.get(f"/tables/{table['id']}/health")["measured_at"] is not None)
+        return str(table["id"])
+
+    def request_job(self, table_id: str, kind: str, *, dry_run: bool = False) -> str:
+        return str(self.post(f"/tables/{table_id}/jobs", kind=kind, dry_run=dry_run)["id"])
+
+    def wait_until(self, condition: Any, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to pass in time"
+            time.sleep(0.1)
+
+
+@dataclass
+class PlayedWorker:
+    """One worker process, as the service sees it."""
+
+    service: RunningService
+    name: str = "worker-1"
+    id: str = field(init=False)
+    job_id: str = field(init=False, default="")
+    attempt: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        registered = self.service.post(
+            "/workers", name=self.name, hostname="node-7", pid=4711, version="0.1.0"
+        )
+        self.id = registered["id"]
+
+    def claim(self) -> Self:
+        assignment = self.service.post(f"/workers/{self.id}/claim", wait_seconds=10)
+        self.job_id, self.attempt = assignment["job"]["id"], assignment["attempt"]
+        return self
+
+    def report(self, stage: str, done: int = 0, total: int = 0, unit: str = "", *decisions: str) -> None:
+        self._post(
+            "heartbeat",
+            progress={"stage": stage, "done": done, "total": total, "unit": unit, "message": None},
+            events=[{"level": "info", "message": decision} for decision in decisions],
+        )
+
+    def succeed(self, result: dict[str, Any], health: dict[str, Any] | None = None) -> None:
+        self._post("finish", status="succeeded", result=result, health=health)
+
+    def fail(self, *, retryable: bool = False) -> None:
+        self._post(
+            "finish",
+            status="failed",
+            error={
+                "code": "catalog_unreachable",
+                "title": "Catalog local can't be used",
+                "detail": "Connection refused: catalog.internal:5432",
+                "remedy": "Check the catalog's address and credentials, then retry the job.",
+                "retryable": retryable,
+            },
+        )
+
+    def _post(self, call: str, **body: Any) -> None:
+        self.service.post(f"/jobs/{self.job_id}/attempts/{self.attempt}/{call}", **body)
+
+
+def convert_result(*, dry_run: bool = False) -> dict[str, Any]:
+    """Of a conversion of 48,210 equality deletes with two keys, one looked up and one scanned."""
+    return {
+        "dry_run": dry_run,
+        "iceberg_snapshot_id_before": 5781947118336215154,
+        "iceberg_snapshot_id_after": None if dry_run else 6051911820938456713,
+        "equality_delete_files_removed": 24,
+        "equality_deletes_resolved": 48_210,
+        "rows_deleted": 47_985,
+        "data_files_touched": 61,
+        "delete_files_added": 61,
+        "delete_files_removed": 36,
+        "deletion_vectors_added": 61,
+        "position_delete_files_added": 0,
+        "commits": 1,
+        "key_sets": [
+            {
+                "equality_field_ids": [1],
+                "columns": ["id"],
+                "source": "index",
+                "reason": "48,000 keys against 19,480,000 entries: looking them up reads 12 MB, a scan 310",
+                "keys": 48_000,
+                "matches": 47_781,
+                "row_groups_read": 180,
+                "row_groups_total": 298,
+                "bytes_read": 12_400_000,
+                "data_files_from_index": 96,
+                "data_files_scanned": 0,
+            },
+            {
+                "equality_field_ids": [1, 2],
+                "columns": ["id", "region"],
+                "source": "scan",
+                "reason": "This key set has no index yet",
+                "keys": 210,
+                "matches": 204,
+                "row_groups_read": 0,
+                "row_groups_total": 0,
+                "bytes_read": 96_000_000,
+                "data_files_from_index": 0,
+                "data_files_scanned": 96,
+            },
+        ],
+        "unconvertible": [],
+        "decisions": ["The index of (id) covers all 96 data files."],
+        "stages": [
+            {"name": "plan", "seconds": 0.412},
+            {"name": "read", "seconds": 0.298},
+            {"name": "lookup", "seconds": 1.174},
+            {"name": "scan", "seconds": 2.618},
+            {"name": "deletes", "seconds": 0.86},
+            {"name": "commit", "seconds": 0.391},
+        ],
+    }
+
+
+def index_report(
+    *, pending: tuple[int, int] = (0, 0), coverage: float = 1.0, unconvertible: int = 0
+) -> dict[str, Any]:
+    """pending: equality delete files, and rows in them."""
+    return {
+        "iceberg_snapshot_id": 6051911820938456713,
+        "key_sets": [
+            {
+                "equality_field_ids": [1],
+                "columns": ["id"],
+                "generation": 1,
+                "source": "equality_deletes",
+                "files_covered": int(96 * coverage),
+                "files_total": 96,
+                "coverage": int(96 * coverage) / 96,
+                "entries": 19_480_000,
+                "bytes": 59_800_000,
+                "sorted_runs": 7,
+                "dead_ratio": 0.034,
+            }
+        ],
+        "unconvertible": [
+            {
+                "file_path": f"file:/data/warehouse/sales/returns/data/00000-{number}-9f0c-deletes.parquet",
+                "code": "float_key",
+                "reason": "its key column amount is a float, and engines disagree on NaN and -0.0",
+                "remedy": "Let the writer use a key without floats, then rewrite the data files once.",
+            }
+            for number in range(unconvertible)
+        ],
+        "pending_equality_delete_files": pending[0],
+        "pending_equality_deletes": pending[1],
+    }
+
+
+@contextmanager
+def running_service(directory: Path) -> Iterator[RunningService]:
+    """The service on a free port with SQLite, the catalog `local` registered, nothing enrolled.
+
+    It polls once after each change and then hardly ever, so that reported figures stay.
+    """
+    warehouse = directory / "warehouse"
+    warehouse.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    key = secrets.token_urlsafe(32)
+    database_url = f"sqlite:///{directory / 'icestream.db'}"
+    environment = {
+        **os.environ,
+        "ICESTREAM_PORT": str(port),
+        "ICESTREAM_DATA_DIR": str(directory),
+        "ICESTREAM_DATABASE_URL": database_url,
+        "ICESTREAM_BOOTSTRAP_KEY": key,
+        "ICESTREAM_POLL_INTERVAL_SECONDS": "3600",
+        "ICESTREAM_LEASE_SECONDS": "300",
+    }
+    log = directory / "service.log"
+    subprocess.run([*_ICESTREAM, "migrate"], env=environment, check=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen([*_ICESTREAM, "serve"], env=environment, stdout=output, stderr=output)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(
+            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
+        ) as api:
+            _await_ready(url, process, log)
+            service = RunningService(url, database_url, warehouse, api, key)
+            service.post(
+                "/catalogs",
+                name="local",
+                type="sql",
+                properties={"uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": warehouse.as_uri()},
+            )
+            yield service
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            if httpx.get(f"{url}/readyz").is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"the service did not become ready: {log.read_text()}")
