@@ -505,8 +505,16 @@ def _by_partition(rows: pa.Table, schema: Schema, spec: PartitionSpec) -> list[t
     """Split rows by partition, in order of first appearance."""
     if not spec.fields:
         return [([], rows)]
-    sources = [schema.find_field(field.source_id).name for field in spec.fields]
-    positions: dict[str, list[int]] = {}
-    for at, row in enumerate(rows.select(list(dict.fromkeys(sources))).to_pylist()):
-        positions.setdefault(json.dumps(_partition_of(row, schema, spec)), []).append(at)
-    return [(json.loads(partition), rows.take(of_partition)) for partition, of_partition in positions.items()]
+    sources = list(dict.fromkeys(schema.find_field(field.source_id).name for field in spec.fields))
+    positions: dict[tuple[Any, ...], list[int]] = {}
+    values = zip(*(rows.column(source).to_pylist() for source in sources), strict=True)
+    for at, value in enumerate(values):
+        positions.setdefault(value, []).append(at)
+    by_partition: dict[str, list[int]] = {}
+    for value, of_value in positions.items():
+        partition = _partition_of(dict(zip(sources, value, strict=True)), schema, spec)
+        by_partition.setdefault(json.dumps(partition), []).extend(of_value)
+    return [
+        (json.loads(partition), rows.take(sorted(of_partition)))
+        for partition, of_partition in by_partition.items()
+    ]

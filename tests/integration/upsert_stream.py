@@ -53,7 +53,7 @@ class UpsertStream:
     mode: Literal["upsert", "changelog"] = "upsert"
 
     def expected_rows(self) -> Counter[tuple[Any, ...]]:
-        """Return the rows left when all records are written: the last write of each key that no delete follows."""
+        """Return the rows left at the end: the last write of each key, unless a delete follows it."""
         n = np.arange(self.records, dtype=np.uint64)
         ids = self._random(n, 0, self.keys)
         tenants = self._random(n, 1, TENANTS)

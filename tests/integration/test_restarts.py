@@ -1,0 +1,108 @@
+"""What outlives the processes: history, indexes, and a job whose worker is gone."""
+
+import os
+import signal
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.integration.icestream import Icestream, wait_until
+
+pytestmark = pytest.mark.integration
+
+ROWS = 300_000
+
+
+@pytest.fixture
+def table(spark: SparkSession, registered: Catalog) -> TableBuilder:
+    """Many data files, so that a job of it takes a moment."""
+    table = TableBuilder.create(spark, f"{registered.name}.db.t", "id bigint", format_version=3)
+    table.append(pa.table({"id": range(ROWS)}), files=200)
+    table.delete_keys(pa.table({"id": range(0, ROWS, 3)}))
+    return table
+
+
+def test_history_and_indexes_outlive_a_restart(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+) -> None:
+    table_id = icestream.enroll(registered, "db.t")
+    icestream.run(table_id, "index")
+    before = icestream.jobs(table_id)
+    worker_before = icestream.live_worker()["id"]
+
+    icestream.stop()
+    icestream.start()
+    assert icestream.jobs(table_id) == before
+    assert icestream.get(f"/tables/{table_id}")["catalog"] == registered.name
+    assert [item["name"] for item in icestream.get("/catalogs", limit=100)["items"]].count("embedded") == 1
+
+    expected = visible_rows(spark, table.identifier)
+    converted = icestream.run(table_id, "convert")
+    assert [key_set["source"] for key_set in converted["key_sets"]] == ["index"]
+    assert equality_delete_files(spark, table.identifier) == []
+    assert visible_rows(spark, table.identifier) == expected
+    assert icestream.live_worker()["id"] != worker_before
+
+
+@pytest.mark.parametrize("kind", ["index", "convert"])
+def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
+    kind: str, spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+) -> None:
+    table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
+    expected = visible_rows(spark, table.identifier)
+    worker = icestream.live_worker()
+    job_id = icestream.submit(table_id, kind)
+    wait_until(lambda: icestream.get(f"/jobs/{job_id}")["status"] == "running", "the job to start")
+    os.kill(worker["pid"], signal.SIGKILL)
+
+    job = icestream.wait_for_job(job_id)
+    assert job["status"] == "succeeded", job["error"]
+    lost, done = job["attempts"]
+    assert (lost["status"], lost["worker_id"]) == ("lost", worker["id"])
+    assert lost["error"]["code"] == "worker_lost"
+    assert (done["status"], done["attempt"]) == ("succeeded", 2)
+    assert done["worker_id"] != worker["id"]
+
+    _check_nothing_is_left_to_do(spark, icestream, table_id, table)
+    assert visible_rows(spark, table.identifier) == expected
+
+
+def test_paused_worker_that_wakes_up_late_changes_nothing(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+) -> None:
+    table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
+    expected = visible_rows(spark, table.identifier)
+    sleeper = icestream.live_worker()
+    job_id = icestream.submit(table_id, "convert")
+    wait_until(lambda: icestream.get(f"/jobs/{job_id}")["status"] == "running", "the job to start")
+    os.kill(sleeper["pid"], signal.SIGSTOP)
+    try:
+        with icestream.another_worker():
+            job = icestream.wait_for_job(job_id)
+    finally:
+        os.kill(sleeper["pid"], signal.SIGCONT)
+    assert job["status"] == "succeeded", job["error"]
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+    snapshot_id = table.snapshot_id
+
+    # The sleeper takes the next job only after it has given up the one that it lost.
+    _check_nothing_is_left_to_do(spark, icestream, table_id, table)
+    again = icestream.jobs(table_id)[0]["attempts"][-1]
+    assert again["worker_id"] == sleeper["id"]
+    assert table.snapshot_id == snapshot_id
+    assert icestream.get(f"/jobs/{job_id}") == job
+    assert visible_rows(spark, table.identifier) == expected
+
+
+def _check_nothing_is_left_to_do(
+    spark: SparkSession, icestream: Icestream, table_id: str, table: TableBuilder
+) -> None:
+    """Index and convert, which may find it done, and find it done then: no entry twice, no delete left."""
+    icestream.run(table_id, "index")
+    (key_set,) = icestream.run(table_id, "index")["key_sets"]
+    assert key_set["files_indexed"] == 0
+    icestream.run(table_id, "convert")
+    assert equality_delete_files(spark, table.identifier) == []
+    assert icestream.health(table_id)["entries"] == ROWS
