@@ -29,6 +29,10 @@ class ControlPlaneError(Exception):
     """The service can't be reached or answered with an error; a retry can help."""
 
 
+class RefusedReportError(ControlPlaneError):
+    """The service understood a call and refused it as malformed: the same call will never succeed."""
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -124,6 +128,8 @@ class ControlPlane:
             raise ControlPlaneError(f"the service does not answer: {error}") from error
         if response.status_code == httpx.codes.CONFLICT:
             raise StaleAttemptError(_detail(response))
+        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+            raise RefusedReportError(f"the service refused the report: {_detail(response)}")
         if response.is_error:
             raise ControlPlaneError(f"the service answered {response.status_code}: {_detail(response)}")
         return response

@@ -24,6 +24,7 @@ from worker.control_plane import (
     ControlPlane,
     ControlPlaneError,
     Event,
+    RefusedReportError,
     StaleAttemptError,
 )
 from worker.pipeline import JobError, run_job
@@ -201,6 +202,12 @@ class Worker:
             except StaleAttemptError as error:
                 log.warning("The report came too late: %s", error)
                 return
+            except RefusedReportError as error:
+                if status == "failed":
+                    log.error("Giving up the report: %s", error)
+                    return
+                log.error("Reporting as failed instead of %s: %s", status, error)
+                status, finished = "failed", {"error": _error(_refused(error))}
             except ControlPlaneError as error:
                 log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set():
@@ -227,6 +234,15 @@ def _unexpected(error: Exception) -> JobError:
         f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})",
         "It is retried. If it stays, look at the worker's log and report it with this text.",
         retryable=True,
+    )
+
+
+def _refused(error: RefusedReportError) -> JobError:
+    return JobError(
+        "report_refused",
+        "The job was done, but the service refused its report",
+        str(error),
+        "Update service and worker to the same version, then run the job again: it finds what was done.",
     )
 
 

@@ -143,7 +143,8 @@ def _partition_type(schema: Schema) -> StructType:
     data_file = schema.find_field(2).field_type
     assert isinstance(data_file, StructType)
     partition = data_file.field(102)
-    assert partition is not None and isinstance(partition.field_type, StructType)
+    assert partition is not None
+    assert isinstance(partition.field_type, StructType)
     return partition.field_type
 
 
