@@ -1,0 +1,198 @@
+"""A migrated database of either kind, and the service itself behind a real HTTP server."""
+
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from sqlalchemy import create_engine, text
+
+from service.app import create_app, prepare
+from service.auth.models import SYSTEM, ApiKeyRequest, Role
+from service.auth.service import create_api_key
+from service.background import Background
+from service.database import Database, migrate
+from service.policies.service import ensure_built_in
+from service.settings import Settings
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.postgresql import running_server
+
+ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)]
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "icestream.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgresql(postgresql: str) -> str:
+    _on_server(postgresql, "CREATE DATABASE migrated")
+    _migrate(f"{postgresql}/migrated")
+    return "migrated"
+
+
+def _migrate(url: str) -> None:
+    migrate(url)
+    database = Database(url)
+    with database.write() as session:
+        ensure_built_in(session)
+    database.dispose()
+
+
+def _on_server(server: str, statement: str) -> None:
+    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+@pytest.fixture
+def new_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Makes copies of a migrated database, by kind."""
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            path = tmp_path / f"{uuid.uuid4().hex}.db"
+            shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
+            return f"sqlite:///{path}"
+        server = request.getfixturevalue("postgresql")
+        template = request.getfixturevalue("migrated_postgresql")
+        name = f"copy_{uuid.uuid4().hex}"
+        _on_server(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+        return f"{server}/{name}"
+
+    return make
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, new_database_url: Callable[[str], str]) -> Iterator[Database]:
+    database = Database(new_database_url(request.param))
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings:
+    """Polls nothing by itself: tests that want it call `Running.poll` or turn `background` on."""
+    return Settings(
+        data_dir=tmp_path,
+        database_url=new_database_url("sqlite"),
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+        poll_interval_seconds=0.2,
+        scheduler_interval_seconds=0.1,
+    )
+
+
+@dataclass
+class Running:
+    """A service behind HTTP, with a client for each role."""
+
+    url: str
+    settings: Settings
+    database: Database
+    background: Background
+    admin: httpx.Client
+    _clients: list[httpx.Client]
+
+    def client(self, role: Role) -> httpx.Client:
+        with self.database.write() as session:
+            key = create_api_key(session, SYSTEM, ApiKeyRequest(name=role.value, role=role)).key
+        return self.client_with({"Authorization": f"Bearer {key}"})
+
+    def client_with(self, headers: dict[str, str]) -> httpx.Client:
+        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30)
+        self._clients.append(client)
+        return client
+
+    def register(self, catalog: IcebergCatalog) -> dict[str, Any]:
+        body = {"name": catalog.name, "type": "sql", "properties": catalog.properties}
+        answer = self.admin.post("/catalogs", json=body)
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def enroll(self, name: str = "db.t", **fields: Any) -> dict[str, Any]:
+        body = {"catalog": "local", "identifier": name.split("."), "branch": "main", "policy": None}
+        answer = self.admin.post("/tables", json=body | fields)
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def poll(self, table_id: str) -> None:
+        """What the poller does when a table's time has come."""
+        self.background.poller.poll(table_id)
+
+    def start_worker(self) -> str:
+        body = {"name": "w1", "hostname": "host", "pid": 1, "version": "0.1.0"}
+        return str(self.admin.post("/workers", json=body).json()["id"])
+
+    def claim(self, worker_id: str, wait_seconds: float = 0) -> dict[str, Any] | None:
+        answer = self.admin.post(f"/workers/{worker_id}/claim", json={"wait_seconds": wait_seconds})
+        assert answer.status_code in (200, 204), answer.text
+        return dict(answer.json()) if answer.status_code == 200 else None
+
+    def finish(self, assignment: dict[str, Any], **report: Any) -> httpx.Response:
+        path = f"/jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}/finish"
+        return self.admin.post(path, json={"status": "succeeded"} | report)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Running]:
+    prepare(settings)
+    app = create_app(settings)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("the server did not start")
+        time.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    database = app.state.database
+    background = Background(database, settings, app.state.catalogs)
+    clients: list[httpx.Client] = []
+    service = Running(url, settings, database, background, httpx.Client(), clients)
+    service.admin.close()
+    service.admin = service.client_with({"Authorization": f"Bearer {ADMIN_KEY}"})
+    yield service
+    for client in clients:
+        client.close()
+    background.stop()
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Running]:
+    with running(settings) as service:
+        yield service
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Iterator[IcebergCatalog]:
+    """A catalog that holds one table, `db.t`, with one data file."""
+    catalog = IcebergCatalog(tmp_path)
+    catalog.create()
+    catalog.append("db.t", [1, 2, 3])
+    yield catalog
+    catalog.close()

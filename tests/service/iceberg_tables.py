@@ -1,0 +1,161 @@
+"""Real Iceberg tables through PyIceberg alone, with the equality deletes that PyIceberg itself cannot write.
+
+An equality delete file is a Parquet file of key columns, listed in a delete manifest; both are written here
+and committed as a snapshot through the catalog, as a streaming writer would.
+"""
+
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+    write_manifest_list,
+)
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, SetSnapshotRefUpdate
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField, StringType
+from sqlalchemy import text
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "region", StringType()))
+ARROW = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("region", pa.string())])
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+
+@dataclass
+class IcebergCatalog:
+    """A SQLite catalog with a local warehouse in `directory`."""
+
+    directory: Path
+    name: str = "local"
+    catalog: SqlCatalog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.catalog = SqlCatalog(self.name, **self.properties)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {
+            "uri": f"sqlite:///{self.directory / 'cat.db'}",
+            "warehouse": f"file://{self.directory / 'warehouse'}",
+        }
+
+    def create(self, name: str = "db.t", schema: Schema = SCHEMA) -> Table:
+        self.catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        return self.catalog.create_table(name, schema, properties={"format-version": "2"})
+
+    def head(self, name: str) -> int:
+        """Id of the current snapshot of a table that has one."""
+        snapshot = self.catalog.load_table(name).current_snapshot()
+        assert snapshot is not None
+        return snapshot.snapshot_id
+
+    def append(self, name: str, ids: list[int]) -> None:
+        rows = pa.table({"id": ids, "region": ["eu"] * len(ids)}, schema=ARROW)
+        self.catalog.load_table(name).append(rows)
+
+    def delete_keys(self, name: str, ids: list[int], *, branch: str = "main") -> str:
+        """Commit one equality delete file with these ids; returns its path."""
+        table = self.catalog.load_table(name)
+        path = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "1"})])
+        local = path.removeprefix("file://")
+        pq.write_table(pa.table({"id": ids}, schema=schema), local)
+        _commit_deletes(table, path, len(ids), Path(local).stat().st_size, branch)
+        return path
+
+    def upgrade_to_v3(self, name: str) -> None:
+        """Rewrite the table's metadata as format version 3, which PyIceberg reads but does not write."""
+        table = self.catalog.load_table(name)
+        before = table.metadata_location.removeprefix("file://")
+        metadata = json.loads(Path(before).read_text())
+        metadata |= {"format-version": 3, "next-row-id": 0}
+        after = before.replace(".metadata.json", "-v3.metadata.json")
+        Path(after).write_text(json.dumps(metadata))
+        with self.catalog.engine.begin() as connection:
+            connection.execute(
+                text("UPDATE iceberg_tables SET metadata_location = :new WHERE metadata_location = :old"),
+                {"new": f"file://{after}", "old": table.metadata_location},
+            )
+
+    def close(self) -> None:
+        self.catalog.close()
+
+
+def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str) -> None:
+    head = table.snapshot_by_name(branch)
+    snapshot_id = table.metadata.new_snapshot_id()
+    sequence_number = table.metadata.next_sequence_number()
+    data_file = DataFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=rows,
+        file_size_in_bytes=size,
+        equality_ids=[1],
+    )
+    entry = ManifestEntry.from_args(
+        status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=data_file
+    )
+    manifest_path = f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro"
+    with _DeleteManifestWriter(
+        UNPARTITIONED_PARTITION_SPEC,
+        table.schema(),
+        table.io.new_output(manifest_path),
+        snapshot_id,
+        "deflate",
+    ) as writer:
+        writer.add_entry(entry)
+    manifest = writer.to_manifest_file()
+    manifests = [*(head.manifests(table.io) if head else []), manifest]
+    list_path = f"{table.location()}/metadata/snap-{snapshot_id}.avro"
+    parent = head.snapshot_id if head else None
+    with write_manifest_list(
+        2, table.io.new_output(list_path), snapshot_id, parent, sequence_number, "deflate"
+    ) as manifest_list:
+        manifest_list.add_manifests(manifests)
+    snapshot = Snapshot(
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=parent,
+        sequence_number=sequence_number,
+        timestamp_ms=max(int(time.time() * 1000), (table.metadata.last_updated_ms or 0) + 1),
+        manifest_list=list_path,
+        summary=Summary(Operation.OVERWRITE, **{"added-equality-deletes": str(rows)}),
+        schema_id=table.metadata.current_schema_id,
+    )
+    table.catalog.commit_table(
+        table,
+        (AssertRefSnapshotId(ref=branch, snapshot_id=parent),),
+        (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate(
+                ref_name=branch,
+                type=SnapshotRefType.BRANCH,
+                snapshot_id=snapshot_id,
+                max_ref_age_ms=None,
+                max_snapshot_age_ms=None,
+                min_snapshots_to_keep=None,
+            ),
+        ),
+    )

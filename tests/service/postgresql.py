@@ -1,0 +1,53 @@
+"""A private PostgreSQL server on loopback, from the binaries that the system package installs."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def _binary(name: str) -> str:
+    # Debian keeps them out of PATH, one directory a version.
+    candidates = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+    found = str(candidates[0]) if candidates else shutil.which(name)
+    if found is None:
+        raise RuntimeError(f"These tests need PostgreSQL: {name} is missing. apt-get install -y postgresql")
+    return found
+
+
+@contextmanager
+def running_server() -> Iterator[str]:
+    """The SQLAlchemy URL of an empty server, without the database's name; stopped and deleted at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="icestream-postgresql-"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    as_owner: list[str] = []
+    if os.geteuid() == 0:
+        # The server refuses to run as root.
+        shutil.chown(directory, "postgres", "postgres")
+        as_owner = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    data, log = str(directory / "data"), str(directory / "log")
+
+    def run(*command: str) -> None:
+        done = subprocess.run(
+            [*as_owner, *command], cwd=directory, capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode:
+            tail = Path(log).read_text()[-2000:] if Path(log).exists() else ""
+            raise RuntimeError(f"{command[0]} failed: {done.stderr}{tail}")
+
+    try:
+        run(_binary("initdb"), "-D", data, "-U", "icestream", "--auth=trust", "--no-sync", "-E", "UTF8")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        # The server must not hold the pipes that `run` reads to their end, hence -l.
+        run(_binary("pg_ctl"), "-D", data, "-l", log, "-o", options, "-w", "start")
+        yield f"postgresql+psycopg://icestream@127.0.0.1:{port}"
+    finally:
+        if (directory / "data" / "postmaster.pid").exists():
+            run(_binary("pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
+        shutil.rmtree(directory)

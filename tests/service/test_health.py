@@ -1,0 +1,279 @@
+"""Polling real tables: what is pending, how old it is, and what the policy makes of it."""
+
+import time
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from service.settings import Settings
+from tests.service.conftest import Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+def test_live_equality_deletes_are_counted_by_file_and_row(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    iceberg.delete_keys("db.t", [1, 2])
+    iceberg.delete_keys("db.t", [3])
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["pending_equality_delete_files"], health["pending_equality_deletes"]) == (2, 3)
+    assert 0 < health["lag_seconds"] < 60
+    assert health["coverage"] is None
+    assert health["iceberg_snapshot_id"] == iceberg.head("db.t")
+
+
+def test_tables_of_format_version_3_are_measured_alike(service: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.delete_keys("db.t", [1, 2])
+    iceberg.upgrade_to_v3("db.t")
+    service.register(iceberg)
+    table = service.enroll()
+    assert table["format_version"] == 3
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["pending_equality_delete_files"], health["pending_equality_deletes"]) == (1, 2)
+
+
+def test_a_table_that_was_never_polled_is_unknown(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    health = service.admin.get(f"/tables/{service.enroll()['id']}/health").json()
+    assert (health["status"], health["measured_at"]) == ("unknown", None)
+
+
+def test_an_empty_table_is_healthy(service: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.empty")
+    service.register(iceberg)
+    table = service.enroll("db.empty")
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["status"], health["data_files"], health["lag_seconds"]) == ("healthy", 0, 0)
+
+
+def test_an_unreachable_catalog_is_told_once_and_so_is_its_recovery(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    hidden = iceberg.directory / "hidden.db"
+    (iceberg.directory / "cat.db").rename(hidden)
+    service.background.poller._catalogs.close()
+    for _ in range(2):
+        service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["status"], health["poll_error"]["code"]) == ("unknown", "catalog-unreachable")
+    assert "cat.db does not exist" in health["status_reason"]
+    hidden.rename(iceberg.directory / "cat.db")
+    service.poll(table["id"])
+    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    assert [event["kind"] for event in events if event["kind"].startswith("poll.")] == [
+        "poll.failed",
+        "poll.recovered",
+    ]
+
+
+def test_a_dropped_table_is_reported_and_not_scheduled(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    iceberg.catalog.drop_table("db.t")
+    service.poll(table["id"])
+    assert (
+        service.admin.get(f"/tables/{table['id']}/health").json()["poll_error"]["code"] == "table-not-found"
+    )
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
+def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    service.poll(table["id"])
+    iceberg.catalog.drop_table("db.t")
+    replaced = iceberg.create("db.t")
+    service.poll(table["id"])
+    assert service.admin.get(f"/tables/{table['id']}").json()["table_uuid"] == str(
+        replaced.metadata.table_uuid
+    )
+    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    assert "table.replaced" in [event["kind"] for event in events]
+
+
+def test_the_standard_policy_converts_at_ten_delete_files(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    for key in range(9):
+        iceberg.delete_keys("db.t", [key])
+    service.poll(table["id"])
+    assert service.admin.get("/jobs?kind=convert").json()["items"] == []
+    iceberg.delete_keys("db.t", [9])
+    service.poll(table["id"])
+    jobs = service.admin.get("/jobs?kind=convert").json()["items"]
+    assert [job["trigger"] for job in jobs] == ["10 equality delete files (policy: 10)."]
+
+
+def test_a_further_poll_adds_no_second_job(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(key_sets=[["id"]])
+    for _ in range(3):
+        service.poll(table["id"])
+    jobs = service.admin.get("/jobs").json()["items"]
+    assert [(job["kind"], job["trigger"]) for job in jobs] == [
+        ("index", "1 new data file and no index job yet.")
+    ]
+
+
+def test_under_the_manual_policy_nothing_runs_and_the_reason_is_recorded_once(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    for _ in range(3):
+        service.poll(table["id"])
+    assert service.admin.get("/jobs").json()["items"] == []
+    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    skipped = [event["message"] for event in events if event["kind"] == "decision.skip"]
+    assert skipped == [
+        "The policy starts no index jobs; they run on request only.",
+        "The policy starts no convert jobs; they run on request only.",
+    ]
+
+
+def test_without_any_key_no_index_job_is_started(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    service.poll(table["id"])
+    assert service.admin.get("/jobs").json()["items"] == []
+    decision = service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]["index"]
+    assert (decision["action"], decision["code"]) == ("skip", "no-key-set")
+
+
+def test_identifier_fields_are_a_key(service: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create(
+        "db.keyed", Schema(NestedField(1, "id", LongType(), required=True), identifier_field_ids=[1])
+    )
+    iceberg.catalog.load_table("db.keyed").append(
+        iceberg.catalog.load_table("db.t").scan(selected_fields=("id",)).to_arrow()
+    )
+    service.register(iceberg)
+    table = service.enroll("db.keyed")
+    service.poll(table["id"])
+    assert [job["kind"] for job in service.admin.get("/jobs").json()["items"]] == ["index"]
+
+
+def _report(table: IcebergCatalog, **fields: object) -> dict[str, object]:
+    key_set = {
+        "equality_field_ids": [1],
+        "columns": ["id"],
+        "generation": 1,
+        "source": "declared",
+        "files_covered": 1,
+        "files_total": 1,
+        "coverage": 1.0,
+        "entries": 3,
+        "bytes": 300,
+        "sorted_runs": 1,
+        "dead_ratio": 0.0,
+    }
+    return {
+        "iceberg_snapshot_id": table.head("db.t"),
+        "key_sets": [key_set],
+        "unconvertible": [],
+        "pending_equality_delete_files": 0,
+        "pending_equality_deletes": 0,
+    } | fields
+
+
+def test_a_workers_report_becomes_the_tables_health(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(key_sets=[["id"]])
+    service.poll(table["id"])
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment, health=_report(iceberg))
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    figures = {name: health[name] for name in ("coverage", "entries", "bytes", "sorted_runs", "dead_ratio")}
+    assert figures == {"coverage": 1.0, "entries": 3, "bytes": 300, "sorted_runs": 1, "dead_ratio": 0.0}
+    assert health["unindexed_data_files"] == 0
+    # What was just indexed triggers nothing.
+    assert len(service.admin.get("/jobs").json()["items"]) == 1
+    iceberg.append("db.t", [4])
+    service.poll(table["id"])
+    assert service.admin.get(f"/tables/{table['id']}/health").json()["unindexed_data_files"] == 1
+
+
+def test_an_unconvertible_delete_blocks_the_table_and_triggers_no_more_jobs(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    strict = {"name": "eager", "settings": {"convert": {"delete_files": 1}, "index": {"enabled": False}}}
+    assert service.admin.post("/policies", json=strict).status_code == 201
+    table = service.enroll(policy="eager")
+    path = iceberg.delete_keys("db.t", [1])
+    service.poll(table["id"])
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    # The worker may spell the location in another way.
+    refused = {
+        "file_path": path.replace("file:///", "file:/"),
+        "code": "float_key",
+        "reason": "The key is a float.",
+        "remedy": "Use another key.",
+    }
+    report = _report(
+        iceberg, unconvertible=[refused], pending_equality_delete_files=1, pending_equality_deletes=1
+    )
+    service.finish(assignment, health=report, result={"equality_delete_files_removed": 0})
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["status"], health["what_to_do"]) == ("blocked", "Use another key.")
+    assert [item["reason"] for item in health["unconvertible"]] == ["The key is a float."]
+    assert health["decisions"]["convert"]["code"] == "unconvertible"
+    assert len(service.admin.get("/jobs").json()["items"]) == 1
+    # Another delete file is convertible as far as anybody knows.
+    iceberg.delete_keys("db.t", [2])
+    service.poll(table["id"])
+    assert (
+        service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]["convert"]["action"]
+        == "backoff"
+    )
+
+
+def test_history_gets_a_sample_only_when_something_changed(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    for _ in range(3):
+        service.poll(table["id"])
+    iceberg.delete_keys("db.t", [1])
+    service.poll(table["id"])
+    history = service.admin.get(f"/tables/{table['id']}/health/history").json()["items"]
+    assert [sample["pending_equality_delete_files"] for sample in history] == [1, 0]
+
+
+@pytest.mark.parametrize("branch", ["main", "audit"])
+def test_the_enrolled_branch_is_what_counts(service: Running, iceberg: IcebergCatalog, branch: str) -> None:
+    table = iceberg.catalog.load_table("db.t")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    table.manage_snapshots().create_branch(snapshot.snapshot_id, "audit").commit()
+    service.register(iceberg)
+    enrolled = service.enroll(branch=branch)
+    iceberg.delete_keys("db.t", [1], branch="audit")
+    service.poll(enrolled["id"])
+    health = service.admin.get(f"/tables/{enrolled['id']}/health").json()
+    assert health["pending_equality_delete_files"] == (1 if branch == "audit" else 0)
+
+
+def test_the_poller_finds_new_snapshots_by_itself(settings: Settings, iceberg: IcebergCatalog) -> None:
+    settings.background = True
+    with running(settings) as service:
+        service.register(iceberg)
+        table = service.enroll()
+        iceberg.delete_keys("db.t", [1])
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            health = service.admin.get(f"/tables/{table['id']}/health").json()
+            if health["pending_equality_delete_files"] == 1:
+                break
+            time.sleep(0.05)
+        assert health["pending_equality_delete_files"] == 1

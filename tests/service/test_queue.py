@@ -1,0 +1,483 @@
+"""The queue on both databases: a state machine against a simple model, and real races between threads."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from service.catalogs.models import Catalog
+from service.database import Database
+from service.errors import ConflictError
+from service.jobs import queue
+from service.jobs.models import Assignment, Attempt, Event, Job
+from service.jobs.status import JobKind, JobStatus
+from service.policies.service import effective_policy
+from service.settings import Settings
+from service.tables.models import EnrolledTable
+from service.workers.models import AddressRangeRequest, ErrorReport, FinishRequest, HeartbeatRequest, Worker
+from tests.service.conftest import DATABASES
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SETTINGS = Settings(lease_seconds=30)
+RETRYABLE = ErrorReport(code="x", title="Broken", detail="d", remedy="r", retryable=True)
+FATAL = RETRYABLE.model_copy(update={"retryable": False})
+
+
+def add_tables(database: Database, uuids: list[str]) -> list[str]:
+    """One enrolled table for each UUID; equal UUIDs are branches of one Iceberg table."""
+    with database.write() as session:
+        catalog = Catalog(name="local", type="sql", properties={})
+        session.add(catalog)
+        session.flush()
+        tables = [
+            EnrolledTable(
+                catalog_id=catalog.id,
+                identifier=["db", f"t{number}"],
+                name=f"db.t{number}",
+                table_uuid=uuid,
+                format_version=2,
+                location=f"file:///wh/db/t{number}",
+            )
+            for number, uuid in enumerate(uuids)
+        ]
+        session.add_all(tables)
+        return [table.id for table in tables]
+
+
+def add_worker(database: Database) -> str:
+    with database.write() as session:
+        worker = Worker(name="w", hostname="h", pid=1, version="0")
+        session.add(worker)
+        return worker.id
+
+
+def request(
+    database: Database,
+    table_id: str,
+    kind: JobKind = JobKind.CONVERT,
+    now: datetime = START,
+    *,
+    dry_run: bool = False,
+) -> str:
+    with database.write() as session:
+        table = session.get_one(EnrolledTable, table_id)
+        policy = effective_policy(session, table)
+        return queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test")[0].id
+
+
+def claim(database: Database, worker_id: str, now: datetime = START) -> Assignment | None:
+    with database.write() as session:
+        return queue.claim(session, SETTINGS, worker_id, now)
+
+
+def finish(
+    database: Database,
+    job_id: str,
+    attempt: int,
+    status: str,
+    now: datetime = START,
+    error: ErrorReport | None = None,
+) -> JobStatus:
+    report = FinishRequest.model_validate({"status": status, "error": error})
+    with database.write() as session:
+        return JobStatus(queue.finish(session, job_id, attempt, report, now).status)
+
+
+def job(database: Database, job_id: str) -> Job:
+    with database.read() as session:
+        return session.get_one(Job, job_id)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Users, workers, time and lost leases in any order; the model knows each attempt's fate."""
+
+    database: Database
+    jobs = Bundle("jobs")
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.database.write() as session:
+            for model in (Event, Attempt, Job, EnrolledTable, Catalog):
+                for row in session.exec(select(model)):
+                    session.delete(row)
+                session.flush()
+        # The first two are branches of one Iceberg table.
+        self.tables = add_tables(self.database, ["a", "a", "b"])
+        self.worker = add_worker(self.database)
+        self.now = START
+        self.running: dict[str, tuple[int, datetime]] = {}
+        self.granted: dict[str, list[tuple[int, int]]] = {}
+
+    @rule(target=jobs, table=st.integers(0, 2), kind=st.sampled_from(JobKind), dry_run=st.booleans())
+    def request(self, table: int, kind: JobKind, dry_run: bool) -> str:
+        return request(self.database, self.tables[table], kind, self.now, dry_run=dry_run)
+
+    @rule(target=claims)
+    def claim(self) -> tuple[str, int] | None:
+        assignment = claim(self.database, self.worker, self.now)
+        if assignment is None:
+            return None
+        assert assignment.job.id not in self.running
+        assert [each.attempt for each in assignment.previous_attempts] == list(range(1, assignment.attempt))
+        self.running[assignment.job.id] = (assignment.attempt, self.now + timedelta(seconds=30))
+        return assignment.job.id, assignment.attempt
+
+    @rule(claimed=claims)
+    def heartbeat(self, claimed: tuple[str, int] | None) -> None:
+        if claimed is None:
+            return
+        job_id, attempt = claimed
+
+        def call(session: Session) -> None:
+            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(), self.now)
+
+        if self.accepts(job_id, attempt, call):
+            self.running[job_id] = (attempt, self.now + timedelta(seconds=30))
+
+    @rule(claimed=claims, rows=st.integers(1, 100), at_least=st.integers(0, 200))
+    def reserve(self, claimed: tuple[str, int] | None, rows: int, at_least: int) -> None:
+        if claimed is None:
+            return
+        job_id, attempt = claimed
+        ranges = self.granted.setdefault(job(self.database, job_id).table_uuid, [])
+
+        def call(session: Session) -> None:
+            granted = queue.reserve_addresses(
+                session, job_id, attempt, AddressRangeRequest(rows=rows, at_least=at_least)
+            )
+            begin, end = granted.base_address, granted.base_address + rows
+            assert begin >= at_least
+            assert all(begin >= other_end or end <= other_begin for other_begin, other_end in ranges)
+            ranges.append((begin, end))
+
+        self.accepts(job_id, attempt, call)
+
+    @rule(
+        claimed=claims,
+        status=st.sampled_from(["succeeded", "failed", "cancelled", "released"]),
+        error=st.sampled_from([RETRYABLE, FATAL]),
+    )
+    def finish(self, claimed: tuple[str, int] | None, status: str, error: ErrorReport) -> None:
+        if claimed is None:
+            return
+        job_id, attempt = claimed
+        with self.database.read() as session:
+            ended = session.get_one(Attempt, claimed)
+        before = job(self.database, job_id)
+        if before.attempt == attempt and ended.status == status:
+            # The same report again changes nothing.
+            finish(self.database, job_id, attempt, status, self.now)
+            assert job(self.database, job_id).model_dump() == before.model_dump()
+            return
+        report = FinishRequest.model_validate(
+            {"status": status, "error": error if status == "failed" else None}
+        )
+
+        def call(session: Session) -> None:
+            queue.finish(session, job_id, attempt, report, self.now)
+
+        if self.accepts(job_id, attempt, call):
+            del self.running[job_id]
+            assert job(self.database, job_id).status != JobStatus.RUNNING.value
+
+    def accepts(self, job_id: str, attempt: int, call: Callable[[Session], None]) -> bool:
+        """Make a call in the name of an attempt; exactly the running one must be let through."""
+        slug = None
+        try:
+            with self.database.write() as session:
+                call(session)
+        except ConflictError as error:
+            slug = error.slug
+        is_current = self.running.get(job_id, (0,))[0] == attempt
+        assert slug == (None if is_current else "stale-attempt")
+        return is_current
+
+    @rule(job_id=jobs)
+    def cancel(self, job_id: str) -> None:
+        with self.database.write() as session:
+            found = session.get_one(Job, job_id)
+            queue.cancel(session, found, "test", self.now)
+
+    @rule(seconds=st.integers(1, 40))
+    def let_time_pass(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule()
+    def give_up_expired(self) -> None:
+        with self.database.write() as session:
+            lost = {each.id for each in queue.give_up_expired(session, self.now)}
+        expired = {job_id for job_id, (_, expires_at) in self.running.items() if expires_at < self.now}
+        assert lost == expired
+        for job_id in expired:
+            del self.running[job_id]
+
+    @invariant()
+    def at_most_one_running_job_writes_a_table(self) -> None:
+        with self.database.read() as session:
+            running = session.exec(select(Job).where(Job.status == JobStatus.RUNNING.value)).all()
+        assert {each.id: each.attempt for each in running} == {
+            job_id: attempt for job_id, (attempt, _) in self.running.items()
+        }
+        writers = [each.table_uuid for each in running if each.writes]
+        assert len(writers) == len(set(writers))
+
+    @invariant()
+    def attempts_and_jobs_agree(self) -> None:
+        with self.database.read() as session:
+            jobs = session.exec(select(Job)).all()
+            attempts = session.exec(select(Attempt).order_by(col(Attempt.attempt))).all()
+        for each in jobs:
+            mine = [attempt for attempt in attempts if attempt.job_id == each.id]
+            assert [attempt.attempt for attempt in mine] == list(range(1, each.attempt + 1))
+            assert [attempt.ended_at is None for attempt in mine[:-1]] == [False] * len(mine[:-1])
+            is_running = each.status == JobStatus.RUNNING.value
+            assert (bool(mine) and mine[-1].ended_at is None) == is_running
+            assert (each.lease_expires_at is not None) == is_running
+            assert (each.ended_at is not None) == JobStatus(each.status).is_final
+            assert each.failures <= each.max_attempts
+
+    @invariant()
+    def at_most_one_job_of_a_kind_waits_for_its_first_attempt(self) -> None:
+        with self.database.read() as session:
+            waiting = session.exec(
+                select(Job).where(Job.status == JobStatus.QUEUED.value, Job.attempt == 0)
+            ).all()
+        kinds = [(each.table_id, each.kind, each.dry_run) for each in waiting]
+        assert len(kinds) == len(set(kinds))
+
+
+def test_any_order_of_calls_keeps_the_queue_consistent(database: Database) -> None:
+    class Machine(QueueMachine):
+        pass
+
+    Machine.database = database
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_a_second_request_of_a_kind_finds_the_queued_job(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    first = request(database, table)
+    assert request(database, table) == first
+    assert request(database, table, dry_run=True) != first
+    assert request(database, table, JobKind.INDEX) != first
+
+
+def test_the_database_itself_refuses_a_second_running_writer(database: Database) -> None:
+    tables = add_tables(database, ["a", "a"])
+    worker = add_worker(database)
+    for table in tables:
+        request(database, table)
+    assignment = claim(database, worker)
+    assert assignment is not None
+    statement = update(Job).values(status=JobStatus.RUNNING.value)
+    with database.write() as session, pytest.raises(IntegrityError):
+        session.exec(statement)
+
+
+def test_jobs_that_write_nothing_run_beside_a_writer(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    for kind, dry_run in ((JobKind.CONVERT, False), (JobKind.CONVERT, True), (JobKind.VERIFY, False)):
+        request(database, table, kind, dry_run=dry_run)
+    request(database, table, JobKind.INDEX)
+    kinds = []
+    while (assignment := claim(database, worker)) is not None:
+        kinds.append((assignment.job.kind, assignment.job.dry_run))
+    assert sorted(kinds) == [("convert", False), ("convert", True), ("verify", False)]
+
+
+def test_a_failed_attempt_is_followed_by_another_after_a_growing_pause(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker, now = add_worker(database), START
+    job_id = request(database, table)
+    pauses = []
+    for attempt in range(1, 6):
+        assignment = claim(database, worker, now)
+        assert assignment is not None
+        assert assignment.attempt == attempt
+        status = finish(database, job_id, attempt, "failed", now, RETRYABLE)
+        if status is JobStatus.QUEUED:
+            assert claim(database, worker, now) is None
+            pauses.append((job(database, job_id).available_at - now).total_seconds())
+            now = job(database, job_id).available_at
+    assert pauses == [10, 20, 40, 80]
+    assert job(database, job_id).status == "failed"
+    assert job(database, job_id).error == RETRYABLE.model_dump()
+
+
+def test_an_error_that_no_retry_helps_fails_the_job_at_once(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    assert finish(database, job_id, 1, "failed", error=FATAL) is JobStatus.FAILED
+
+
+def test_handing_back_does_not_use_up_an_attempt(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    for attempt in range(1, 8):
+        assignment = claim(database, worker)
+        assert assignment is not None
+        assert finish(database, job_id, attempt, "released") is JobStatus.QUEUED
+    assert job(database, job_id).failures == 0
+
+
+def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    later = START + timedelta(seconds=31)
+    with database.write() as session:
+        assert [each.id for each in queue.give_up_expired(session, later)] == [job_id]
+    with database.read() as session:
+        (attempt,) = queue.attempts_of(session, job_id)
+    assert attempt.status == "lost"
+    assert attempt.error is not None
+    assert attempt.error["code"] == "worker_lost"
+    with pytest.raises(ConflictError) as stale:
+        finish(database, job_id, 1, "succeeded", later)
+    assert stale.value.slug == "stale-attempt"
+    assert claim(database, worker, later + timedelta(seconds=10)) is not None
+
+
+def test_an_expired_lease_that_nobody_took_is_extended_by_a_heartbeat(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    later = START + timedelta(seconds=60)
+    with database.write() as session:
+        queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), later)
+    with database.write() as session:
+        assert queue.give_up_expired(session, later) == []
+
+
+def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    with database.write() as session:
+        queue.cancel(session, session.get_one(Job, job_id), "test", START)
+    with database.write() as session:
+        answer = queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
+    assert answer.cancel_requested
+    with database.write() as session:
+        queue.give_up_expired(session, START + timedelta(seconds=31))
+    assert job(database, job_id).status == "cancelled"
+
+
+@pytest.mark.parametrize("pause", ["table", "catalog"])
+def test_nothing_of_a_paused_table_is_claimed(database: Database, pause: str) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    request(database, table)
+    with database.write() as session:
+        row = session.get_one(EnrolledTable, table)
+        paused = row if pause == "table" else session.get_one(Catalog, row.catalog_id)
+        paused.paused = True
+        session.add(paused)
+    assert claim(database, worker) is None
+
+
+def _at_once(count: int, work: Callable[[int], None]) -> None:
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None:
+    tables = add_tables(database, ["a", "a", "b", "b", "c"])
+    workers = [add_worker(database) for _ in range(8)]
+    for table in tables:
+        request(database, table)
+        request(database, table, JobKind.INDEX)
+    claimed: list[Assignment] = []
+
+    def work(number: int) -> None:
+        assignment = claim(database, workers[number])
+        if assignment is not None:
+            claimed.append(assignment)
+
+    _at_once(8, work)
+    assert len({assignment.job.id for assignment in claimed}) == len(claimed)
+    uuids = [job(database, assignment.job.id).table_uuid for assignment in claimed]
+    assert len(uuids) == len(set(uuids))
+    # Whoever lost a race finds the rest later: every table gets its writer.
+    while (assignment := claim(database, workers[0])) is not None:
+        uuids.append(job(database, assignment.job.id).table_uuid)
+    assert sorted(uuids) == ["a", "b", "c"]
+
+
+def test_racing_requests_add_one_job(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    ids: list[str] = []
+    _at_once(8, lambda _: ids.append(request(database, table)))
+    assert len(ids) == 8
+    assert len(set(ids)) == 1
+
+
+def test_racing_reservations_never_overlap(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    bases: list[int] = []
+
+    def work(_: int) -> None:
+        with database.write() as session:
+            granted = queue.reserve_addresses(session, job_id, 1, AddressRangeRequest(rows=10))
+        bases.append(granted.base_address)
+
+    _at_once(8, work)
+    assert sorted(bases) == list(range(0, 80, 10))
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_a_write_waits_for_another_one_instead_of_failing(
+    kind: str, new_database_url: Callable[[str], str]
+) -> None:
+    database = Database(new_database_url(kind))
+    tables = add_tables(database, [str(number) for number in range(8)])
+
+    def work(number: int) -> None:
+        for each in JobKind:
+            request(database, tables[number], each)
+
+    _at_once(8, work)
+    with database.read() as session:
+        assert len(session.exec(select(Job)).all()) == 8 * len(JobKind)
+    database.dispose()

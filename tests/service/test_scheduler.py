@@ -1,0 +1,127 @@
+"""What policies make of a table's state, decided without a database."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from service.jobs.scheduler import Action, Decision, LastJob, TableState, decide
+from service.jobs.status import JobKind
+from service.policies.models import (
+    EffectiveConvertPolicy,
+    EffectiveIndexPolicy,
+    EffectivePolicy,
+    EffectiveRetryPolicy,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+POLICY = EffectivePolicy(
+    index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60),
+    convert=EffectiveConvertPolicy(enabled=True, delete_files=10, deletes=1000, age_seconds=300),
+    retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
+)
+IDLE = TableState(
+    paused=None,
+    has_keys=True,
+    new_data_files=0,
+    pending_delete_files=0,
+    convertible_delete_files=0,
+    convertible_deletes=0,
+    oldest_convertible_at=None,
+    active=frozenset(),
+    last={
+        JobKind.INDEX: LastJob(NOW - timedelta(seconds=30), 0),
+        JobKind.CONVERT: LastJob(NOW - timedelta(seconds=30), 0),
+    },
+)
+
+
+def decision(
+    state: TableState, kind: JobKind, policy: EffectivePolicy = POLICY, now: datetime = NOW
+) -> Decision:
+    (found,) = [each for each in decide(state, policy, now) if each.kind is kind]
+    return found
+
+
+def pending(files: int, *, rows: int = 10, age_seconds: float = 1) -> TableState:
+    return replace(
+        IDLE,
+        pending_delete_files=files,
+        convertible_delete_files=files,
+        convertible_deletes=rows,
+        oldest_convertible_at=NOW - timedelta(seconds=age_seconds),
+    )
+
+
+def test_an_idle_table_waits() -> None:
+    assert {each.action for each in decide(IDLE, POLICY, NOW)} == {Action.WAIT}
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (pending(9), None),
+        (pending(10), "delete-files"),
+        (pending(1, rows=999), None),
+        (pending(1, rows=1000), "deletes"),
+        (pending(1, age_seconds=299), None),
+        (pending(1, age_seconds=300), "age"),
+    ],
+)
+def test_each_convert_trigger_fires_at_its_limit(state: TableState, code: str | None) -> None:
+    found = decision(state, JobKind.CONVERT)
+    assert (found.code if found.action is Action.TRIGGER else None) == code
+
+
+@pytest.mark.parametrize(
+    ("new_data_files", "seconds_since_last", "code"),
+    [(1, 30, None), (1, 60, "age"), (49, 30, None), (50, 30, "data-files"), (0, 10_000, None)],
+)
+def test_new_files_are_indexed_by_number_or_after_a_while(
+    new_data_files: int, seconds_since_last: float, code: str | None
+) -> None:
+    last = {JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds_since_last), 0)}
+    found = decision(replace(IDLE, new_data_files=new_data_files, last=last), JobKind.INDEX)
+    assert (found.code if found.action is Action.TRIGGER else None) == code
+
+
+def test_the_first_data_file_is_indexed_at_once() -> None:
+    assert decision(replace(IDLE, new_data_files=1, last={}), JobKind.INDEX).action is Action.TRIGGER
+
+
+def test_a_paused_table_starts_nothing_and_says_so() -> None:
+    state = replace(pending(99), paused="table db.t is paused", new_data_files=99)
+    for found in decide(state, POLICY, NOW):
+        assert (found.action, found.code) == (Action.SKIP, "paused")
+        assert "table db.t is paused" in found.sentence
+
+
+def test_a_queued_or_running_job_is_waited_for() -> None:
+    state = replace(pending(99), active=frozenset({JobKind.CONVERT}))
+    assert decision(state, JobKind.CONVERT).code == "active"
+
+
+def test_deletes_that_cannot_be_converted_trigger_nothing() -> None:
+    state = replace(IDLE, pending_delete_files=20)
+    assert (decision(state, JobKind.CONVERT).action, decision(state, JobKind.CONVERT).code) == (
+        Action.SKIP,
+        "unconvertible",
+    )
+
+
+def test_jobs_that_get_nowhere_are_started_ever_more_seldom() -> None:
+    delays = []
+    for fruitless in (1, 2, 3, 4, 5):
+        state = replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, fruitless)})
+        seconds = 0
+        while decision(state, JobKind.CONVERT, now=NOW + timedelta(seconds=seconds)).action is Action.BACKOFF:
+            seconds += 60
+        delays.append(seconds)
+    assert delays == [600, 1200, 2400, 3600, 3600]
+
+
+def test_a_policy_that_is_off_starts_nothing() -> None:
+    policy = POLICY.model_copy(
+        update={"convert": EffectiveConvertPolicy(enabled=False, delete_files=1, deletes=1, age_seconds=0)}
+    )
+    assert decision(pending(99), JobKind.CONVERT, policy).code == "policy-off"
