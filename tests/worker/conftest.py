@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, spark_session, sqlite_catalog
+from tests.factories import Catalog, sqlite_catalog
+from worker.session import create_spark
 
 _numbers = count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # When Python collects a Java object in the middle of a call, py4j opens a second connection and forgets it.
+    # When Python collects a Java object in the middle of a call, py4j opens another connection and drops one.
     config.addinivalue_line("filterwarnings", "ignore:unclosed .socket.socket.*127.0.0.1:ResourceWarning")
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session()
+    session = create_spark("local[2]", "tests")
+    session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()
 

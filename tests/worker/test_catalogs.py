@@ -1,0 +1,224 @@
+"""One catalog record opens the same table in PyIceberg and in Java; what fails is named in words."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.java_gateway import JavaObject
+from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder
+from tests.service.postgresql import running_server
+from worker.catalogs import (
+    CatalogUnreachableError,
+    SecretUnresolvedError,
+    TableNotFoundError,
+    file_io_properties,
+    java_properties,
+    load_table,
+    resolve_secrets,
+)
+
+
+class TestSecrets:
+    def test_references_are_replaced_by_what_they_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("S3_KEY", "from the environment")
+        (tmp_path / "secret").write_text("from a file\n")
+        properties = {
+            "uri": "file:/is/a/place",
+            "warehouse": "file:///is/a/place",
+            "s3.access-key-id": "env:S3_KEY",
+            "s3.secret-access-key": f"file:{tmp_path}/secret",
+            "token": f"file://{tmp_path}/secret",
+        }
+        assert resolve_secrets(properties) == properties | {
+            "s3.access-key-id": "from the environment",
+            "s3.secret-access-key": "from a file",
+            "token": "from a file",
+        }
+
+    @pytest.mark.parametrize(
+        ("value", "cause"),
+        [
+            ("env:NOT_SET_ANYWHERE", "property token refers to the environment variable NOT_SET_ANYWHERE"),
+            ("env:ICESTREAM_API_KEY", "property token refers to a setting of Icestream itself"),
+            ("file:/no/such/file", "property token refers to the file /no/such/file.*No such file"),
+        ],
+    )
+    def test_a_reference_to_nothing_names_property_and_place(self, value: str, cause: str) -> None:
+        with pytest.raises(SecretUnresolvedError, match=cause):
+            resolve_secrets({"token": value})
+
+
+class TestJavaProperties:
+    @pytest.mark.parametrize(
+        ("uri", "expected"),
+        [
+            ("sqlite:////abs/cat.db", {"uri": "jdbc:sqlite:/abs/cat.db"}),
+            ("sqlite:///cat.db", {"uri": "jdbc:sqlite:cat.db"}),
+            (
+                "postgresql+psycopg2://user:p%40ss@host:5433/db?sslmode=require",
+                {
+                    "uri": "jdbc:postgresql://host:5433/db?sslmode=require",
+                    "jdbc.user": "user",
+                    "jdbc.password": "p@ss",
+                },
+            ),
+            ("postgresql://host/db", {"uri": "jdbc:postgresql://host:5432/db"}),
+            ("postgresql://[::1]/db", {"uri": "jdbc:postgresql://[::1]:5432/db"}),
+        ],
+    )
+    def test_an_sql_address_becomes_a_jdbc_one(self, uri: str, expected: dict[str, str]) -> None:
+        java = java_properties("sql", {"uri": uri, "warehouse": "s3://b/w", "catalog_name": "c"})
+        assert java.items() >= expected.items()
+        assert "jdbc.user" in expected or "jdbc.user" not in java
+        assert java["catalog-impl"] == "org.apache.iceberg.jdbc.JdbcCatalog"
+        assert java["jdbc.schema-version"] == "V1"
+        assert "catalog_name" not in java
+
+    @pytest.mark.parametrize(
+        ("python", "java"),
+        [
+            ({"s3.region": "eu-1"}, {"client.region": "eu-1"}),
+            (
+                {"s3.endpoint": "http://minio"},
+                {"s3.endpoint": "http://minio", "s3.path-style-access": "true"},
+            ),
+            (
+                {"s3.endpoint": "http://minio", "s3.force-virtual-addressing": "True"},
+                {"s3.path-style-access": "false"},
+            ),
+            (
+                {"adls.account-name": "acc", "adls.account-key": "k"},
+                {"adls.auth.shared-key.account.name": "acc", "adls.auth.shared-key.account.key": "k"},
+            ),
+            ({"adls.account-name": "acc", "adls.sas-token": "t"}, {"adls.sas-token.acc": "t"}),
+            ({"uri": "http://rest", "credential": "a:b"}, {"uri": "http://rest", "credential": "a:b"}),
+        ],
+    )
+    def test_properties_get_javas_names(self, python: dict[str, str], java: dict[str, str]) -> None:
+        assert java_properties("rest", python).items() >= java.items()
+
+    @pytest.mark.parametrize(
+        ("catalog_type", "uri", "cause"),
+        [
+            ("nessie", "http://x", "type nessie is not supported, only glue, hadoop, hive, rest, sql"),
+            ("sql", "mysql://u:secret@h/d", "must read sqlite:////path or postgresql"),
+        ],
+    )
+    def test_what_can_not_be_opened_is_said_without_secrets(
+        self, catalog_type: str, uri: str, cause: str
+    ) -> None:
+        with pytest.raises(CatalogUnreachableError, match=cause) as caught:
+            java_properties(catalog_type, {"uri": uri})
+        assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    with running_server() as address:
+        yield address
+
+
+def open_table(
+    spark: SparkSession, catalog_type: str, properties: dict[str, str], *identifier: str
+) -> JavaObject:
+    return load_table(spark.sparkContext._jvm, catalog_type, "local", properties, identifier or ("db", "t"))
+
+
+@pytest.mark.integration
+class TestCatalogs:
+    @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+    def test_pyiceberg_and_java_see_one_table(
+        self, spark: SparkSession, tmp_path: Path, database: str, request: pytest.FixtureRequest
+    ) -> None:
+        uri = f"sqlite:///{tmp_path}/cat.db"
+        if database == "postgresql":
+            uri = request.getfixturevalue("postgresql") + "/postgres"
+        properties = {"uri": uri, "warehouse": tmp_path.as_uri(), "catalog_name": "other"}
+        catalog = load_catalog(
+            "other", type="sql", **{k: v for k, v in properties.items() if k != "catalog_name"}
+        )
+        catalog.create_namespace("db.inner")
+        created = catalog.create_table("db.inner.dotted", pa.schema([("id", pa.int64())]))
+        catalog.close()
+
+        table = open_table(spark, "sql", properties, "db", "inner", "dotted")
+        assert table.uuid().toString() == str(created.metadata.table_uuid)
+        with pytest.raises(TableNotFoundError, match=r"Catalog local has no table db\.inner\.dotted"):
+            open_table(spark, "sql", properties | {"catalog_name": "third"}, "db", "inner", "dotted")
+
+    def test_a_table_of_a_hadoop_catalog_is_opened(self, spark: SparkSession, tmp_path: Path) -> None:
+        properties = {"warehouse": tmp_path.as_uri()}
+        with pytest.raises(TableNotFoundError):
+            open_table(spark, "hadoop", properties)
+        for key, value in {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "hadoop",
+            ".warehouse": properties["warehouse"],
+        }.items():
+            spark.conf.set(f"spark.sql.catalog.of_hadoop{key}", value)
+        spark.sql("CREATE TABLE of_hadoop.db.t (id bigint) USING iceberg")
+        assert open_table(spark, "hadoop", properties).location().endswith("/db/t")
+
+    @pytest.mark.parametrize(
+        ("catalog_type", "properties", "cause"),
+        [
+            ("rest", {"uri": "http://127.0.0.1:1"}, "[Cc]onnect"),
+            ("sql", {"uri": "sqlite:////no/such/folder/cat.db", "warehouse": "/w"}, "folder"),
+            ("sql", {"uri": "postgresql://u:hidden@127.0.0.1:1/d", "warehouse": "/w"}, "refused"),
+        ],
+    )
+    def test_an_unreachable_catalog_is_named_with_its_cause(
+        self, spark: SparkSession, catalog_type: str, properties: dict[str, str], cause: str
+    ) -> None:
+        with pytest.raises(
+            CatalogUnreachableError, match=rf"Catalog local could not open table db\.t:.*{cause}"
+        ) as caught:
+            open_table(spark, catalog_type, properties)
+        assert "hidden" not in str(caught.value)
+        assert "\tat " not in str(caught.value)
+
+
+@pytest.mark.integration
+class TestFileIoProperties:
+    def test_they_are_the_catalogs_without_its_password(
+        self, spark: SparkSession, catalog: Catalog, table_name: str
+    ) -> None:
+        TableBuilder.create(spark, table_name)
+        storage = {
+            "s3.endpoint": "http://minio:9000",
+            "s3.access-key-id": "key",
+            "s3.region": "eu-1",
+            "adls.account-name": "acc",
+            "adls.sas-token": "t",
+        }
+        properties = catalog.properties | storage | {"password": "hidden", "jdbc.password": "hidden"}
+        found = file_io_properties(open_table(spark, "sql", properties, *table_name.split(".")[1:]))
+        assert found == storage | {"s3.force-virtual-addressing": "false", "client.region": "eu-1"}
+
+    def test_credentials_vended_for_the_table_win(
+        self, spark: SparkSession, catalog: Catalog, table_name: str
+    ) -> None:
+        TableBuilder.create(spark, table_name)
+        properties = catalog.properties | {"s3.access-key-id": "the catalog's"}
+        table = open_table(spark, "sql", properties, *table_name.split(".")[1:])
+        jvm: Any = spark.sparkContext._jvm
+        vended = {table.location(): "the table's", "file:/": "the bucket's", "s3://other": "another's"}
+        credentials = [
+            jvm.org.apache.iceberg.io.StorageCredential.create(
+                prefix,
+                jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(
+                    json.dumps({"s3.access-key-id": key}), jvm.java.util.HashMap().getClass()
+                ),
+            )
+            for prefix, key in vended.items()
+        ]
+        table.io().setCredentials(jvm.java.util.List.of(*credentials))
+        assert file_io_properties(table) == {"s3.access-key-id": "the table's"}

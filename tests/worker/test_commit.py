@@ -1,0 +1,382 @@
+"""A conversion is committed whole on the snapshot it was planned for, or not at all."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from py4j.java_gateway import JavaObject
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from worker.catalogs import load_table
+from worker.commit import (
+    CommitConflictError,
+    CommitError,
+    CommitStateUnknownError,
+    RowDelta,
+    commit_row_delta,
+    find_commits,
+)
+from worker.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
+from worker.manifests import read_snapshot_files
+from worker.plan import DataFile, PartitionKey
+from worker.storage import Storage
+
+pytestmark = pytest.mark.integration
+
+COUNTS = {"icestream.rows-deleted": "2"}
+
+
+class Plan:
+    """Rows 0 to 9 in two data files, equality deletes of 0 and 9, and a delta that replaces them."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, table: TableBuilder, branch: str) -> None:
+        self.spark, self.catalog, self.table, self.branch = spark, catalog, table, branch
+        metadata = table.metadata
+        snapshot = metadata.snapshot_by_name(branch)
+        assert snapshot is not None
+        files = read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+        first, second = sorted(files.data_files, key=lambda file: table.data_file_paths.index(file.path))
+        written = write_deletes(
+            Storage(),
+            {first: BitMap64([0]), second: BitMap64([4])},
+            files.position_deletes,
+            metadata.format_version,
+            DeleteGranularity.FILE,
+            DeleteFileLocations(metadata.location, metadata.properties, f"plan-{snapshot.snapshot_id}"),
+        )
+        self.first: DataFile = first
+        self.delta = RowDelta(
+            branch=branch,
+            starting_snapshot_id=snapshot.snapshot_id,
+            job_id="job-1",
+            attempt=3,
+            added=written.added,
+            removed=(*files.equality_deletes, *written.removed),
+            referenced_data_files=written.data_files,
+            summary=COUNTS,
+        )
+
+    @property
+    def java_table(self) -> JavaObject:
+        identifier = self.table.identifier.split(".")[1:]
+        jvm = self.spark.sparkContext._jvm
+        return load_table(jvm, "sql", self.catalog.name, self.catalog.properties, identifier)
+
+    @property
+    def rows(self) -> dict[Any, int]:
+        return visible_rows(self.spark, self.table.identifier, branch=self.branch)
+
+    @contextmanager
+    def changes_nothing(self, expected: type[CommitError], match: str) -> Iterator[None]:
+        metadata_location, rows = self.table.metadata_location, self.rows
+        with pytest.raises(expected, match=match) as caught:
+            yield
+        assert "\tat " not in str(caught.value), "a stack trace is no message"
+        assert (self.table.metadata_location, self.rows) == (metadata_location, rows)
+        assert find_commits(self.java_table, self.branch, "job-1") == []
+
+
+NewPlan = Callable[..., Plan]
+
+
+@pytest.fixture
+def new_plan(spark: SparkSession, catalog: Catalog, table_name: str) -> NewPlan:
+    def create(format_version: Any = 3, branch: str = "main", **properties: str) -> Plan:
+        table = TableBuilder.create(
+            spark,
+            table_name,
+            "id bigint",
+            format_version=format_version,
+            properties={"write.delete.mode": "merge-on-read"} | properties,
+        )
+        for start in (0, 5):
+            table.append([{"id": n} for n in range(start, start + 5)])
+        if branch != "main":
+            table.java.manageSnapshots().createBranch(branch).commit()
+        table.commit(*table.equality_deletes([{"id": 0}, {"id": 9}]), branch=branch)
+        return Plan(spark, catalog, table, branch)
+
+    return create
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("branch", ["main", "audit"])
+def test_a_commit_changes_no_row_and_says_who_made_it(
+    new_plan: NewPlan, format_version: int, branch: str
+) -> None:
+    plan = new_plan(format_version, branch)
+    rows = plan.rows
+    assert len(rows) == 8
+    committed = commit_row_delta(plan.java_table, plan.delta)
+
+    assert plan.rows == rows
+    head = plan.table.metadata.snapshot_by_name(branch)
+    assert head is not None
+    assert (head.snapshot_id, head.parent_snapshot_id) == (
+        committed.snapshot_id,
+        plan.delta.starting_snapshot_id,
+    )
+    assert head.sequence_number == committed.sequence_number
+    assert (committed.job_id, committed.attempt) == ("job-1", 3)
+    # DELETE, and not REPLACE, so that a compaction in flight sees it.
+    assert committed.summary["operation"] == "delete"
+    assert committed.summary.items() >= COUNTS.items()
+    assert find_commits(plan.java_table, branch, "job-1") == [committed]
+    assert find_commits(plan.java_table, branch, "job-2") == []
+    assert find_commits(plan.java_table, "no such branch", "job-1") == []
+    if branch == "main":
+        assert equality_delete_files(plan.spark, plan.table.identifier) == []
+
+
+def test_equality_deletes_go_without_new_deletes_and_compaction_sees_it(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    plan.table.delete_positions({plan.table.data_file_paths[0]: [0], plan.table.data_file_paths[1]: [4]})
+    head = plan.table.snapshot_id
+    assert head is not None
+    delta = replace(plan.delta, starting_snapshot_id=head, added=())
+    committed = commit_row_delta(plan.java_table, delta)
+    assert committed.summary["operation"] == "overwrite"
+    assert len(plan.rows) == 8
+
+
+def test_ten_thousand_files_cross_to_java_in_a_few_calls(new_plan: NewPlan) -> None:
+    plan = new_plan(2)
+    partition = PartitionKey(0, "[]")
+    added = [
+        NewDeleteFile(f"file:/none/{n}.parquet", "parquet", partition, 1, 900, plan.first.path)
+        for n in range(10_000)
+    ]
+    client = plan.java_table._gateway_client
+    calls = 0
+    send = client.send_command
+
+    def counting_send(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return send(*args, **kwargs)
+
+    client.send_command = counting_send
+    try:
+        committed = commit_row_delta(plan.java_table, replace(plan.delta, added=added))
+    finally:
+        del client.send_command
+    assert committed.summary["added-delete-files"] == "10000"
+    assert calls < 200
+
+
+class TestConflicts:
+    def test_a_compaction_in_between_wins(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        plan.spark.sql(
+            f"CALL local.system.rewrite_data_files(table => '{plan.table.identifier}', "
+            "options => map('rewrite-all', 'true'))"
+        )
+        with plan.changes_nothing(CommitConflictError, "missing data files"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    @pytest.mark.parametrize("format_version", [2, 3])
+    def test_a_compaction_that_commits_later_loses(self, new_plan: NewPlan, format_version: int) -> None:
+        plan = new_plan(format_version)
+        table = plan.table
+        rewrite = table.java.newRewrite().validateFromSnapshot(plan.delta.starting_snapshot_id)
+        [rewritten] = table.data_files([{"id": n} for n in range(1, 5)])
+        parse = plan.spark.sparkContext._jvm.org.apache.iceberg.ContentFileParser.fromJson  # type: ignore[union-attr]
+        read = plan.spark.sparkContext._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree  # type: ignore[union-attr]
+        rewrite.addFile(parse(read(json.dumps(rewritten.json)), table.java.specs()))
+        old = {
+            "spec-id": 0,
+            "content": "data",
+            "file-path": plan.first.path,
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": plan.first.file_size_bytes,
+            "record-count": plan.first.record_count,
+        }
+        rewrite.deleteFile(parse(read(json.dumps(old)), table.java.specs()))
+
+        rows = plan.rows
+        commit_row_delta(plan.java_table, plan.delta)
+        with pytest.raises(Exception, match="found new delete"):
+            rewrite.commit()
+        assert plan.rows == rows
+
+    def test_a_vector_of_the_same_data_file_in_between_wins(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        plan.spark.sql(f"DELETE FROM {plan.table.identifier} WHERE id = 3")
+        with plan.changes_nothing(CommitConflictError, "concurrently added DV"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_a_merge_that_replaced_the_same_position_deletes_wins(self, new_plan: NewPlan) -> None:
+        plan = new_plan(2)
+        plan.spark.sql(f"DELETE FROM {plan.table.identifier} WHERE id = 3")
+        merged = Plan(plan.spark, plan.catalog, plan.table, "main")
+        assert any(file.referenced_data_file for file in merged.delta.removed)
+        plan.spark.sql(f"DELETE FROM {plan.table.identifier} WHERE id = 4")
+        with merged.changes_nothing(CommitConflictError, "Missing required files to delete"):
+            commit_row_delta(merged.java_table, merged.delta)
+
+    def test_position_deletes_of_others_stay_beside_ours_in_v2(self, new_plan: NewPlan) -> None:
+        plan = new_plan(2)
+        plan.spark.sql(f"DELETE FROM {plan.table.identifier} WHERE id = 3")
+        rows = plan.rows
+        commit_row_delta(plan.java_table, plan.delta)
+        assert plan.rows == rows
+        assert len(rows) == 7
+
+    def test_equality_deletes_that_are_gone_already_conflict(self, new_plan: NewPlan) -> None:
+        plan = new_plan(2)
+        commit_row_delta(plan.java_table, replace(plan.delta, added=(), job_id="another"))
+        with plan.changes_nothing(CommitConflictError, "Missing required files to delete"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_a_rollback_past_the_pinned_snapshot_conflicts(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        parent = plan.table.java.currentSnapshot().parentId()
+        plan.table.java.manageSnapshots().rollbackTo(parent).commit()
+        with plan.changes_nothing(CommitConflictError, "is not an ancestor of"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_expiry_of_the_pinned_snapshot_conflicts(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        plan.table.append([{"id": 100}])
+        plan.table.append([{"id": 101}])
+        plan.table.java.expireSnapshots().expireSnapshotId(plan.delta.starting_snapshot_id).commit()
+        with plan.changes_nothing(CommitConflictError, "is not an ancestor|Cannot determine history"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_an_upgrade_to_vectors_in_between_conflicts(self, new_plan: NewPlan) -> None:
+        plan = new_plan(2)
+        plan.spark.sql(f"ALTER TABLE {plan.table.identifier} SET TBLPROPERTIES ('format-version' = '3')")
+        with plan.changes_nothing(CommitConflictError, "Must use DVs"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_a_dropped_branch_is_not_made_anew(self, new_plan: NewPlan) -> None:
+        plan = new_plan(3, "audit")
+        plan.table.java.manageSnapshots().removeBranch("audit").commit()
+        with pytest.raises(CommitConflictError, match="branch audit no longer exists"):
+            commit_row_delta(plan.java_table, plan.delta)
+        assert "audit" not in plan.table.metadata.refs
+
+
+class TestOtherWriters:
+    def test_appends_and_upserts_do_not_conflict(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        plan.table.append([{"id": 100}])
+        plan.table.upsert([{"id": 5}, {"id": 101}], key=["id"])
+        rows = plan.rows
+        committed = commit_row_delta(plan.java_table, plan.delta)
+        assert plan.rows == rows
+        assert committed.parent_snapshot_id != plan.delta.starting_snapshot_id
+        assert len(equality_delete_files(plan.spark, plan.table.identifier)) == 1
+
+    def test_a_storm_of_appends_delays_the_commit_only(self, new_plan: NewPlan) -> None:
+        plan = new_plan(3, **{"commit.retry.num-retries": "100", "commit.retry.min-wait-ms": "1"})
+        writer, stop = TableBuilder(plan.spark, plan.table.identifier), threading.Event()
+        appended: list[int] = []
+
+        def storm() -> None:
+            while not stop.is_set():
+                writer.append([{"id": 1_000 + len(appended)}])
+                appended.append(1)
+
+        thread = threading.Thread(target=storm)
+        thread.start()
+        try:
+            while len(appended) < 3:
+                stop.wait(0.05)
+            commit_row_delta(plan.java_table, plan.delta)
+        finally:
+            stop.set()
+            thread.join()
+        assert len(plan.rows) == 8 + len(appended)
+
+    def test_a_lost_race_is_tried_again_when_the_table_allows_no_retry(self, new_plan: NewPlan) -> None:
+        plan = new_plan(3, **{"commit.retry.num-retries": "0"})
+        database = plan.catalog.database
+        name = plan.table.identifier.split(".")[-1]
+        # The first swap of the metadata finds that another writer was faster.
+        with closing(sqlite3.connect(database)) as connection:
+            connection.executescript(
+                f"""
+                CREATE TABLE races_{name} (lost INTEGER);
+                CREATE TRIGGER lose_{name} BEFORE UPDATE ON iceberg_tables
+                WHEN OLD.table_name = '{name}' AND (SELECT COUNT(*) FROM races_{name}) < 2
+                BEGIN
+                    INSERT INTO races_{name} VALUES (1);
+                    SELECT RAISE(IGNORE);
+                END;
+                """
+            )
+        commit_row_delta(plan.java_table, plan.delta)
+        with closing(sqlite3.connect(database)) as connection:
+            assert connection.execute(f"SELECT COUNT(*) FROM races_{name}").fetchone() == (2,)
+            connection.execute(f"DROP TRIGGER lose_{name}")
+        assert len(plan.rows) == 8
+
+
+@contextmanager
+def failing_commits(plan: Plan, when: str, how: str) -> Iterator[None]:
+    """The catalog's database reports an error as it swaps the metadata: BEFORE or AFTER it happened."""
+    name = plan.table.identifier.split(".")[-1]
+    with closing(sqlite3.connect(plan.catalog.database)) as connection:
+        connection.execute(
+            f"CREATE TRIGGER fail_{name} {when} UPDATE ON iceberg_tables WHEN OLD.table_name = '{name}' "
+            f"BEGIN SELECT RAISE({how}, 'the disk is full'); END"
+        )
+        try:
+            yield
+        finally:
+            connection.execute(f"DROP TRIGGER fail_{name}")
+
+
+def test_an_error_while_the_catalog_swaps_leaves_the_state_unknown(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    with (
+        plan.changes_nothing(CommitStateUnknownError, "the disk is full"),
+        failing_commits(plan, "BEFORE", "ABORT"),
+    ):
+        commit_row_delta(plan.java_table, plan.delta)
+    assert all(Storage().read(file.path) for file in plan.delta.added)
+    # What was not committed can be, once the catalog is well again.
+    commit_row_delta(plan.java_table, plan.delta)
+    assert len(plan.rows) == 8
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_history(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    with failing_commits(plan, "AFTER", "FAIL"):
+        committed = commit_row_delta(plan.java_table, plan.delta)
+    assert committed.snapshot_id == plan.table.snapshot_id
+    assert find_commits(plan.java_table, "main", "job-1") == [committed]
+    assert len(plan.rows) == 8
+
+
+def test_commits_are_found_behind_later_ones_and_not_after_a_rollback(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    before = plan.table.snapshot_id
+    committed = commit_row_delta(plan.java_table, plan.delta)
+    plan.table.append([{"id": 100}])
+    assert find_commits(plan.java_table, "main", "job-1") == [committed]
+    plan.table.java.manageSnapshots().rollbackTo(before).commit()
+    assert find_commits(plan.java_table, "main", "job-1") == []
+
+
+def test_a_delta_that_changes_nothing_is_refused(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    with pytest.raises(ValueError, match="to add or to remove"):
+        commit_row_delta(plan.java_table, replace(plan.delta, added=(), removed=()))
+
+
+def test_a_malformed_delete_file_is_an_error_of_its_own(new_plan: NewPlan) -> None:
+    plan = new_plan()
+    wrong = replace(plan.delta.added[0], partition=PartitionKey(0, '["eu"]'))
+    with plan.changes_nothing(CommitError, "Invalid partition data size") as _:
+        commit_row_delta(plan.java_table, replace(plan.delta, added=[wrong]))
