@@ -236,6 +236,8 @@ def java_message(error: Exception) -> str:
     while (inner := cause.getCause()) is not None:
         cause = inner
     said, because = (str(one.getMessage() or one.getClass().getSimpleName()) for one in (message, cause))
+    # Some libraries put the causes, or even their stack traces, into the message.
+    said, because = " ".join(said.split()), because.splitlines()[0]
     return said if because in said else f"{said} ({because})"
 
 
