@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
@@ -267,14 +268,15 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
 
 
 def redact(message: str, catalog: Catalog) -> str:
-    """Replace every resolved secret in a message."""
+    """Replace every resolved secret in a message, and the password inside a URI that is one."""
     try:
         resolved = resolve(catalog.properties)
     except InvalidError:
         return message
     for key, value in resolved.items():
-        if value != catalog.properties[key] and value:
-            message = message.replace(value, f"<{key}>")
+        if value != catalog.properties[key]:
+            for secret in (value, urlsplit(value).password):
+                message = message.replace(secret, f"<{key}>") if secret else message
     return message
 
 

@@ -1,0 +1,442 @@
+"""What holds for every call: who may, errors, repeats, pages, audit; and the jobs a user sees."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from sqlmodel import select
+
+from service.auth.models import ApiKey, Role
+from service.auth.principals import SESSION_COOKIE
+from service.auth.service import create_login_link, csrf_token_of, log_in_with_key, log_in_with_token
+from service.errors import UnauthenticatedError
+from service.jobs.models import EventView
+from service.jobs.stream import settled
+from service.routing import IdempotentAnswer
+from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
+    service.register(iceberg)
+    return service.enroll()
+
+
+def request_job(service: Running, table: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"} | fields)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+def test_the_probes_need_no_key(service: Running) -> None:
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert httpx.get(service.url + path).status_code == 200
+
+
+def test_the_documentation_page_loads_nothing_from_elsewhere(service: Running) -> None:
+    page = httpx.get(f"{service.url}/docs").text
+    assert "https://" not in page
+    assert httpx.get(f"{service.url}/static-offline-docs/swagger-ui-bundle.js").status_code == 200
+
+
+def test_without_a_key_nothing_is_told(service: Running) -> None:
+    anonymous = service.client_with({})
+    for path in ("/jobs", "/tables", "/catalogs", "/audit", "/events", "/me"):
+        answer = anonymous.get(path)
+        assert (answer.status_code, answer.json()["type"]) == (401, "unauthenticated")
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_wrong_revoked_or_expired_key_is_refused(service: Running) -> None:
+    wrong = service.client_with({"Authorization": "Bearer nonsense"})
+    assert wrong.get("/me").json()["type"] == "invalid-api-key"
+    body = {"name": "short", "role": "viewer", "expires_at": "2020-01-01T00:00:00Z"}
+    expired = service.admin.post("/api-keys", json=body).json()
+    assert service.client_with({"Authorization": f"Bearer {expired['key']}"}).get("/me").status_code == 401
+    created = service.admin.post("/api-keys", json={"name": "v", "role": "viewer"}).json()
+    client = service.client_with({"Authorization": f"Bearer {created['key']}"})
+    assert client.get("/me").json() == {"name": "v", "role": "viewer", "kind": "api_key"}
+    service.admin.delete(f"/api-keys/{created['id']}")
+    assert client.get("/me").status_code == 401
+
+
+def test_only_a_hash_of_a_key_is_stored(service: Running) -> None:
+    created = service.admin.post(
+        "/api-keys", json={"name": "v", "role": "viewer"}, headers={"Idempotency-Key": "once"}
+    ).json()
+    with service.database.read() as session:
+        stored = [row.model_dump_json() for row in session.exec(select(ApiKey))]
+        answers = [row.model_dump_json() for row in session.exec(select(IdempotentAnswer))]
+    assert not any(created["key"] in row or ADMIN_KEY in row for row in stored)
+    assert answers == []
+    assert created["key"] not in service.admin.get("/api-keys").text
+
+
+@pytest.mark.parametrize(
+    ("role", "status"), [(Role.VIEWER, 403), (Role.OPERATOR, 403), (Role.WORKER, 201), (Role.ADMIN, 201)]
+)
+def test_only_workers_and_admins_act_as_workers(service: Running, role: Role, status: int) -> None:
+    body = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
+    assert service.client(role).post("/workers", json=body).status_code == status
+
+
+def test_a_worker_key_reads_and_starts_nothing(service: Running, table: dict[str, Any]) -> None:
+    worker = service.client(Role.WORKER)
+    assert worker.get("/jobs").status_code == 403
+    assert worker.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).status_code == 403
+
+
+def test_a_login_link_works_once(service: Running) -> None:
+    link = create_login_link(service.database, service.url)
+    token = link.partition("token=")[2]
+    with service.database.write() as session:
+        secret = log_in_with_token(session, service.settings, token)
+    with pytest.raises(UnauthenticatedError), service.database.write() as session:
+        log_in_with_token(session, service.settings, token)
+    browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={secret}"})
+    assert browser.get("/me").json() == {"name": "local user", "role": "admin", "kind": "session"}
+
+
+def test_a_browser_session_must_prove_that_a_write_comes_from_our_page(service: Running) -> None:
+    with service.database.write() as session:
+        secret = log_in_with_key(session, service.settings, ADMIN_KEY)
+    browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={secret}"})
+    refused = browser.post("/system/pause")
+    assert (refused.status_code, refused.json()["type"]) == (403, "csrf-failed")
+    allowed = browser.post("/system/pause", headers={"X-CSRF-Token": csrf_token_of(secret)})
+    assert allowed.json()["paused"] is True
+
+
+def test_revoking_a_key_ends_the_sessions_that_it_opened(service: Running) -> None:
+    created = service.admin.post("/api-keys", json={"name": "v", "role": "viewer"}).json()
+    with service.database.write() as session:
+        secret = log_in_with_key(session, service.settings, created["key"])
+    browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={secret}"})
+    assert browser.get("/me").status_code == 200
+    service.admin.delete(f"/api-keys/{created['id']}")
+    assert browser.get("/me").status_code == 401
+
+
+def test_every_error_is_a_problem_document_with_what_to_do(service: Running) -> None:
+    answers = [
+        service.admin.get("/jobs/nope"),
+        service.admin.get("/nope"),
+        service.admin.put("/jobs"),
+        service.admin.get("/jobs?limit=0"),
+        service.admin.get("/jobs?cursor=garbage"),
+        service.admin.post("/catalogs", content=b"{", headers={"Content-Type": "application/json"}),
+    ]
+    assert [answer.status_code for answer in answers] == [404, 404, 405, 422, 422, 422]
+    for answer in answers:
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert {"type", "title", "status", "detail", "remedy", "instance", "request_id"} <= set(problem)
+        assert problem["status"] == answer.status_code
+        assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_validation_error_names_each_field(service: Running) -> None:
+    problem = service.admin.post("/catalogs", json={"name": "x", "type": "nope"}).json()
+    assert [finding["field"] for finding in problem["errors"]] == ["body.type"]
+
+
+def test_a_callers_request_id_is_kept_if_it_is_sane(service: Running) -> None:
+    kept = service.admin.get("/me", headers={"X-Request-ID": "abc-123"})
+    assert kept.headers["x-request-id"] == "abc-123"
+    replaced = service.admin.get("/me", headers={"X-Request-ID": "a b"})
+    assert replaced.headers["x-request-id"] != "a b"
+
+
+def test_a_repeated_request_with_the_same_key_gets_the_first_answer(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    body = {"catalog": "local", "identifier": ["db", "t"]}
+    key = {"Idempotency-Key": "enrol-once"}
+    first = service.admin.post("/tables", json=body, headers=key)
+    again = service.admin.post("/tables", json=body, headers=key)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json()
+    assert again.headers["idempotency-replayed"] == "true"
+    other = service.admin.post("/tables", json=body | {"branch": "x"}, headers=key)
+    assert (other.status_code, other.json()["type"]) == (422, "idempotency-key-reused")
+
+
+def test_a_refused_request_may_be_repeated_with_its_key(service: Running, iceberg: IcebergCatalog) -> None:
+    body = {"catalog": "local", "identifier": ["db", "t"]}
+    key = {"Idempotency-Key": "k"}
+    assert service.admin.post("/tables", json=body, headers=key).status_code == 422
+    service.register(iceberg)
+    assert service.admin.post("/tables", json=body, headers=key).status_code == 201
+
+
+def test_a_key_of_somebody_else_means_nothing(service: Running, table: dict[str, Any]) -> None:
+    key, path = {"Idempotency-Key": "k"}, f"/tables/{table['id']}/jobs"
+    mine = service.admin.post(path, json={"kind": "verify"}, headers=key)
+    theirs = service.client(Role.OPERATOR).post(path, json={"kind": "verify"}, headers=key)
+    assert mine.status_code == theirs.status_code == 202
+    assert "idempotency-replayed" not in theirs.headers
+    assert service.client(Role.VIEWER).post(path, json={"kind": "verify"}, headers=key).status_code == 403
+
+
+def test_the_same_request_at_the_same_time_happens_once(service: Running, table: dict[str, Any]) -> None:
+    body = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
+    key = {"Idempotency-Key": "k"}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: service.admin.post("/workers", json=body, headers=key), range(6)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(service.admin.get("/workers").json()["items"]) == 1
+
+
+def test_writes_are_audited_whether_allowed_or_denied(service: Running, table: dict[str, Any]) -> None:
+    viewer = service.client(Role.VIEWER)
+    denied = viewer.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+    service.client_with({}).delete(f"/tables/{table['id']}")
+    request_job(service, table)
+    entries = service.admin.get("/audit").json()["items"]
+    shown = [(entry["principal"], entry["action"], entry["target"], entry["outcome"]) for entry in entries]
+    assert shown[:3] == [
+        ("bootstrap", "job.convert", "db.t", "allowed"),
+        ("anonymous", f"DELETE /api/v1/tables/{table['id']}", f"/api/v1/tables/{table['id']}", "denied"),
+        ("viewer", "job.convert", "db.t", "denied"),
+    ]
+    assert entries[2]["request_id"] == denied.headers["x-request-id"]
+    only_denied = service.admin.get("/audit", params={"outcome": "denied"}).json()["items"]
+    assert {entry["outcome"] for entry in only_denied} == {"denied"}
+    assert viewer.get("/audit").status_code == 403
+
+
+def test_a_requested_job_is_answered_at_once(service: Running, table: dict[str, Any]) -> None:
+    job = request_job(service, table, dry_run=True)
+    expected = {
+        "kind": "convert",
+        "dry_run": True,
+        "table_id": table["id"],
+        "status": "queued",
+        "started_at": None,
+        "ended_at": None,
+        "attempts": [],
+        "progress": None,
+        "result": None,
+        "error": None,
+        "trigger": "request",
+        "waiting_for": "Waits for a free worker.",
+    }
+    assert {name: job[name] for name in expected} == expected
+    assert job["created_at"].endswith("Z")
+
+
+@pytest.mark.parametrize("kind", ["index", "convert", "compact", "rebuild", "verify"])
+def test_every_kind_of_job_is_accepted_and_queued_once(
+    service: Running, table: dict[str, Any], kind: str
+) -> None:
+    assert request_job(service, table, kind=kind)["id"] == request_job(service, table, kind=kind)["id"]
+
+
+def test_a_queued_job_with_other_parameters_is_a_conflict(service: Running, table: dict[str, Any]) -> None:
+    request_job(service, table, parameters={"a": 1})
+    answer = service.admin.post(
+        f"/tables/{table['id']}/jobs", json={"kind": "convert", "parameters": {"a": 2}}
+    )
+    assert (answer.status_code, answer.json()["type"]) == (409, "job-already-queued")
+
+
+def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]) -> None:
+    job = request_job(service, table)
+    worker = service.start_worker()
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert assignment["table"] == {
+        "id": table["id"],
+        "identifier": ["db", "t"],
+        "branch": "main",
+        "key_sets": [],
+    }
+    assert assignment["catalog"]["type"] == "sql"
+    assert assignment["index"]["warehouse"] == service.settings.index_warehouse
+    assert assignment["lease_seconds"] == service.settings.lease_seconds
+    path = f"/jobs/{job['id']}/attempts/1"
+    progress = {"stage": "read", "done": 12, "total": 80, "unit": "files", "message": None}
+    beat = service.admin.post(
+        f"{path}/heartbeat",
+        json={"progress": progress, "events": [{"level": "warning", "message": "Slow.", "fields": {"a": 1}}]},
+    ).json()
+    assert beat["cancel_requested"] is False
+    running = service.admin.get(f"/jobs/{job['id']}").json()
+    assert running["status"] == "running"
+    assert progress.items() <= running["progress"].items()
+    assert running["attempts"][0]["worker_name"] == "w1"
+    granted = service.admin.post(f"{path}/address-ranges", json={"rows": 123, "at_least": 0})
+    assert (granted.status_code, granted.json()) == (201, {"base_address": 0})
+    done = service.finish(assignment, result={"commits": 1}).json()
+    assert (done["status"], done["result"], done["attempts"][0]["status"]) == (
+        "succeeded",
+        {"commits": 1},
+        "succeeded",
+    )
+    messages = [event["message"] for event in service.admin.get(f"/jobs/{job['id']}/events").json()["items"]]
+    assert messages == [
+        "Queued: requested by bootstrap.",
+        "Attempt 1 started on w1.",
+        "read: 12 of 80 files",
+        "Slow.",
+        "Succeeded in attempt 1.",
+    ]
+    late = service.admin.post(f"{path}/heartbeat", json={})
+    assert (late.status_code, late.json()["type"]) == (409, "stale-attempt")
+
+
+def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
+    worker = service.start_worker()
+    started = time.monotonic()
+    assert service.claim(worker, wait_seconds=0.5) is None
+    assert 0.4 < time.monotonic() - started < 5
+
+
+def test_a_waiting_claim_gets_a_job_soon_after_it_is_requested(
+    service: Running, table: dict[str, Any]
+) -> None:
+    worker = service.start_worker()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(service.claim, worker, 20)
+        time.sleep(0.3)
+        job = request_job(service, table)
+        assignment = waiting.result(timeout=10)
+    assert assignment is not None
+    assert assignment["job"]["id"] == job["id"]
+
+
+def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> None:
+    worker = service.start_worker()
+    with ThreadPoolExecutor(60) as pool:
+        waiting = [pool.submit(service.claim, worker, 3) for _ in range(60)]
+        time.sleep(0.5)
+        started = time.monotonic()
+        assert service.admin.get("/jobs").status_code == 200
+        assert time.monotonic() - started < 2
+        assert [each.result() for each in waiting] == [None] * 60
+
+
+def test_an_unknown_worker_is_told_to_register(service: Running) -> None:
+    answer = service.admin.post("/workers/nope/claim", json={"wait_seconds": 0})
+    assert (answer.status_code, answer.json()["type"]) == (404, "worker-not-found")
+
+
+def test_workers_show_what_they_run(service: Running, table: dict[str, Any]) -> None:
+    worker, job = service.start_worker(), request_job(service, table)
+    service.claim(worker)
+    (shown,) = service.admin.get("/workers").json()["items"]
+    assert (shown["id"], shown["alive"], shown["job_id"]) == (worker, True, job["id"])
+
+
+def test_a_job_that_waits_says_for_what(service: Running, table: dict[str, Any]) -> None:
+    running = request_job(service, table)
+    service.claim(service.start_worker())
+    waiting = request_job(service, table, kind="index")
+    expected = f"Waits for job {running['id']} (convert), which writes the same table."
+    assert waiting["waiting_for"] == expected
+    service.admin.post("/system/pause")
+    assert service.admin.get(f"/jobs/{waiting['id']}").json()["waiting_for"] == "Waits: the system is paused."
+    service.admin.post("/system/resume")
+
+
+def test_cancelling_and_retrying(service: Running, table: dict[str, Any]) -> None:
+    job = request_job(service, table)
+    cancelled = service.admin.post(f"/jobs/{job['id']}/cancel")
+    assert (cancelled.status_code, cancelled.json()["status"]) == (202, "cancelled")
+    assert service.admin.post(f"/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
+    again = service.admin.post(f"/jobs/{job['id']}/retry").json()
+    assert (again["status"], again["retry_of"]) == ("queued", job["id"])
+    refused = service.admin.post(f"/jobs/{again['id']}/retry")
+    assert (refused.status_code, refused.json()["type"]) == (409, "job-not-retryable")
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert service.admin.post(f"/jobs/{again['id']}/cancel").json()["cancel_requested"] is True
+    service.finish(assignment, status="cancelled")
+    assert service.admin.get(f"/jobs/{again['id']}").json()["status"] == "cancelled"
+
+
+def test_an_ended_job_cannot_be_cancelled(service: Running, table: dict[str, Any]) -> None:
+    job = request_job(service, table)
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment)
+    answer = service.admin.post(f"/jobs/{job['id']}/cancel")
+    assert (answer.status_code, answer.json()["type"]) == (409, "job-not-cancelable")
+
+
+def test_jobs_are_listed_newest_first_by_page_and_by_filter(service: Running, table: dict[str, Any]) -> None:
+    made = [request_job(service, table, kind=kind)["id"] for kind in ("index", "convert", "verify")]
+    first = service.admin.get("/jobs", params={"limit": 2}).json()
+    second = service.admin.get("/jobs", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [job["id"] for job in first["items"] + second["items"]] == made[::-1]
+    assert second["next_cursor"] is None
+    service.admin.post(f"/jobs/{made[0]}/cancel")
+
+    def ids(**query: Any) -> list[str]:
+        return [job["id"] for job in service.admin.get("/jobs", params=query).json()["items"]]
+
+    assert ids(status="cancelled") == [made[0]]
+    assert ids(kind=["convert", "verify"], status="queued") == [made[2], made[1]]
+    assert ids(table_id=table["id"]) == made[::-1]
+    assert ids(table_id="nope") == []
+
+
+def read_events(
+    client: httpx.Client, count: int, headers: dict[str, str] | None = None, **query: str
+) -> list[dict[str, str]]:
+    """The next `count` server-sent events."""
+    events: list[dict[str, str]] = []
+    current: dict[str, str] = {}
+    with client.stream("GET", "/events", headers=headers, params=query) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                current[name] = value
+            elif "id" in current:
+                events.append(current)
+                current = {}
+                if len(events) == count:
+                    break
+    return events
+
+
+def test_job_changes_are_streamed_live_and_resumed_after_a_break(
+    service: Running, table: dict[str, Any]
+) -> None:
+    live: list[dict[str, str]] = []
+    reader = threading.Thread(target=lambda: live.extend(read_events(service.admin, 2)))
+    reader.start()
+    time.sleep(0.5)
+    job = request_job(service, table)
+    service.admin.post(f"/jobs/{job['id']}/cancel")
+    reader.join(timeout=10)
+    assert [event["event"] for event in live] == ["job", "job"]
+    assert '"status": "cancelled"' in live[1]["data"]
+    resumed = read_events(service.admin, 1, {"Last-Event-ID": live[0]["id"]})
+    assert resumed == live[1:]
+    assert read_events(service.admin, 1, {"Last-Event-ID": "0"}, job_id=job["id"]) == live[:1]
+
+
+def test_a_last_event_id_that_is_no_number_is_refused(service: Running) -> None:
+    answer = service.admin.get("/events", headers={"Last-Event-ID": "x"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "invalid-last-event-id")
+
+
+def test_the_stream_waits_for_a_gap_that_may_still_be_filled(service: Running, table: dict[str, Any]) -> None:
+    for kind in ("index", "convert", "verify"):
+        request_job(service, table, kind=kind)
+    items = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    events = [EventView.model_validate(item) for item in items]
+    first = events[0].id
+    assert [event.id for event in settled(events, first - 1)] == [first, first + 1, first + 2]
+    assert settled(events[1:], first - 1) == []
+    assert [event.id for event in settled([events[0], events[2]], first - 1)] == [first]
+    old = [event.model_copy(update={"at": event.at.replace(year=2020)}) for event in events]
+    assert [event.id for event in settled([old[0], old[2]], first - 1)] == [first, first + 2]

@@ -1,0 +1,217 @@
+"""Catalogs over HTTP: what is accepted, what a check says, what is never shown."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.auth.models import Role
+from service.catalogs.iceberg import unreachable
+from service.catalogs.models import Catalog
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+def sql_catalog(directory: Path, **fields: Any) -> dict[str, Any]:
+    properties = {
+        "uri": f"sqlite:///{directory / 'cat.db'}",
+        "warehouse": f"file://{directory / 'warehouse'}",
+    }
+    return {"name": "local", "type": "sql", "properties": properties} | fields
+
+
+def test_a_registered_catalog_is_found_by_id_and_by_name(service: Running, tmp_path: Path) -> None:
+    created = service.admin.post("/catalogs", json=sql_catalog(tmp_path))
+    assert (created.status_code, created.headers["etag"]) == (201, '"1"')
+    for key in (created.json()["id"], "local"):
+        assert service.admin.get(f"/catalogs/{key}").json() == created.json()
+
+
+@pytest.mark.parametrize("kind", ["rest", "hive", "glue", "hadoop"])
+def test_every_type_is_accepted(service: Running, tmp_path: Path, kind: str) -> None:
+    properties = {"uri": "http://127.0.0.1:1", "warehouse": f"file://{tmp_path}/warehouse"}
+    body = {"name": kind, "type": kind, "properties": properties}
+    assert service.admin.post("/catalogs", json=body).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("properties", "slug"),
+    [
+        ({"uri": "sqlite:////data/cat.db"}, "missing-property"),
+        ({"warehouse": "relative/path"}, "location-not-absolute"),
+        ({"warehouse": "file:///somewhere/else"}, "location-not-allowed"),
+        ({"warehouse": "s3://bucket/wh"}, "location-not-allowed"),
+        ({"uri": "sqlite:////somewhere/else.db"}, "location-not-allowed"),
+        ({"s3.secret-access-key": "in clear"}, "secret-in-clear"),
+        ({"token": "in clear"}, "secret-in-clear"),
+        ({"uri": "postgresql://user:password@db/catalog"}, "secret-in-clear"),
+        ({"py-catalog-impl": "os.system"}, "property-not-allowed"),
+        ({"token": "env:ICESTREAM_BOOTSTRAP_KEY"}, "property-not-allowed"),
+    ],
+)
+def test_bad_properties_are_refused_with_what_to_do(
+    service: Running, tmp_path: Path, properties: dict[str, str], slug: str
+) -> None:
+    body = sql_catalog(tmp_path)
+    body["properties"] = properties if slug == "missing-property" else body["properties"] | properties
+    answer = service.admin.post("/catalogs", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (422, slug)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["remedy"]
+
+
+def test_a_location_that_is_not_allowed_names_the_setting(service: Running, tmp_path: Path) -> None:
+    answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path / ".." / "other")).json()
+    assert "ICESTREAM_ALLOWED_LOCATIONS" in answer["remedy"]
+
+
+def test_a_secret_is_resolved_at_use_and_never_shown(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_URI", iceberg.properties["uri"])
+    body = sql_catalog(iceberg.directory)
+    body["properties"]["uri"] = "env:CATALOG_URI"
+    created = service.admin.post("/catalogs", json=body)
+    assert service.admin.post("/catalogs/local/check").json()["ok"] is True
+    assert iceberg.properties["uri"] not in created.text + service.admin.get("/catalogs").text
+    monkeypatch.delenv("CATALOG_URI")
+    checked = service.admin.post("/catalogs/local/check").json()
+    assert checked["ok"] is False
+    assert "CATALOG_URI is not set" in checked["explanation"]
+
+
+def test_an_error_message_does_not_give_a_secret_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_URI", "postgresql://user:topsecret@db/catalog")
+    catalog = Catalog(name="c", type="sql", properties={"uri": "env:CATALOG_URI", "warehouse": "s3://b/w"})
+    for message in ("cannot connect to postgresql://user:topsecret@db/catalog", "topsecret was refused"):
+        shown = unreachable(catalog, ConnectionError(message)).detail
+        assert "<uri>" in shown
+        assert "topsecret" not in shown
+
+
+def test_a_check_says_what_can_be_seen(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    checked = service.admin.post("/catalogs/local/check").json()
+    assert (checked["status"], checked["tables"]) == ("ok", ["db.t"])
+    assert checked["explanation"] == "The catalog answers. It shows 1 table in 1 namespace."
+
+
+def test_a_check_of_a_missing_database_says_so_and_creates_nothing(service: Running, tmp_path: Path) -> None:
+    service.admin.post("/catalogs", json=sql_catalog(tmp_path))
+    checked = service.admin.post("/catalogs/local/check").json()
+    assert checked["status"] == "unreachable"
+    assert f"{tmp_path / 'cat.db'} does not exist" in checked["explanation"]
+    assert not (tmp_path / "cat.db").exists()
+
+
+def test_a_check_under_the_wrong_catalog_name_tells_the_right_one(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.admin.post("/catalogs", json=sql_catalog(iceberg.directory, name="mine"))
+    checked = service.admin.post("/catalogs/mine/check").json()
+    assert checked["status"] == "warning"
+    assert checked["remedy"] == "Set the property catalog_name to 'local' if that is the one."
+
+
+def test_a_rest_catalog_that_does_not_answer_is_told_in_words(service: Running) -> None:
+    body = {"name": "rest", "type": "rest", "properties": {"uri": "http://127.0.0.1:1"}}
+    service.admin.post("/catalogs", json=body)
+    checked = service.admin.post("/catalogs/rest/check").json()
+    assert checked["ok"] is False
+    assert "reach it over the network" in checked["remedy"]
+
+
+def test_an_update_needs_the_version_that_it_was_made_from(service: Running, tmp_path: Path) -> None:
+    service.admin.post("/catalogs", json=sql_catalog(tmp_path))
+    patch = {"properties": {"s3.region": "eu"}}
+    unconditional = service.admin.patch("/catalogs/local", json=patch)
+    assert (unconditional.status_code, unconditional.json()["type"]) == (428, "precondition-required")
+    first = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": '"1"'})
+    assert (first.status_code, first.headers["etag"]) == (200, '"2"')
+    assert first.json()["properties"]["s3.region"] == "eu"
+    late = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": '"1"'})
+    assert (late.status_code, late.json()["type"]) == (412, "version-conflict")
+    removed = service.admin.patch(
+        "/catalogs/local", json={"properties": {"s3.region": None}}, headers={"If-Match": '"2"'}
+    )
+    assert "s3.region" not in removed.json()["properties"]
+
+
+def test_a_renamed_sql_catalog_still_finds_its_tables(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    service.admin.patch("/catalogs/local", json={"name": "renamed"}, headers={"If-Match": "*"})
+    assert service.admin.post("/catalogs/renamed/check").json()["tables"] == ["db.t"]
+
+
+def test_a_catalog_in_use_is_not_deleted(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    refused = service.admin.delete("/catalogs/local")
+    assert (refused.status_code, refused.json()["type"]) == (409, "catalog-in-use")
+    service.admin.delete(f"/tables/{table['id']}")
+    assert service.admin.delete("/catalogs/local").status_code == 204
+    assert service.admin.get("/catalogs/local").status_code == 404
+    service.register(iceberg)
+
+
+def test_two_catalogs_never_share_a_name(service: Running, tmp_path: Path) -> None:
+    service.admin.post("/catalogs", json=sql_catalog(tmp_path))
+    answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path))
+    assert (answer.status_code, answer.json()["type"]) == (409, "catalog-exists")
+
+
+def test_only_an_admin_registers_catalogs(service: Running, tmp_path: Path) -> None:
+    answer = service.client(Role.OPERATOR).post("/catalogs", json=sql_catalog(tmp_path))
+    assert (answer.status_code, answer.json()["type"]) == (403, "forbidden")
+
+
+def test_an_index_warehouse_inside_an_enrolled_table_is_refused(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    patch = {"index_warehouse": f"{table['location']}/index"}
+    answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "index-inside-table")
+
+
+def hadoop_table(iceberg: IcebergCatalog, versions: int, hint: str | None) -> None:
+    """A directory as HadoopCatalog leaves it: v1..vN.metadata.json and a hint that may lag behind."""
+    table = iceberg.catalog.load_table("db.t")
+    source = Path(table.metadata_location.removeprefix("file://"))
+    metadata = iceberg.directory / "hadoop" / "db" / "t" / "metadata"
+    metadata.mkdir(parents=True)
+    for version in range(1, versions + 1):
+        (metadata / f"v{version}.metadata.json").write_bytes(source.read_bytes())
+    if hint is not None:
+        (metadata / "version-hint.text").write_text(hint)
+
+
+@pytest.mark.parametrize("hint", ["2", "1", None])
+def test_a_hadoop_warehouse_is_read_with_and_without_a_current_hint(
+    service: Running, iceberg: IcebergCatalog, hint: str | None
+) -> None:
+    hadoop_table(iceberg, 2, hint)
+    body = {
+        "name": "dirs",
+        "type": "hadoop",
+        "properties": {"warehouse": f"file://{iceberg.directory}/hadoop"},
+    }
+    service.admin.post("/catalogs", json=body)
+    assert service.admin.post("/catalogs/dirs/check").json()["tables"] == ["db.t"]
+    table = service.enroll(catalog="dirs")
+    service.poll(table["id"])
+    assert service.admin.get(f"/tables/{table['id']}/health").json()["data_files"] == 1
+
+
+def test_a_hadoop_identifier_cannot_leave_the_warehouse(service: Running, iceberg: IcebergCatalog) -> None:
+    hadoop_table(iceberg, 1, "1")
+    body = {
+        "name": "dirs",
+        "type": "hadoop",
+        "properties": {"warehouse": f"file://{iceberg.directory}/hadoop/db"},
+    }
+    service.admin.post("/catalogs", json=body)
+    request = {"catalog": "dirs", "identifier": ["..", "db", "t"]}
+    answer = service.admin.post("/tables", json=request)
+    assert (answer.status_code, answer.json()["type"]) == (422, "table-not-found")

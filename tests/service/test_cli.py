@@ -1,0 +1,233 @@
+"""The command line as a person meets it: what it says, what it leaves behind, and what it ends with."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from service.cli import app
+from service.openapi import render
+from tests.integration.icestream import wait_until
+
+COMMAND = [sys.executable, "-c", "from service.cli import main; main()"]
+ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
+
+
+def refusal(*arguments: str) -> str:
+    """What a command that must not start says: one sentence, and exit code 1."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    (sentence,) = result.output.splitlines()
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.fixture
+def up_here(tmp_path: Path) -> list[str]:
+    return ["up", "--no-browser", "--port", "0", "--data-dir", str(tmp_path / "data")]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_up_refuses_a_port_in_use(up_here: list[str], taken_port: int) -> None:
+    sentence = refusal(*up_here, "--port", str(taken_port))
+    assert f"port {taken_port}" in sentence
+    assert "in use" in sentence
+
+
+def test_up_refuses_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "can't be written" in refusal("up", "--data-dir", str(tmp_path / "file"))
+
+
+def test_up_refuses_to_start_without_java(up_here: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert "Java 17" in refusal(*up_here)
+
+
+def test_up_refuses_a_java_that_is_too_old(
+    up_here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    sentence = refusal(*up_here)
+    assert "Java 17" in sentence
+    assert f"{java} is 11" in sentence
+
+
+def test_up_refuses_to_start_without_the_packages_of_the_worker(
+    up_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pypaimon", None)
+    assert "needs pypaimon" in refusal(*up_here)
+
+
+def test_up_refuses_to_be_public_without_a_key(up_here: list[str]) -> None:
+    assert "ICESTREAM_BOOTSTRAP_KEY" in refusal(*up_here, "--host", "0.0.0.0")
+
+
+def test_setting_that_is_not_valid_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_LEASE_SECONDS", "soon")
+    assert refusal("up").startswith("ICESTREAM_LEASE_SECONDS is not valid")
+
+
+def test_service_refuses_a_database_that_is_not_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ICESTREAM_DATABASE_URL", f"sqlite:///{tmp_path / 'icestream.db'}")
+    assert "icestream migrate" in refusal("serve")
+
+
+def test_openapi_prints_the_document() -> None:
+    result = CliRunner().invoke(app, ["openapi"])
+    assert result.exit_code == 0
+    assert result.output == render()
+    assert "/api/v1/jobs" in json.loads(result.output)["paths"]
+
+
+class Up:
+    """A running `icestream up`, with its log."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.with_suffix(".log")
+        environment = {**os.environ, "ICESTREAM_BOOTSTRAP_KEY": ADMIN_KEY}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "up", "--no-browser", "--port", "0", "--data-dir", str(data_dir)],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.link = wait_until(lambda: self._said(r"(http://\S+/login\?token=\S+)"), "the login link")
+        self.url = self.link.partition("/login")[0]
+
+    def _said(self, pattern: str) -> str | None:
+        found = re.search(pattern, self.log.read_text())
+        return found[1] if found else None
+
+    @property
+    def worker(self) -> int | None:
+        """The process id of the worker, which is the one child of `up`."""
+        children = Path(f"/proc/{self.process.pid}/task")
+        with suppress(FileNotFoundError):
+            ids = [int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()]
+            return ids[0] if ids else None
+        return None
+
+    def await_worker(self, other_than: int | None = None) -> int:
+        """Until a worker runs, with its JVM."""
+
+        def found() -> int | None:
+            worker = self.worker
+            return worker if worker and worker != other_than and len(group(worker)) > 1 else None
+
+        return wait_until(found, "a worker with its JVM")
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=10)
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(with_signal)
+        return self.process.wait(30)
+
+
+def group(leader: int) -> list[int]:
+    """The living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # After the name in parentheses: state, parent, process group.
+            state, _parent, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == leader and state != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    running = Up(tmp_path / "data")
+    yield running
+    running.process.kill()
+    running.process.wait()
+    if running.worker is not None:
+        wait_until(lambda: not group(running.worker or 0), "the worker to end")
+
+
+@pytest.mark.integration
+def test_up_serves_at_once_and_leaves_no_process_behind(up: Up) -> None:
+    assert up.get("/readyz").status_code == 200
+    worker = up.await_worker()
+    wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
+    assert up.stop() == 0
+    assert group(worker) == []
+    assert "Traceback" not in up.log.read_text()
+    assert "spark" not in up.log.read_text().lower(), "what Spark says goes to the worker's log"
+    assert "Spark" in (up.data_dir / "logs" / "worker.log").read_text()
+
+
+@pytest.mark.integration
+def test_ctrl_c_stops_up_as_well(up: Up) -> None:
+    worker = up.await_worker()
+    assert up.stop(signal.SIGINT) == 0
+    assert group(worker) == []
+
+
+@pytest.mark.integration
+def test_login_link_works_once(up: Up) -> None:
+    assert httpx.get(up.link).cookies
+    assert not httpx.get(up.link).cookies
+
+
+@pytest.mark.integration
+def test_next_up_goes_on_with_the_same_catalog(up: Up) -> None:
+    (catalog,) = up.get("/api/v1/catalogs").json()["items"]
+    assert catalog["name"] == "embedded"
+    assert up.stop() == 0
+    again = Up(up.data_dir)
+    try:
+        assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
+    finally:
+        assert again.stop() == 0
+
+
+@pytest.mark.integration
+def test_second_up_on_a_data_directory_is_refused(up: Up) -> None:
+    sentence = refusal("up", "--no-browser", "--port", "0", "--data-dir", str(up.data_dir))
+    assert f"process id {up.process.pid}" in sentence
+
+
+@pytest.mark.integration
+def test_worker_that_dies_is_started_again(up: Up) -> None:
+    first = up.await_worker()
+    os.kill(first, signal.SIGKILL)
+    second = up.await_worker(other_than=first)
+    assert group(first) == []
+    assert "The worker ended (SIGKILL) and is started again in 1 s" in up.log.read_text()
+    assert up.stop() == 0
+    assert group(second) == []
+
+
+@pytest.mark.integration
+def test_worker_ends_when_up_is_killed(up: Up) -> None:
+    worker = up.await_worker()
+    assert up.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: not group(worker), "the worker and its JVM to end", timeout_seconds=20)

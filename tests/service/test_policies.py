@@ -1,0 +1,146 @@
+"""Which policy holds for a table, and where each of its values comes from."""
+
+from typing import Any
+
+import pytest
+
+from service.auth.models import Role
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
+    service.register(iceberg)
+    return service.enroll()
+
+
+def make(service: Running, name: str, **settings: Any) -> None:
+    answer = service.admin.post("/policies", json={"name": name, "settings": settings})
+    assert answer.status_code == 201, answer.text
+
+
+def attach(service: Running, policy: str | None, level: str, **place: Any) -> int:
+    body = {"level": level, "policy": policy} | place
+    return service.admin.put("/policy-attachments", json=body).status_code
+
+
+def test_without_any_policy_the_standard_one_holds_everywhere(
+    service: Running, table: dict[str, Any]
+) -> None:
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    assert found["policy"] == "standard"
+    assert found["effective"]["convert"] == {
+        "enabled": True,
+        "delete_files": 10,
+        "deletes": 1_000_000,
+        "age_seconds": 300,
+    }
+    assert {value["source"]["level"] for value in found["values"].values()} == {"system"}
+
+
+def test_the_nearest_level_that_sets_a_value_wins(service: Running, table: dict[str, Any]) -> None:
+    make(service, "for-catalog", convert={"delete_files": 20, "age_seconds": 20}, index={"data_files": 20})
+    make(service, "for-namespace", convert={"delete_files": 30, "age_seconds": 30})
+    make(service, "for-table", convert={"delete_files": 40})
+    assert attach(service, "for-catalog", "catalog", catalog="local") == 200
+    assert attach(service, "for-namespace", "namespace", catalog="local", namespace=["db"]) == 200
+    assert attach(service, "for-table", "table", table_id=table["id"]) == 200
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    sources = {
+        name: (found["values"][name]["value"], found["values"][name]["source"]["place"])
+        for name in ("convert.delete_files", "convert.age_seconds", "index.data_files", "index.age_seconds")
+    }
+    assert sources == {
+        "convert.delete_files": (40, "table db.t"),
+        "convert.age_seconds": (30, "namespace db of catalog local"),
+        "index.data_files": (20, "catalog local"),
+        "index.age_seconds": (60, "system"),
+    }
+    assert attach(service, None, "namespace", catalog="local", namespace=["db"]) == 200
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    assert found["values"]["convert.age_seconds"]["value"] == 20
+
+
+def test_a_partial_system_policy_is_backed_by_the_standard_one(
+    service: Running, table: dict[str, Any]
+) -> None:
+    make(service, "sparse", convert={"delete_files": 3})
+    assert attach(service, "sparse", "system") == 200
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    assert found["values"]["convert.delete_files"]["source"]["policy"] == "sparse"
+    assert found["values"]["convert.age_seconds"]["source"]["policy"] == "standard"
+
+
+def test_the_policy_of_a_table_shows_in_the_table_and_can_be_taken_away(
+    service: Running, table: dict[str, Any]
+) -> None:
+    path, always = f"/tables/{table['id']}", {"If-Match": "*"}
+    assert service.admin.patch(path, json={"policy": "manual"}, headers=always).json()["policy"] == "manual"
+    assert service.admin.get(f"{path}/policy").json()["effective"]["convert"]["enabled"] is False
+    assert service.admin.patch(path, json={"policy": None}, headers=always).json()["policy"] is None
+    assert service.admin.get(f"{path}/policy").json()["policy"] == "standard"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"convert": {"delete_files": 0}},
+        {"convert": {"age_seconds": -1}},
+        {"convert": {"unknown": 1}},
+        {"retries": {"backoff_seconds": 10, "max_backoff_seconds": 5}},
+        {"retries": {"max_attempts": 0}},
+    ],
+)
+def test_a_policy_is_validated_as_a_whole(service: Running, values: dict[str, Any]) -> None:
+    answer = service.admin.post("/policies", json={"name": "p", "settings": values})
+    assert (answer.status_code, answer.json()["type"]) == (422, "validation-error")
+
+
+def test_built_in_policies_stay_as_they_are(service: Running) -> None:
+    patch = service.admin.patch("/policies/standard", json={"description": "mine"}, headers={"If-Match": "*"})
+    delete = service.admin.delete("/policies/manual")
+    assert [(each.status_code, each.json()["type"]) for each in (patch, delete)] == [
+        (409, "policy-built-in"),
+        (409, "policy-built-in"),
+    ]
+
+
+def test_an_attached_policy_is_not_deleted(service: Running, table: dict[str, Any]) -> None:
+    make(service, "p")
+    attach(service, "p", "table", table_id=table["id"])
+    refused = service.admin.delete("/policies/p")
+    assert (refused.status_code, refused.json()["type"]) == (409, "policy-in-use")
+    assert "table db.t" in refused.json()["detail"]
+    attach(service, None, "table", table_id=table["id"])
+    assert service.admin.delete("/policies/p").status_code == 204
+
+
+def test_the_system_always_has_a_policy(service: Running) -> None:
+    assert attach(service, None, "system") == 422
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"level": "catalog"}, {"level": "system", "catalog": "local"}, {"level": "namespace", "catalog": "x"}],
+)
+def test_an_attachment_names_its_place_completely(service: Running, place: dict[str, Any]) -> None:
+    body = place | {"policy": "manual"}
+    assert service.admin.put("/policy-attachments", json=body).status_code == 422
+
+
+def test_a_changed_policy_holds_at_once_and_needs_its_version(
+    service: Running, table: dict[str, Any]
+) -> None:
+    make(service, "p", convert={"delete_files": 5})
+    attach(service, "p", "catalog", catalog="local")
+    change = {"settings": {"convert": {"delete_files": 6}}}
+    assert service.admin.patch("/policies/p", json=change, headers={"If-Match": '"9"'}).status_code == 412
+    assert service.admin.patch("/policies/p", json=change, headers={"If-Match": '"1"'}).status_code == 200
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    assert found["effective"]["convert"]["delete_files"] == 6
+
+
+def test_only_an_admin_changes_the_policy_of_the_whole_system(service: Running) -> None:
+    body = {"level": "system", "policy": "manual"}
+    assert service.client(Role.OPERATOR).put("/policy-attachments", json=body).status_code == 403

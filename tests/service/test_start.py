@@ -1,0 +1,172 @@
+"""Starting: settings, first keys, migrations, and the lease of the one replica that schedules."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlmodel import SQLModel, select
+
+from service.app import prepare
+from service.auth.models import SYSTEM, ApiKey
+from service.auth.service import find_api_key_principal, provision_worker_key
+from service.background import Background
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.service import register_embedded_catalog
+from service.database import Database, migrate, utc_now
+from service.errors import StartError
+from service.jobs.models import Lease
+from service.schema import TABLES
+from service.settings import Settings
+from tests.service.conftest import ADMIN_KEY, DATABASES
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def test_without_any_setting_everything_lies_in_one_directory(
+    clean_environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings()
+    assert settings.database_url == f"sqlite:///{tmp_path}/icestream-data/icestream.db"
+    assert settings.index_warehouse == f"file://{tmp_path}/icestream-data/index"
+    assert settings.allows_location(f"{tmp_path}/icestream-data/warehouse")
+    assert not settings.allows_location(f"{tmp_path}/elsewhere")
+    assert not settings.is_public
+
+
+def test_allowed_locations_are_a_comma_separated_list(clean_environment: pytest.MonkeyPatch) -> None:
+    clean_environment.setenv("ICESTREAM_ALLOWED_LOCATIONS", "s3://bucket/wh, file:///srv/wh")
+    settings = Settings()
+    assert settings.allows_location("s3a://bucket/wh/db/t")
+    assert settings.allows_location("/srv/wh/x")
+    assert not settings.allows_location("s3://bucket/wh2")
+
+
+@pytest.mark.parametrize(
+    ("host", "public"),
+    [
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("localhost", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("db.lan", True),
+    ],
+)
+def test_an_address_is_public_unless_it_is_loopback(host: str, public: bool) -> None:
+    assert Settings(host=host).is_public is public
+
+
+def test_a_short_bootstrap_key_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="at least 32"):
+        prepare(Settings(data_dir=tmp_path, bootstrap_key="short"))
+    assert not (tmp_path / "icestream.db").exists()
+
+
+def test_a_public_address_without_any_admin_key_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="ICESTREAM_BOOTSTRAP_KEY"):
+        prepare(Settings(data_dir=tmp_path, host="0.0.0.0"))
+    prepare(Settings(data_dir=tmp_path, host="0.0.0.0", bootstrap_key=ADMIN_KEY))
+    # The key is stored, so the next start may leave it out.
+    prepare(Settings(data_dir=tmp_path, host="0.0.0.0"))
+
+
+def test_starting_again_adds_no_second_bootstrap_key(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY)
+    prepare(settings)
+    prepare(settings)
+    database = Database(settings.database_url)
+    with database.read() as session:
+        assert len(session.exec(select(ApiKey)).all()) == 1
+    database.dispose()
+
+
+def test_a_database_of_another_kind_is_refused() -> None:
+    with pytest.raises(StartError, match="sqlite:/// or postgresql"):
+        Database("mysql://host/db")
+
+
+def test_the_migrations_make_exactly_the_schema_of_the_models(database: Database) -> None:
+    assert {table.__tablename__ for table in TABLES} <= set(SQLModel.metadata.tables)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_object": _is_ours})
+        assert compare_metadata(context, SQLModel.metadata) == []
+    assert database.check() is None
+
+
+def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:
+    return kind != "table" or name != "alembic_version"
+
+
+def test_a_database_that_is_not_migrated_says_so(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
+    assert "icestream migrate" in (database.check() or "")
+    database.dispose()
+
+
+@pytest.mark.integration
+def test_replicas_that_start_together_migrate_one_after_the_other(
+    postgresql: str, new_database_url: Callable[[str], str]
+) -> None:
+    url = f"{postgresql}/postgres"
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            migrate(url)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_one_replica_schedules_until_its_lease_ends(
+    kind: str, new_database_url: Callable[[str], str], tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=tmp_path, database_url=new_database_url(kind))
+    database = Database(settings.database_url)
+    replicas = [Background(database, settings, IcebergCatalogs()) for _ in range(2)]
+    assert [replica.hold_lease() for replica in replicas] == [True, False]
+    with database.write() as session:
+        lease = session.exec(select(Lease)).one()
+        lease.expires_at = utc_now() - timedelta(seconds=1)
+        session.add(lease)
+    assert replicas[1].hold_lease()
+    for replica in replicas:
+        replica.stop()
+    database.dispose()
+
+
+def test_the_embedded_catalog_is_registered_once(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare(settings)
+    database = Database(settings.database_url)
+    for _ in range(2):
+        with database.write() as session:
+            embedded = register_embedded_catalog(session, settings, SYSTEM)
+    assert embedded.properties["uri"] == f"sqlite:///{tmp_path}/catalog.db"
+    database.dispose()
+
+
+def test_a_new_worker_key_ends_the_one_of_the_last_start(database: Database) -> None:
+    with database.write() as session:
+        old = provision_worker_key(session, SYSTEM)
+    with database.write() as session:
+        new = provision_worker_key(session, SYSTEM)
+    assert find_api_key_principal(database, old) is None
+    found = find_api_key_principal(database, new)
+    assert found is not None
+    assert found.role == "worker"

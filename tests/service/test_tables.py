@@ -1,0 +1,207 @@
+"""Enrolling tables over HTTP, and what happens to them afterwards."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.auth.models import Role
+from service.settings import Settings
+from tests.service.conftest import Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+@pytest.fixture
+def local(service: Running, iceberg: IcebergCatalog) -> Running:
+    service.register(iceberg)
+    return service
+
+
+def refusal(service: Running, **fields: Any) -> tuple[int, dict[str, Any]]:
+    body = {"catalog": "local", "identifier": ["db", "t"], "branch": "main", "policy": None} | fields
+    answer = service.admin.post("/tables", json=body)
+    return answer.status_code, answer.json()
+
+
+def test_an_enrolled_table_is_returned_with_what_was_read_of_it(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    created = local.enroll()
+    table = iceberg.catalog.load_table("db.t")
+    assert created["table_uuid"] == str(table.metadata.table_uuid)
+    assert (created["format_version"], created["location"]) == (2, table.location())
+    assert (created["catalog"], created["identifier"], created["policy"]) == ("local", ["db", "t"], None)
+    answer = local.admin.get(f"/tables/{created['id']}")
+    assert answer.json() == created
+    assert answer.headers["etag"] == '"1"'
+
+
+def test_the_catalog_may_be_given_by_id(local: Running) -> None:
+    catalog = local.admin.get("/catalogs/local").json()
+    assert local.enroll(catalog=catalog["id"])["catalog"] == "local"
+
+
+def test_a_table_is_enrolled_once_per_branch(local: Running) -> None:
+    created = local.enroll()
+    status, problem = refusal(local)
+    assert (status, problem["type"], problem["table_id"]) == (409, "table-exists", created["id"])
+
+
+def test_a_wrong_name_is_answered_with_the_nearest(local: Running) -> None:
+    status, problem = refusal(local, identifier=["db", "tt"])
+    assert (status, problem["type"], problem["nearest"]) == (422, "table-not-found", ["db.t"])
+
+
+def test_a_wrong_namespace_is_answered_with_where_such_a_table_is(local: Running) -> None:
+    status, problem = refusal(local, identifier=["dbb", "t"])
+    assert (status, problem["type"], problem["nearest"]) == (422, "table-not-found", ["db", "db.t"])
+
+
+def test_a_table_of_another_catalog_name_in_the_same_database_is_pointed_out(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    body = {"name": "mine", "type": "sql", "properties": iceberg.properties}
+    service.admin.post("/catalogs", json=body)
+    status, problem = refusal(service, catalog="mine")
+    assert (status, problem["catalog_names"]) == (422, ["local"])
+    assert "catalog_name" in problem["remedy"]
+    service.admin.patch(
+        "/catalogs/mine", json={"properties": {"catalog_name": "local"}}, headers={"If-Match": "*"}
+    )
+    assert service.enroll(catalog="mine")["catalog"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "slug"),
+    [
+        ({"catalog": "nope"}, "catalog-not-found"),
+        ({"policy": "nope"}, "policy-not-found"),
+        ({"branch": "nope"}, "branch-not-found"),
+        ({"identifier": ["t"]}, "validation-error"),
+        ({"identifier": ["db", ""]}, "validation-error"),
+        ({"identifier": "db.t"}, "validation-error"),
+        ({"key_sets": [["nope"]]}, "invalid-key-set"),
+        ({"key_sets": [["id", "id"]]}, "invalid-key-set"),
+        ({"unknown": 1}, "validation-error"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused(local: Running, fields: dict[str, Any], slug: str) -> None:
+    status, problem = refusal(local, **fields)
+    assert (status, problem["type"]) == (422, slug)
+    assert problem["remedy"]
+
+
+def test_an_unreachable_catalog_is_a_bad_gateway(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.close()
+    (iceberg.directory / "cat.db").rename(iceberg.directory / "hidden.db")
+    status, problem = refusal(local)
+    assert (status, problem["type"]) == (502, "catalog-unreachable")
+
+
+def test_a_table_outside_the_allowed_places_is_refused(settings: Settings, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    settings.data_dir = tmp_path / "inside"
+    catalog = IcebergCatalog(outside)
+    catalog.create()
+    settings.allowed_locations = (str(outside / "cat.db"), str(outside / "warehouse" / "other"))
+    with running(settings) as service:
+        body = {
+            "name": "local",
+            "type": "sql",
+            "properties": catalog.properties | {"warehouse": f"file://{outside}/warehouse/other"},
+        }
+        assert service.admin.post("/catalogs", json=body).status_code == 201
+        status, problem = refusal(service)
+        assert (status, problem["type"]) == (422, "location-not-allowed")
+        assert problem["location"] == f"file://{outside}/warehouse/db/t"
+    catalog.close()
+
+
+def test_an_index_inside_the_table_is_refused(settings: Settings, iceberg: IcebergCatalog) -> None:
+    settings.index_warehouse = f"{iceberg.catalog.load_table('db.t').location()}/index"
+    with running(settings) as service:
+        service.register(iceberg)
+        status, problem = refusal(service)
+    assert (status, problem["type"]) == (422, "index-inside-table")
+
+
+def test_a_pattern_enrols_what_it_matches_and_reports_the_rest(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    for name in ("db.a", "db.b", "db.tmp_c", "other.d"):
+        iceberg.create(name)
+    Path(iceberg.catalog.load_table("db.b").metadata_location.removeprefix("file://")).unlink()
+    already = local.enroll("db.a")
+    request = {"catalog": "local", "pattern": "db.*", "exclude": ["db.tmp_*"], "policy": "manual"}
+    preview = local.admin.post("/tables/enroll-by-pattern", json=request | {"dry_run": True}).json()
+    assert (preview["matched"], preview["enrolled"]) == (["db.a", "db.b", "db.t"], [])
+    done = local.admin.post("/tables/enroll-by-pattern", json=request).json()
+    assert [table["id"] for table in done["already_enrolled"]] == [already["id"]]
+    assert [(table["name"], table["policy"]) for table in done["enrolled"]] == [("db.t", "manual")]
+    assert [miss["identifier"] for miss in done["failed"]] == [["db", "b"]]
+
+
+def test_a_paused_table_takes_no_jobs_until_it_is_resumed(local: Running) -> None:
+    table = local.enroll()
+    assert local.admin.post(f"/tables/{table['id']}/pause").json()["paused"] is True
+    refused = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    assert (refused.status_code, refused.json()["type"]) == (409, "paused")
+    local.admin.post(f"/tables/{table['id']}/resume")
+    assert local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).status_code == 202
+
+
+def test_a_removed_table_is_gone_but_its_jobs_can_be_read(local: Running) -> None:
+    table = local.enroll()
+    queued = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
+    assert local.admin.delete(f"/tables/{table['id']}").status_code == 204
+    assert local.admin.get(f"/tables/{table['id']}").status_code == 404
+    job = local.admin.get(f"/jobs/{queued['id']}").json()
+    assert (job["status"], job["table"]) == ("cancelled", "db.t")
+    assert local.enroll()["id"] != table["id"]
+
+
+def test_removing_a_table_asks_its_running_job_to_stop(local: Running) -> None:
+    table = local.enroll()
+    local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    local.admin.delete(f"/tables/{table['id']}")
+    path = f"/jobs/{assignment['job']['id']}/attempts/1/heartbeat"
+    assert local.admin.post(path, json={}).json()["cancel_requested"] is True
+    assert local.finish(assignment, status="cancelled").json()["status"] == "cancelled"
+
+
+def test_dropping_the_index_is_refused_rather_than_ignored(local: Running) -> None:
+    table = local.enroll()
+    answer = local.admin.delete(f"/tables/{table['id']}?drop_index=true")
+    assert (answer.status_code, answer.json()["type"]) == (422, "drop-index-not-available")
+    assert local.admin.get(f"/tables/{table['id']}").status_code == 200
+
+
+def test_tables_are_listed_page_by_page_and_by_filter(local: Running, iceberg: IcebergCatalog) -> None:
+    for name in ("db.a", "db.b", "other.c"):
+        iceberg.create(name)
+        local.enroll(name)
+    names, cursor = [], None
+    while True:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = local.admin.get("/tables", params=query).json()
+        names += [table["name"] for table in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert names == ["db.a", "db.b", "other.c"]
+    found = local.admin.get("/tables", params={"search": "db."}).json()["items"]
+    assert [table["name"] for table in found] == ["db.a", "db.b"]
+    assert local.admin.get("/tables", params={"catalog": "nope"}).json()["items"] == []
+
+
+def test_viewers_read_and_change_nothing(local: Running) -> None:
+    table = local.enroll()
+    viewer = local.client(Role.VIEWER)
+    assert viewer.get(f"/tables/{table['id']}").status_code == 200
+    for call in ("pause", "resume"):
+        assert viewer.post(f"/tables/{table['id']}/{call}").status_code == 403
+    assert viewer.delete(f"/tables/{table['id']}").status_code == 403
+    assert viewer.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).status_code == 403
