@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
@@ -29,11 +31,12 @@ RUN_ROWS = 8_000_000  # rows sorted at once by one task: about 300 MB for an int
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
 MIN_TASK_ROWS = 1_000_000
 COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a lost attempt loses little
+TOP_LEVEL = 5  # of Paimon's LSM tree by default: a compacted run lies there
 PARTITION_ID = "partition_id"
 ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
 
-_ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g\d+")
+_ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -130,13 +133,15 @@ class KeySetIndex:
         return max(0.0, 1.0 - live / self.entries.rows)
 
 
-def database_name(table_uuid: str) -> str:
-    return "t_" + table_uuid.replace("-", "")
+def database_name(table_uuid: str, branch: str) -> str:
+    """Each branch has its own index: two registered branches never write to the same one."""
+    name = "t_" + table_uuid.replace("-", "")
+    return name if branch == "main" else f"{name}_b{hashlib.sha256(branch.encode()).hexdigest()[:16]}"
 
 
 def open_index(
     warehouse: IndexWarehouse,
-    table_uuid: str,
+    database: str,
     key_set: KeySet,
     *,
     create: bool = False,
@@ -147,11 +152,10 @@ def open_index(
     A generation whose key types differ from the key set's is of no use: with `create` a new one starts.
     `rebuild` always starts a new one. Raises OSError when the index place can't be read or written.
     """
-    database, suffix = database_name(table_uuid), "_".join(map(str, key_set.equality_field_ids))
+    suffix = "_".join(map(str, key_set.equality_field_ids))
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
-    generation, entries_table = 0, None
-    while (table := warehouse.open(database, f"entries_{suffix}_g{generation + 1}")) is not None:
-        generation, entries_table = generation + 1, table
+    generation = newest_generation(warehouse, database, suffix)
+    entries_table = warehouse.open(database, f"entries_{suffix}_g{generation}") if generation else None
     if (
         entries_table is not None
         and not rebuild
@@ -177,11 +181,24 @@ def open_index(
     return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
 
 
-def indexed_key_sets(warehouse: IndexWarehouse, table_uuid: str) -> list[tuple[int, ...]]:
+def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int, ...]]:
     """The equality field ids of every key set that the table has an index of, ascending."""
-    names = warehouse.table_names(database_name(table_uuid))
-    matches = (_ENTRIES_NAME.fullmatch(name) for name in names)
+    matches = (_ENTRIES_NAME.fullmatch(name) for name in warehouse.table_names(database))
     return sorted({tuple(map(int, match[1].split("_"))) for match in matches if match})
+
+
+def newest_generation(warehouse: IndexWarehouse, database: str, suffix: str) -> int:
+    """The highest generation of a key set's entries tables; 0 when there is none."""
+    matches = (_ENTRIES_NAME.fullmatch(name) for name in warehouse.table_names(database))
+    return max((int(match[2]) for match in matches if match and match[1] == suffix), default=0)
+
+
+def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeySetIndex) -> None:
+    suffix = "_".join(map(str, index.key_set.equality_field_ids))
+    for generation in range(1, index.generation):
+        # The dictionary first: an index without one is empty, never wrong.
+        warehouse.drop_table(database, f"files_{suffix}_g{generation}")
+        warehouse.drop_table(database, f"entries_{suffix}_g{generation}")
 
 
 def load_index(
@@ -383,6 +400,24 @@ def commit_index(
     )
     index.files_table.commit_files(rows)
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
+
+
+def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> None:
+    """Rewrites the dictionary without the files that are not in `live_paths`: they are no longer covered."""
+    live = index.files_table.live_files()
+    rows = _read_rows(storage, live, DICTIONARY_SCHEMA).sort_by("base_address")
+    kept = rows.filter(pc.is_in(rows["path"], pa.array(sorted(live_paths), pa.string())))
+    if kept.num_rows == rows.num_rows and len(live.files) <= 1:
+        return
+    written = write_run(
+        storage,
+        index.files_table.location,
+        kept,
+        primary_key=["base_address"],
+        max_file_rows=RUN_ROWS,
+        level=TOP_LEVEL,
+    )
+    index.files_table.commit_files(written, live.files)
 
 
 def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:

@@ -232,7 +232,7 @@ class RowGroups:
 
 
 @lru_cache(maxsize=1024)
-def _footer(storage: Storage, location: str, key_type: pa.DataType) -> tuple[pq.FileMetaData, RowGroups]:
+def footer(storage: Storage, location: str, key_type: pa.DataType) -> tuple[pq.FileMetaData, RowGroups]:
     """Footers of immutable files are kept for as long as the process lives."""
     with storage.open_input(location) as source:
         metadata = pq.read_metadata(source)
@@ -251,7 +251,7 @@ class LookupTask:
 
     def _look_up(self, deletes: DeleteKeys, file: RunFile) -> AddressMatches:
         key_type = deletes.rows.schema.field(deletes.key_names[1]).type
-        metadata, groups = _footer(self.storage, file.location, key_type)
+        metadata, groups = footer(self.storage, file.location, key_type)
         selected = surviving_row_groups(groups, deletes)
         parts = [AddressMatches.none(len(groups.rows))]
         if len(selected):

@@ -27,7 +27,8 @@ from worker.control_plane import (
     RefusedReportError,
     StaleAttemptError,
 )
-from worker.pipeline import JobError, run_job
+from worker.job import JobError
+from worker.pipeline import run_job
 from worker.session import JobCancelledError, TaskRunner, create_spark
 
 log = logging.getLogger("icestream.worker")

@@ -94,7 +94,7 @@ class TaskRunner:
         JobCancelledError: running tasks are then abandoned. A task's own error is raised as it is locally,
         and as Spark wraps it otherwise.
         """
-        if planned_rows <= self.local_rows or len(tasks) == 1:
+        if planned_rows <= self.local_rows or not tasks:
             yield from self._run_locally(tasks, shared, on_progress)
         else:
             yield from self._run_on_spark(tasks, shared, on_progress)

@@ -184,6 +184,9 @@ class IndexWarehouse:
         except DatabaseNotExistException:
             return []
 
+    def drop_table(self, database: str, name: str) -> None:
+        self._catalog.drop_table(f"{database}.{name}", ignore_if_not_exists=True)
+
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists."""
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)

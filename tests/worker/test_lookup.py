@@ -28,7 +28,6 @@ from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
-TABLE_UUID = "0e5c1b5e-0f5e-4d53-8d0c-3c1f5d2f7a11"
 TYPES: dict[str, tuple[PrimitiveType, pa.DataType]] = {
     "long": (LongType(), pa.int64()),
     "string": (StringType(), pa.string()),
@@ -117,7 +116,7 @@ def test_index_and_scan_find_the_rows_of_a_brute_force_join(
     }
 
     warehouse = IndexWarehouse(f"file://{folder}/index", storage)
-    index = open_index(warehouse, TABLE_UUID, key_set, create=True)
+    index = open_index(warehouse, "t_table", key_set, create=True)
     assert index is not None
     for part in (files[:split], files[split:]):
         if part:

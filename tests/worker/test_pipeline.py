@@ -7,12 +7,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from worker import lookup
 from worker.control_plane import Assignment
-from worker.pipeline import JobError, Outcome, run_job
+from worker.job import JobError, Outcome
+from worker.pipeline import run_job
 from worker.session import TaskRunner
 
 pytestmark = pytest.mark.integration
@@ -249,3 +253,103 @@ def test_an_unreachable_catalog_and_an_unknown_table_fail_with_the_cause(
     with pytest.raises(JobError) as unreachable:
         jobs.run("convert")
     assert unreachable.value.code == "catalog_unreachable"
+
+
+def rows_in_data_files(spark: SparkSession, name: str) -> int:
+    return int(spark.sql(f"SELECT sum(record_count) FROM {name}.files WHERE content = 0").collect()[0][0])
+
+
+def paimon_rows(index: Path, table: str) -> list[tuple[Any, ...]]:
+    """What Paimon's own reader, which merges runs by primary key, makes of an index table."""
+    catalog = CatalogFactory.create({"warehouse": index.as_uri()})
+    (database,) = catalog.list_databases()
+    builder = catalog.get_table(f"{database}.{table}").new_read_builder()
+    rows = builder.new_read().to_arrow(builder.new_scan().plan().splits())
+    return sorted(tuple(row.values()) for row in rows.to_pylist())
+
+
+def test_the_index_is_a_paimon_table_of_every_row_before_and_after_compaction(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
+    for start in (0, 50, 100):
+        rows = [{"id": i, "region": "eu" if i % 3 else "us", "value": i} for i in range(start, start + 60)]
+        table.upsert(rows, key=["id"])
+        jobs.run("index")
+    before = paimon_rows(jobs.index, "entries_1_g1")
+    assert [row[2] for row in before] == [row[2] for row in sorted(before)]
+    assert len(before) == 180
+    files = paimon_rows(jobs.index, "files_1_g1")
+    assert sorted(row[2] for row in files) == sorted(table.data_file_paths)
+
+    compacted = jobs.run("compact").result["key_sets"][0]
+    assert (compacted["sorted_runs_before"], compacted["sorted_runs_after"]) == (3, 1)
+    assert paimon_rows(jobs.index, "entries_1_g1") == before
+    assert paimon_rows(jobs.index, "files_1_g1") == files
+
+    visible = visible_rows(spark, table_name)
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+    assert visible_rows(spark, table_name) == visible
+
+
+def test_compaction_drops_the_entries_of_files_that_are_gone(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=True, key=["id"])
+    jobs.run("index")
+    spark.sql(
+        f"CALL {table_name.split('.')[0]}.system.rewrite_data_files("
+        f"table => '{table_name}', options => map('rewrite-all', 'true'))"
+    )
+    health = jobs.run("index").health["key_sets"][0]
+    assert 0 < health["dead_ratio"] < 1
+    outcome = jobs.run("compact")
+    health = outcome.health["key_sets"][0]
+    assert (health["dead_ratio"], health["sorted_runs"], health["coverage"]) == (0.0, 1, 1.0)
+    assert outcome.result["key_sets"][0]["entries_after"] == rows_in_data_files(spark, table_name)
+
+
+@pytest.mark.parametrize("damage", ["dropped", "moved"])
+def test_verification_finds_a_wrong_index_and_rebuilds_it(
+    spark: SparkSession, jobs: Jobs, table_name: str, damage: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+    (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
+    entries = pq.read_table(run)
+    keys = entries["key_1"].to_numpy()
+    if damage == "dropped":
+        entries = entries.slice(1)
+    else:
+        entries = entries.set_column(4, entries.schema.field(4), [keys + 1])
+    pq.write_table(entries, run)
+    lookup.footer.cache_clear()
+
+    verified = jobs.run("verify").result["key_sets"][0]
+    assert verified["differences"] > 0
+    assert verified["examples"]
+    before = visible_rows(spark, table_name)
+    converted = jobs.run("convert").result
+    assert (converted["key_sets"][0]["source"], visible_rows(spark, table_name)) == ("index", before)
+    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+
+
+def test_a_rebuilt_index_is_a_new_generation_and_the_old_one_is_gone(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    upserted(spark, table_name, format_version=2, partitioned=False, key=["id"])
+    jobs.run("index")
+    assert jobs.run("rebuild").result["key_sets"][0]["generation"] == 2
+    assert [path.name for path in jobs.index.glob("*.db/entries_*")] == ["entries_1_g2"]
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+
+
+def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=True, key=["id", "region"])
+    before = visible_rows(spark, table_name)
+    jobs.runner = TaskRunner(spark, local_rows=-1)
+    assert jobs.run("index").result["key_sets"][0]["rows_indexed"] > 0
+    assert jobs.run("convert").result["rows_deleted"] > 0
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []

@@ -1,0 +1,343 @@
+"""The conversion: equality deletes become deletion vectors (V3) or position deletes (V2), in one commit.
+
+plan -> read -> index | scan -> deletes -> commit. Safe to repeat: what is done already is found to be done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from worker.commit import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    CommittedSnapshot,
+    RowDelta,
+    commit_row_delta,
+    find_commits,
+)
+from worker.control_plane import Assignment
+from worker.deletes import (
+    DeleteFileLocations,
+    DeleteGranularity,
+    WrittenDeletes,
+    existing_deletes,
+    plan_deletes,
+    remove_written,
+    write_planned,
+)
+from worker.index import Int64Array, open_index
+from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
+from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, plan_conversion
+from worker.read import KeyColumnError, key_reader, resolve_key_set
+from worker.resolution import Choice, PendingDeletes, Resolved, explain
+from worker.sorted_runs import IndexWarehouse
+from worker.storage import Storage
+
+PLANNING_ATTEMPTS = 5
+FILES_PER_DELETES_TASK = 500
+
+
+def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Replaces the live equality deletes by deletion vectors (V3) or position deletes (V2), in one commit."""
+    assignment = job.assignment
+    if assignment.attempt > 1 and not assignment.job.dry_run:
+        done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+        if done:
+            return _recovered(job, table, warehouse, done)
+    for attempt in range(PLANNING_ATTEMPTS):
+        conversion = Conversion(job, table, warehouse, attempt)
+        try:
+            return conversion.run()
+        except CommitConflictError as error:
+            job.decide(f"The table changed while this job ran, so it plans again: {error}.")
+            conversion.remove_outputs()
+        except CommitStateUnknownError as error:
+            done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+            if done:
+                return _recovered(job, table, warehouse, done)
+            raise JobError(
+                "commit_state_unknown",
+                "The catalog did not say whether the commit happened",
+                str(error),
+                "Nothing was removed. The next attempt looks for the commit in the table's history.",
+                retryable=True,
+            ) from error
+        with job.stage("plan"):
+            table = pin_table(job)
+    raise JobError(
+        "commit_conflict",
+        "Other commits came first every time",
+        f"the plan was overtaken {PLANNING_ATTEMPTS} times",
+        "Run the conversion when compaction or MERGE on this table is idle.",
+        retryable=True,
+    )
+
+
+class Conversion:
+    """One plan of a conversion, from the pinned snapshot to its commit."""
+
+    def __init__(
+        self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, planning_attempt: int
+    ) -> None:
+        self.job = job
+        self.table = table
+        self.warehouse = warehouse
+        self.dry_run = job.assignment.job.dry_run
+        self._prefix = _output_prefix(job.assignment, job.assignment.attempt, planning_attempt)
+        self._locations: list[DeleteFileLocations] = []
+
+    def run(self) -> Outcome:
+        job, files = self.job, self.table.files
+        plans = plan_conversion(files)
+        if not plans:
+            job.decide("The table holds no equality deletes: there is nothing to convert.")
+        resolved = [self._resolve(plan) for plan in plans]
+        refused = [refusal for one in resolved for refusal in one.refused]
+        for refusal in refused:
+            job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
+        positions = _merged(resolved)
+        delete_files = [file for one in resolved for file in one.delete_files]
+        with job.stage("deletes"):
+            deletes = self._write_deletes(positions)
+        committed: CommittedSnapshot | None = None
+        if delete_files and not self.dry_run:
+            with job.stage("commit"):
+                committed = self._commit(deletes, delete_files)
+            self._remove_leftovers()
+        result = self._result(resolved, delete_files, deletes, committed)
+        left = set(files.delete_files) - (set() if self.dry_run else set(delete_files))
+        after = replace(files, delete_files=tuple(f for f in files.delete_files if f in left))
+        head = committed.snapshot_id if committed else self.table.snapshot_id
+        return outcome(job, self.table, self.warehouse, result, after, refused, head)
+
+    # read, index | lookup
+
+    def _resolve(self, plan: KeySetDeletes) -> Resolved:
+        """Finds the rows that one key set's deletes delete; what can't be resolved is refused."""
+        job, table = self.job, self.table
+        try:
+            key_set = resolve_key_set(table.metadata, plan.equality_field_ids)
+        except KeyColumnError as error:
+            refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in plan.delete_files]
+            choice = Choice(Source.NONE, str(error))
+            return Resolved((), tuple(refused), {}, explain(plan.equality_field_ids, [], choice))
+        reader = key_reader(table.metadata, table.storage, key_set)
+        with job.stage("plan"):
+            index = open_index(self.warehouse, table.index_database, key_set)
+        with job.stage("read"):
+            pending = PendingDeletes.read(job, table, plan, reader, index)
+        return pending.resolve()
+
+    # deletes
+
+    def _write_deletes(self, positions: Mapping[DataFile, Int64Array]) -> DeletesOutcome:
+        metadata, storage = self.table.metadata, self.table.storage
+        granularity = DeleteGranularity.of_table(metadata.properties)
+        tasks = []
+        ordered = sorted(positions, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
+        for number, group in enumerate(_grouped(ordered, FILES_PER_DELETES_TASK)):
+            locations = DeleteFileLocations(
+                metadata.location, metadata.properties, f"{self._prefix}-{number:05d}"
+            )
+            self._locations.append(locations)
+            chosen = {file: positions[file] for file in group}
+            existing = _deletes_of(group, self.table.files.position_deletes)
+            tasks.append(
+                DeletesTask(
+                    storage, chosen, existing, metadata.format_version, granularity, locations, self.dry_run
+                )
+            )
+        rows = sum(len(found) for found in positions.values())
+        return DeletesOutcome.union(self.job.run_tasks("deletes", tasks, None, rows))
+
+    # commit
+
+    def _commit(self, deletes: DeletesOutcome, delete_files: Sequence[DeleteFile]) -> CommittedSnapshot:
+        assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
+        assert snapshot_id is not None
+        self.job.reporter.confirm_lease()
+        return commit_row_delta(
+            self.table.java_table,
+            RowDelta(
+                branch=assignment.table.branch,
+                starting_snapshot_id=snapshot_id,
+                job_id=assignment.job.id,
+                attempt=assignment.attempt,
+                added=deletes.written.added,
+                removed=(*deletes.written.removed, *delete_files),
+                referenced_data_files=deletes.written.data_files,
+                summary={
+                    "icestream.equality-delete-files-removed": str(len(delete_files)),
+                    "icestream.equality-deletes-resolved": str(sum(f.record_count for f in delete_files)),
+                    "icestream.rows-deleted": str(deletes.rows_deleted),
+                    "icestream.data-files-touched": str(deletes.data_files_touched),
+                    "icestream.delete-files-merged": str(deletes.delete_files_removed),
+                },
+            ),
+        )
+
+    def remove_outputs(self) -> None:
+        """Deletes what this plan wrote; only after an error that says that it was not committed."""
+        for locations in self._locations:
+            remove_written(self.table.storage, locations)
+
+    def _remove_leftovers(self) -> None:
+        """Deletes what dead attempts of this job wrote.
+
+        Only after this attempt's commit: it removed equality delete files that theirs would remove too, so
+        a late commit of theirs fails, and can never refer to a file that was deleted here.
+        """
+        metadata = self.table.metadata
+        for attempt in range(1, self.job.assignment.attempt):
+            for planning_attempt in range(PLANNING_ATTEMPTS):
+                prefix = _output_prefix(self.job.assignment, attempt, planning_attempt)
+                for number in range(1_000_000):
+                    locations = DeleteFileLocations(
+                        metadata.location, metadata.properties, f"{prefix}-{number:05d}"
+                    )
+                    if not remove_written(self.table.storage, locations):
+                        break
+                    self.job.decide(f"Removed files that attempt {attempt} left behind.")
+
+    # report
+
+    def _result(
+        self,
+        resolved: Sequence[Resolved],
+        delete_files: Sequence[DeleteFile],
+        deletes: DeletesOutcome,
+        committed: CommittedSnapshot | None,
+    ) -> dict[str, Any]:
+        vectors = self.table.metadata.format_version >= 3
+        return {
+            "dry_run": self.dry_run,
+            "iceberg_snapshot_id_before": self.table.snapshot_id,
+            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            "equality_delete_files_removed": len(delete_files),
+            "equality_deletes_resolved": sum(file.record_count for file in delete_files),
+            "rows_deleted": deletes.rows_deleted,
+            "data_files_touched": deletes.data_files_touched,
+            "delete_files_added": deletes.delete_files_added,
+            "delete_files_removed": deletes.delete_files_removed,
+            "deletion_vectors_added": deletes.delete_files_added if vectors else 0,
+            "position_delete_files_added": 0 if vectors else deletes.delete_files_added,
+            "commits": 1 if committed else 0,
+            "key_sets": [one.explanation for one in resolved],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesOutcome:
+    """What was written, and the counts of the plan, which a dry run has too."""
+
+    written: WrittenDeletes
+    rows_deleted: int
+    data_files_touched: int
+    delete_files_added: int
+    delete_files_removed: int
+
+    @classmethod
+    def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
+        return cls(
+            WrittenDeletes.union(part.written for part in parts),
+            sum(part.rows_deleted for part in parts),
+            sum(part.data_files_touched for part in parts),
+            sum(part.delete_files_added for part in parts),
+            sum(part.delete_files_removed for part in parts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesTask:
+    """Merges new positions with the existing deletes of some data files and writes the result. Pickles."""
+
+    storage: Storage
+    positions: Mapping[DataFile, Int64Array]
+    existing: Sequence[DeleteFile]
+    format_version: int
+    granularity: DeleteGranularity
+    locations: DeleteFileLocations
+    dry_run: bool
+
+    def run(self, _: object) -> DeletesOutcome:
+        known = existing_deletes(self.storage, self.positions, self.existing)
+        plan = plan_deletes(self.positions, known, self.format_version, self.granularity)
+        written = WrittenDeletes() if self.dry_run else write_planned(self.storage, plan, self.locations)
+        return DeletesOutcome(
+            written,
+            plan.rows_deleted,
+            plan.data_files_touched,
+            plan.delete_files_added,
+            plan.delete_files_removed,
+        )
+
+
+def _output_prefix(assignment: Assignment, attempt: int, planning_attempt: int) -> str:
+    """Names that no other attempt writes, and that the next attempt can find without listing anything."""
+    return f"icestream-{assignment.job.id}-{attempt}-{planning_attempt}"
+
+
+def _grouped(files: Sequence[DataFile], size: int) -> Iterator[list[DataFile]]:
+    iterator = iter(files)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
+    """The position deletes that may apply to the data files of a group."""
+    paths = {file.path for file in group}
+    partitions = {file.partition for file in group}
+    return tuple(
+        delete
+        for delete in position_deletes
+        if (
+            delete.referenced_data_file in paths
+            if delete.referenced_data_file
+            else delete.partition in partitions
+        )
+    )
+
+
+def _merged(resolved: Iterable[Resolved]) -> dict[DataFile, Int64Array]:
+    """Positions per data file over all key sets: sorted, each once."""
+    parts: dict[DataFile, list[Int64Array]] = defaultdict(list)
+    for one in resolved:
+        for file, positions in one.positions.items():
+            parts[file].append(positions)
+    return {file: np.unique(np.concatenate(positions)) for file, positions in parts.items()}
+
+
+def _recovered(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, commits: Sequence[CommittedSnapshot]
+) -> Outcome:
+    """The result of a commit that an earlier attempt made and could not report."""
+    job.decide(
+        f"Attempt {commits[0].attempt} committed snapshot {commits[0].snapshot_id} before it was lost:"
+        " there is nothing left to do."
+    )
+
+    def total(name: str) -> int:
+        return sum(int(commit.summary.get(name, 0)) for commit in commits)
+
+    result: dict[str, Any] = {
+        "dry_run": False,
+        "iceberg_snapshot_id_before": commits[-1].parent_snapshot_id,
+        "iceberg_snapshot_id_after": commits[0].snapshot_id,
+        "equality_delete_files_removed": total("icestream.equality-delete-files-removed"),
+        "equality_deletes_resolved": total("icestream.equality-deletes-resolved"),
+        "rows_deleted": total("icestream.rows-deleted"),
+        "data_files_touched": total("icestream.data-files-touched"),
+        "delete_files_added": total("added-delete-files"),
+        "delete_files_removed": total("icestream.delete-files-merged"),
+        "deletion_vectors_added": total("added-dvs"),
+        "position_delete_files_added": total("added-position-delete-files") - total("added-dvs"),
+        "commits": len(commits),
+        "key_sets": [],
+    }
+    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)

@@ -1,0 +1,171 @@
+"""The jobs that keep the index: index what is new, compact it, rebuild it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.compaction import LiveAddresses, compaction_tasks
+from worker.index import (
+    addresses_needed,
+    assign_addresses,
+    build_tasks,
+    commit_batches,
+    commit_index,
+    drop_older_generations,
+    forget_files,
+    open_index,
+    uncovered_files,
+)
+from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
+from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
+from worker.sorted_runs import IndexWarehouse
+
+
+def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
+    """Indexes the live data files that the index of each key set does not cover yet."""
+    key_sets = planned_key_sets(job, table, warehouse)
+    if not key_sets:
+        raise JobError(
+            "no_key_set",
+            "There is no key to index",
+            "the table holds no equality deletes, has no identifier fields, and no key set was declared",
+            'Declare one when registering the table (key_sets: [["id"]]), or wait for equality deletes.',
+        )
+    results = []
+    for ids, origin in key_sets.items():
+        try:
+            key_set = resolve_key_set(table.metadata, ids)
+        except KeyColumnError as error:
+            if len(key_sets) == 1:
+                raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
+            job.decide(f"Key set {ids} is not indexed: {error}.")
+            continue
+        results.append(_index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
+        job.decide(_index_sentence(key_set, origin, results[-1]))
+    result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
+    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def rebuild_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Builds a new generation of every index and drops the old ones; meanwhile, conversions scan."""
+    return index_table(job, table, warehouse, rebuild=True)
+
+
+def rebuild_key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
+    """The same for one key set, whose present index is not to be used again."""
+    _index_key_set(job, table, warehouse, key_set, rebuild=True)
+
+
+def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Merges the sorted runs of every index into one and drops what belongs to files that are gone."""
+    live_paths = frozenset(file.path for file in table.files.data_files)
+    results: list[dict[str, Any]] = []
+    for index in indexes(table, warehouse):
+        dead = index.dead_ratio(live_paths)
+        before = index.entries
+        report: dict[str, Any] = {
+            "equality_field_ids": list(index.key_set.equality_field_ids),
+            "columns": index.key_set.column_names,
+            "generation": index.generation,
+            "sorted_runs_before": before.sorted_runs,
+            "sorted_runs_after": before.sorted_runs,
+            "entries_before": before.rows,
+            "entries_after": before.rows,
+            "bytes_read": 0,
+            "bytes_written": 0,
+        }
+        results.append(report)
+        if before.sorted_runs <= 1 and dead == 0:
+            job.decide(f"Key set {index.key_set}: one sorted run without dead entries needs no compaction.")
+            continue
+        tasks = compaction_tasks(index, table.storage)
+        with job.stage("compact"):
+            live = LiveAddresses.of(index.dictionary, live_paths)
+            merged = job.run_tasks("compact", tasks, live, before.rows)
+        written = [file for files in merged for file in files]
+        with job.stage("commit_index"):
+            job.reporter.confirm_lease()
+            # The dictionary forgets dead files first: see worker.compaction.
+            forget_files(index, live_paths, table.storage)
+            index.entries_table.commit_files(written, before.files)
+        report["sorted_runs_after"] = 1 if written else 0
+        report["entries_after"] = sum(file.rows for file in written)
+        report["bytes_read"] = before.size_bytes
+        report["bytes_written"] = sum(file.size_bytes for file in written)
+        job.decide(
+            f"Key set {index.key_set}: {before.sorted_runs} sorted runs merged into one,"
+            f" {before.rows - report['entries_after']:,} dead entries dropped."
+        )
+    if not results:
+        job.decide("The table has no index yet: there is nothing to compact.")
+    result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
+    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _index_key_set(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet, *, rebuild: bool
+) -> dict[str, Any]:
+    try:
+        index = open_index(warehouse, table.index_database, key_set, create=True, rebuild=rebuild)
+    except OSError as error:
+        raise JobError(
+            "index_unwritable",
+            f"The index place {warehouse.location} can't be used",
+            str(error),
+            "Check that the place exists, has room, and that the worker may write there.",
+            retryable=True,
+        ) from error
+    assert index is not None
+    reader = key_reader(table.metadata, table.storage, key_set)
+    missing = uncovered_files(table.files.data_files, index.dictionary)
+    total = sum(file.record_count for file in missing)
+    files_indexed = rows_indexed = bytes_written = runs_written = 0
+    for batch in commit_batches(missing):
+        with job.stage("index"):
+            rows = sum(file.record_count for file in batch)
+            base = job.reporter.grant_addresses(addresses_needed(batch), index.dictionary.end_address)
+            indexed = assign_addresses(batch, base, index.dictionary.partitions())
+            tasks = build_tasks(reader, index.entries_table.location, indexed, job.runner.parallelism)
+            built = job.run_tasks("index", tasks, None, rows)
+        failures = {path: reason for part in built for path, reason in part.failures}
+        for path, reason in failures.items():
+            job.decide(f"{path} is not indexed: {reason}.")
+        runs = [run for part in built for run in part.runs]
+        readable = [entry for entry in indexed if entry.file.path not in failures]
+        if not readable:
+            continue
+        with job.stage("commit_index"):
+            job.reporter.confirm_lease()
+            index = commit_index(index, runs, readable, table.storage)
+        files_indexed += len(readable)
+        rows_indexed += sum(entry.file.record_count for entry in readable)
+        bytes_written += sum(run.size_bytes for run in runs)
+        runs_written += len(runs)
+        job.reporter.progress("index", rows_indexed, total, "rows")
+    if rebuild:
+        drop_older_generations(warehouse, table.index_database, index)
+    return {
+        "equality_field_ids": list(key_set.equality_field_ids),
+        "columns": key_set.column_names,
+        "files_indexed": files_indexed,
+        "rows_indexed": rows_indexed,
+        "bytes_written": bytes_written,
+        "sorted_runs_written": runs_written,
+        "generation": index.generation,
+    }
+
+
+def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> str:
+    found = {
+        "equality_deletes": "found in live equality deletes",
+        "declared": "declared for the table",
+        "index": "indexed before",
+        "identifier_fields": "the table's identifier fields",
+    }[origin]
+    if not result["files_indexed"]:
+        return f"Key set {key_set} ({found}): nothing to do, every live data file is covered."
+    return (
+        f"Key set {key_set} ({found}): {result['files_indexed']:,} data files with {result['rows_indexed']:,}"
+        f" rows indexed in {result['bytes_written']:,} bytes."
+    )

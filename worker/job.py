@@ -1,0 +1,283 @@
+"""What every job has: its assignment, the pinned table, where it tells what it does, and its outcome.
+
+Invariant: a job pins the head of its branch once and derives everything from it; planning again pins anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from py4j.java_gateway import JavaObject
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from worker import catalogs
+from worker.control_plane import Assignment
+from worker.index import KeySetIndex, database_name, indexed_key_sets, open_index
+from worker.manifests import UnsupportedTableError, read_snapshot_files
+from worker.plan import SnapshotFiles
+from worker.read import KeyColumnError, field_ids_of, resolve_key_set
+from worker.session import TaskRunner
+from worker.sorted_runs import IndexWarehouse
+from worker.storage import Storage
+
+NO_FILES = SnapshotFiles((), (), frozenset())
+
+
+class JobError(Exception):
+    """Why a job failed, in the words its user reads: what happened, the cause, and what to do."""
+
+    def __init__(self, code: str, title: str, detail: str, remedy: str, *, retryable: bool = False) -> None:
+        super().__init__(f"{title}: {detail}")
+        self.code = code
+        self.title = title
+        self.detail = detail
+        self.remedy = remedy
+        self.retryable = retryable
+
+
+class Reporter(Protocol):
+    """Where a job tells what it does. Each call may raise JobCancelledError or StaleAttemptError."""
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def decide(self, sentence: str) -> None:
+        """Records a decision for the job's history."""
+
+    def confirm_lease(self) -> None:
+        """Asks the control plane whether this attempt still holds the job; raises if not."""
+
+    def grant_addresses(self, rows: int, at_least: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unconvertible:
+    """An equality delete file that stays in the table, and why."""
+
+    file_path: str
+    code: str
+    reason: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job hands back: its result, and the health of the table's indexes after it."""
+
+    result: dict[str, Any]
+    health: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """A table at the head of its branch; everything else is derived from `metadata` and `snapshot`."""
+
+    java_table: JavaObject
+    metadata: TableMetadata
+    snapshot: Snapshot | None
+    files: SnapshotFiles
+    storage: Storage
+    branch: str
+
+    @property
+    def index_database(self) -> str:
+        return database_name(str(self.metadata.table_uuid), self.branch)
+
+    @property
+    def snapshot_id(self) -> int | None:
+        return self.snapshot.snapshot_id if self.snapshot is not None else None
+
+
+@dataclass(slots=True)
+class Job:
+    """One attempt at a job, with all that its stages need."""
+
+    assignment: Assignment
+    runner: TaskRunner
+    reporter: Reporter
+    decisions: list[str] = field(default_factory=list)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+
+    def decide(self, sentence: str) -> None:
+        self.decisions.append(sentence)
+        self.reporter.decide(sentence)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.reporter.progress(name, 0, 0, "")
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = round(time.monotonic() - started, 3)
+            known = next((stage for stage in self.stages if stage["name"] == name), None)
+            if known is None:
+                self.stages.append({"name": name, "seconds": seconds})
+            else:
+                known["seconds"] = round(known["seconds"] + seconds, 3)
+
+    def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
+        def on_progress(done: int) -> None:
+            self.reporter.progress(stage, done, len(tasks), "tasks")
+
+        return list(self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress))
+
+
+def pin_table(job: Job) -> PinnedTable:
+    """Loads the table and reads every live file of the head of the branch."""
+    assignment = job.assignment
+    jvm = job.runner.spark.sparkContext._jvm
+    identifier = ".".join(assignment.table.identifier)
+    try:
+        java_table = catalogs.load_table(
+            jvm,
+            assignment.catalog.type,
+            assignment.catalog.name,
+            catalogs.resolve_secrets(assignment.catalog.properties),
+            assignment.table.identifier,
+        )
+    except catalogs.TableNotFoundError as error:
+        raise JobError(
+            "table_not_found",
+            f"The catalog has no table {identifier}",
+            str(error),
+            "Register the table under its present name, or remove it here if it was dropped.",
+        ) from error
+    except catalogs.CatalogError as error:
+        raise JobError(
+            "catalog_unreachable",
+            f"Catalog {assignment.catalog.name} can't be used",
+            str(error),
+            "Check the catalog's address and credentials (POST /api/v1/catalogs/{id}/check), then retry.",
+            retryable=isinstance(error, catalogs.CatalogUnreachableError),
+        ) from error
+    storage = Storage(catalogs.file_io_properties(java_table))
+    try:
+        return _pin(java_table, storage, assignment.table.branch)
+    except FileNotFoundError as error:
+        raise JobError(
+            "metadata_missing",
+            "A metadata file of the table is missing",
+            str(error),
+            "If the table's snapshots were expired meanwhile, retry; otherwise restore the file.",
+            retryable=True,
+        ) from error
+    except UnsupportedTableError as error:
+        raise JobError(
+            "unsupported_table", f"{identifier} can't be planned", str(error), "Convert it with another tool."
+        ) from error
+
+
+def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
+    io = PyArrowFileIO(storage.properties)
+    metadata = FromInputFile.table_metadata(
+        io.new_input(java_table.operations().current().metadataFileLocation())
+    )
+    reference = metadata.refs.get(branch)
+    if reference is None and branch == "main":
+        return PinnedTable(java_table, metadata, None, NO_FILES, storage, branch)
+    if reference is None:
+        raise JobError(
+            "branch_not_found",
+            f"The table has no branch {branch}",
+            f"it has {', '.join(sorted(metadata.refs)) or 'none yet'}",
+            "Register the table with one of its branches.",
+        )
+    snapshot = metadata.snapshot_by_id(reference.snapshot_id)
+    assert snapshot is not None
+    return PinnedTable(
+        java_table, metadata, snapshot, read_snapshot_files(metadata, snapshot, io), storage, branch
+    )
+
+
+def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
+    """Field ids -> where the key set comes from: equality deletes, declared, an index, identifier fields."""
+    found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
+    schema = table.metadata.schema()
+    for columns in job.assignment.table.key_sets or []:
+        found.setdefault(field_ids_of(schema, columns), "declared")
+    for ids in indexed_key_sets(warehouse, table.index_database):
+        found.setdefault(ids, "index")
+    if not found and schema.identifier_field_ids:
+        found[tuple(sorted(schema.identifier_field_ids))] = "identifier_fields"
+    return found
+
+
+def outcome(
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    result: dict[str, Any],
+    files: SnapshotFiles,
+    unconvertible: Sequence[Unconvertible],
+    iceberg_snapshot_id: int | None,
+) -> Outcome:
+    """Adds what every result tells, and measures the indexes as they are now.
+
+    files: live after the job. The index report is about them.
+    """
+    with job.stage("report"):
+        health = index_report(job, table, warehouse, files, unconvertible, iceberg_snapshot_id)
+    refused = [asdict(one) for one in unconvertible]
+    full = {**result, "unconvertible": refused, "decisions": job.decisions, "stages": job.stages}
+    return Outcome(full, health)
+
+
+def indexes(table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:
+    """Every usable index of the table."""
+    for ids in indexed_key_sets(warehouse, table.index_database):
+        try:
+            key_set = resolve_key_set(table.metadata, ids)
+        except KeyColumnError:
+            continue
+        index = open_index(warehouse, table.index_database, key_set)
+        if index is not None:
+            yield index
+
+
+def index_report(
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    files: SnapshotFiles,
+    unconvertible: Sequence[Unconvertible],
+    iceberg_snapshot_id: int | None,
+) -> dict[str, Any]:
+    """Coverage and size of every key set's index, and what is still pending."""
+    live_paths = frozenset(file.path for file in files.data_files)
+    key_sets = []
+    for ids, origin in planned_key_sets(job, table, warehouse).items():
+        try:
+            key_set = resolve_key_set(table.metadata, ids)
+        except KeyColumnError:
+            continue
+        index = open_index(warehouse, table.index_database, key_set)
+        covered = len(live_paths & index.dictionary.covered_paths) if index else 0
+        key_sets.append(
+            {
+                "equality_field_ids": list(ids),
+                "columns": key_set.column_names,
+                "generation": index.generation if index else 0,
+                "source": origin,
+                "files_covered": covered,
+                "files_total": len(live_paths),
+                "coverage": covered / len(live_paths) if live_paths else 1.0,
+                "entries": index.entries.rows if index else 0,
+                "bytes": index.entries.size_bytes if index else 0,
+                "sorted_runs": index.entries.sorted_runs if index else 0,
+                "dead_ratio": index.dead_ratio(live_paths) if index else 0.0,
+            }
+        )
+    return {
+        "iceberg_snapshot_id": iceberg_snapshot_id,
+        "key_sets": key_sets,
+        "unconvertible": [asdict(one) for one in unconvertible],
+        "pending_equality_delete_files": len(files.equality_deletes),
+        "pending_equality_deletes": sum(file.record_count for file in files.equality_deletes),
+    }
