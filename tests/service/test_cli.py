@@ -176,7 +176,9 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def test_up_serves_at_once_and_leaves_no_process_behind(up: Up) -> None:
     assert up.get("/readyz").status_code == 200
     worker = up.await_worker()
-    wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
+    wait_until(
+        lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready", timeout_seconds=120
+    )
     assert up.stop() == 0
     assert group(worker) == []
     assert "Traceback" not in up.log.read_text()
