@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime
+from datetime import time as time_of_day
 from typing import Any
 from uuid import UUID
 
@@ -264,7 +266,7 @@ def _key_column(field_id: int, schemas: Sequence[Schema]) -> KeyColumn:
             field.field_type,
             key_type,
         )
-        return column if default is None else replace(column, initial_default=_key_value(default))
+        return column if default is None else replace(column, initial_default=_key_value(default, column))
     raise KeyColumnError(
         "unresolved_equality_field",
         f"equality field {field_id} is in no schema of the table",
@@ -397,15 +399,19 @@ def _constant(column: KeyColumn, constants: Mapping[int, Any], rows: int) -> pa.
     partition_value = constants.get(column.field_id)
     value = column.initial_default
     if partition_value is not None:
-        value = _key_value(from_json(column.iceberg_type, partition_value))
+        value = _key_value(from_json(column.iceberg_type, partition_value), column)
     if value is None:
         return pa.nulls(rows, column.key_type)
     return pa.repeat(pa.scalar(value, column.key_type), rows)
 
 
-def _key_value(value: Any) -> Any:
-    """A value as PyIceberg holds it (dates in days, times in microseconds) as the key's type holds it."""
-    return value.bytes if isinstance(value, UUID) else value
+def _key_value(value: Any, column: KeyColumn) -> Any:
+    """A Python value of the column's Iceberg type, as the key's type holds it."""
+    if isinstance(value, UUID):
+        return value.bytes
+    if isinstance(value, date | datetime | time_of_day):
+        return to_key_type(pa.array([value]), column)[0].as_py()
+    return value
 
 
 def _leaf_paths(schema: pa.Schema, name_mapping: str | None) -> dict[int, tuple[str, ...]]:
