@@ -114,12 +114,10 @@ def visible_rows(
     branch: str | None = None,
 ) -> Counter[tuple[Any, ...]]:
     """Return the multiset of rows that Iceberg's reader in Spark shows, columns in the table's order."""
-    reader = spark.read.format("iceberg")
-    if snapshot_id is not None:
-        reader = reader.option("snapshot-id", str(snapshot_id))
+    version = f" VERSION AS OF {snapshot_id}" if snapshot_id is not None else ""
     if branch is not None:
-        reader = reader.option("branch", branch)
-    rows = reader.load(identifier).toArrow()
+        version = f" VERSION AS OF '{branch}'"
+    rows = spark.sql(f"SELECT * FROM {identifier}{version}").toArrow()
     return Counter(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.05
 FINAL = {"succeeded", "failed", "cancelled"}
 
 
-def wait_until(condition: Callable[[], T | None], what: str, *, timeout_seconds: float = 60) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, *, timeout_seconds: float = 120) -> T:
     """Return the condition's first true value."""
     deadline = time.monotonic() + timeout_seconds
     while not (value := condition()):

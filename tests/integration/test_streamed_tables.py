@@ -25,7 +25,8 @@ DuckDBRows = Callable[[TableBuilder], Counter[tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize(
-    ("format_version", "partitioned", "key"), product((2, 3), (False, True), (("id",), ("tenant", "id")))
+    ("format_version", "partitioned", "key"),
+    list(product((2, 3), (False, True), (("id",), ("tenant", "id")))),
 )
 def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     format_version: Literal[2, 3],

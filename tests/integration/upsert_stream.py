@@ -129,10 +129,10 @@ class RunningStream:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def wait_for_commits(self, count: int, *, timeout_seconds: float = 90) -> None:
+    def wait_for_commits(self, count: int, *, timeout_seconds: float = 120) -> None:
         self._wait(lambda: len(self.committed_snapshot_ids) >= count, f"{count} commits", timeout_seconds)
 
-    def finish(self, *, timeout_seconds: float = 180) -> None:
+    def finish(self, *, timeout_seconds: float = 300) -> None:
         """Wait for the end and fail unless the job says itself that it wrote everything."""
         self._wait(lambda: self._finished, "the end of the stream", timeout_seconds)
 
