@@ -37,13 +37,15 @@ from worker.read import KeyColumnError, key_reader, resolve_key_set
 from worker.storage import Storage
 
 
-def table(*fields: NestedField, spec: PartitionSpec | None = None, **properties: str) -> TableMetadata:
+def table(
+    *fields: NestedField, spec: PartitionSpec | None = None, mapping: str | None = None
+) -> TableMetadata:
     return new_table_metadata(
         Schema(*fields),
         spec or PartitionSpec(),
         UNSORTED_SORT_ORDER,
         "file:///nowhere",
-        {"format-version": "2", **properties},
+        {"format-version": "2"} | ({"schema.name-mapping.default": mapping} if mapping else {}),
     )
 
 
@@ -72,7 +74,12 @@ def test_a_column_is_found_by_its_id_whatever_its_name_and_place(tmp_path: Path)
 def test_a_null_and_its_placeholder_are_told_apart_by_the_mask(tmp_path: Path) -> None:
     metadata = table(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
     schema = pa.schema([field("id", 1, pa.int64()), field("name", 2, pa.string())])
-    rows = [{"id": 0, "name": ""}, {"id": None, "name": ""}, {"id": 0, "name": None}, {}]
+    rows: list[dict[str, Any]] = [
+        {"id": 0, "name": ""},
+        {"id": None, "name": ""},
+        {"id": 0, "name": None},
+        {},
+    ]
     file = parquet(tmp_path / "f", rows, schema)
     assert keys(metadata, [1, 2], file) == [(0, 0, ""), (1, 0, ""), (2, 0, ""), (3, 0, "")]
 
@@ -113,7 +120,7 @@ def test_files_without_ids_are_read_through_the_name_mapping(tmp_path: Path) -> 
     metadata = table(
         NestedField(1, "id", LongType()),
         NestedField(2, "name", StringType()),
-        **{"schema.name-mapping.default": mapping},
+        mapping=mapping,
     )
     schema = pa.schema([pa.field("name", pa.string()), pa.field("ident", pa.int64())])
     file = parquet(tmp_path / "f", [{"name": "x", "ident": 3}], schema)
