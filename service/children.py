@@ -34,14 +34,17 @@ class Child:
         name: str,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        log: Path,
+        data_dir: Path,
         *,
         speaks: bool = False,
     ) -> None:
         """speaks: standard output is the terminal's, only standard error goes to the log file."""
-        self.name, self.log = name, log
+        self.name = name
+        self.log = data_dir / "logs" / f"{name}.log"
+        # Spark leaves things where it is started, so that is not where the user happens to be.
+        self._folder = data_dir / "cache"
         self._command = [sys.executable, "-m", "worker.attached", *arguments]
-        self._environment = {**os.environ, **environment}
+        self._environment = {**os.environ, "PYTHONPATH": _search_path(), **environment}
         self._speaks = speaks
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -55,6 +58,7 @@ class Child:
                 stdout=None if self._speaks else log,
                 stderr=log,
                 env=self._environment,
+                cwd=self._folder,
                 start_new_session=True,
             )
         return self._process
@@ -116,6 +120,12 @@ class KeptAlive:
             )
             self._stopping.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _search_path() -> str:
+    """Where a child that works elsewhere finds the packages that this process runs from."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).parents[1]), *([given] if given else [])])
 
 
 def _how_it_ended(code: int) -> str:

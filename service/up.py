@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -128,22 +129,20 @@ class _Up:
             worker_key = provision_worker_key(session, SYSTEM)
         link = create_login_link(self._database, self._url)
         typer.echo(f"\n  Icestream is at {self._url}\n  Log in once with {link}\n")
-        logs = self._settings.data_dir / "logs"
-        shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(self._settings.data_dir)}
-        worker = Child(
-            "worker", ["worker.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, logs / "worker.log"
-        )
+        data_dir = self._settings.data_dir
+        shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(data_dir)}
+        worker = Child("worker", ["worker.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
         self._worker = KeptAlive(worker)
         self._worker.start()
         self._teller.start()
         if self._demo is not None:
             arguments = ["worker.demo", *self._demo.arguments]
             environment = {**shared, "ICESTREAM_API_KEY": self._demo_key()}
-            self._writer = Child("demo", arguments, environment, logs / "demo.log", speaks=True)
+            self._writer = Child("demo", arguments, environment, data_dir, speaks=True)
             process = self._writer.start()
             awaiting = threading.Thread(target=self._await_demo, args=[process, self._demo], daemon=True)
             awaiting.start()
-        if self._browser:
+        if self._browser and _has_desktop():
             threading.Thread(target=webbrowser.open, args=[link], daemon=True).start()
 
     def _demo_key(self) -> str:
@@ -298,6 +297,11 @@ def _url(host: str, port: int) -> str:
     """Where a browser on this machine finds the service."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _has_desktop() -> bool:
+    """Whether a browser would open a window; without one it would take over the terminal."""
+    return sys.platform == "darwin" or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _log_in_short_lines(file: Path | None) -> None:
