@@ -25,6 +25,7 @@ from worker.control_plane import Assignment
 from worker.deletes import (
     DeleteFileLocations,
     DeleteGranularity,
+    UnreadableDeleteFileError,
     WrittenDeletes,
     existing_deletes,
     plan_deletes,
@@ -33,7 +34,7 @@ from worker.deletes import (
 )
 from worker.index import Int64Array, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, plan_conversion
+from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, applies, plan_conversion
 from worker.read import KeyColumnError, key_reader, resolve_key_set
 from worker.resolution import Choice, PendingDeletes, Resolved, explain
 from worker.sorted_runs import IndexWarehouse
@@ -99,12 +100,15 @@ class Conversion:
             job.decide("The table holds no equality deletes: there is nothing to convert.")
         resolved = [self._resolve(plan) for plan in plans]
         refused = [refusal for one in resolved for refusal in one.refused]
-        for refusal in refused:
-            job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
         positions = _merged(resolved)
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes(positions)
+        blocked = self._blocked(delete_files, deletes.unreadable)
+        refused += blocked
+        delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
+        for refusal in refused:
+            job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
         committed: CommittedSnapshot | None = None
         if delete_files and not self.dry_run:
             with job.stage("commit"):
@@ -155,6 +159,22 @@ class Conversion:
             )
         rows = sum(len(found) for found in positions.values())
         return DeletesOutcome.union(self.job.run_tasks("deletes", tasks, None, rows))
+
+    def _blocked(
+        self, delete_files: Sequence[DeleteFile], unreadable: Sequence[tuple[DataFile, str]]
+    ) -> list[Unconvertible]:
+        """Equality deletes that apply to a data file whose existing deletes can't be read: they stay."""
+        blocked = {}
+        for data_file, reason in unreadable:
+            for delete in delete_files:
+                if applies(delete, data_file, self.table.files.global_spec_ids):
+                    blocked[delete.path] = Unconvertible(
+                        delete.path,
+                        "unreadable_position_deletes",
+                        f"it applies to {data_file.path}, whose existing deletes can't be read: {reason}",
+                        "Restore the delete file, or remove it from the table with its writer.",
+                    )
+        return list(blocked.values())
 
     # commit
 
@@ -241,6 +261,7 @@ class DeletesOutcome:
     data_files_touched: int
     delete_files_added: int
     delete_files_removed: int
+    unreadable: tuple[tuple[DataFile, str], ...]  # data files left alone: their deletes can't be read
 
     @classmethod
     def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
@@ -250,6 +271,7 @@ class DeletesOutcome:
             sum(part.data_files_touched for part in parts),
             sum(part.delete_files_added for part in parts),
             sum(part.delete_files_removed for part in parts),
+            tuple(one for part in parts for one in part.unreadable),
         )
 
 
@@ -266,8 +288,20 @@ class DeletesTask:
     dry_run: bool
 
     def run(self, _: object) -> DeletesOutcome:
-        known = existing_deletes(self.storage, self.positions, self.existing)
-        plan = plan_deletes(self.positions, known, self.format_version, self.granularity)
+        positions = dict(self.positions)
+        unreadable: list[tuple[DataFile, str]] = []
+        while True:
+            try:
+                known = existing_deletes(self.storage, positions, self.existing)
+                break
+            except UnreadableDeleteFileError as error:
+                hit = [file for file in positions if _speaks_of(error.delete_file, file)]
+                if not hit:
+                    raise
+                unreadable += [(file, str(error)) for file in hit]
+                for file in hit:
+                    del positions[file]
+        plan = plan_deletes(positions, known, self.format_version, self.granularity)
         written = WrittenDeletes() if self.dry_run else write_planned(self.storage, plan, self.locations)
         return DeletesOutcome(
             written,
@@ -275,7 +309,14 @@ class DeletesTask:
             plan.data_files_touched,
             plan.delete_files_added,
             plan.delete_files_removed,
+            tuple(unreadable),
         )
+
+
+def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
+    if delete.referenced_data_file is not None:
+        return delete.referenced_data_file == file.path
+    return delete.partition == file.partition
 
 
 def _output_prefix(assignment: Assignment, attempt: int, planning_attempt: int) -> str:
@@ -336,7 +377,7 @@ def _recovered(
         "delete_files_added": total("added-delete-files"),
         "delete_files_removed": total("icestream.delete-files-merged"),
         "deletion_vectors_added": total("added-dvs"),
-        "position_delete_files_added": total("added-position-delete-files") - total("added-dvs"),
+        "position_delete_files_added": total("added-position-delete-files"),
         "commits": len(commits),
         "key_sets": [],
     }

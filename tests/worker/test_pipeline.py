@@ -12,7 +12,7 @@ import pytest
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from worker import lookup
 from worker.control_plane import Assignment
 from worker.job import JobError, Outcome
@@ -156,6 +156,32 @@ def test_files_that_are_not_indexed_yet_are_scanned(spark: SparkSession, jobs: J
     before = visible_rows(spark, table_name)
     result = jobs.run("convert").result
     assert result["key_sets"][0]["source"] == "index_and_scan"
+    assert visible_rows(spark, table_name) == before
+    assert equality_delete_files(spark, table_name) == []
+
+
+def test_deletes_of_a_data_file_with_a_corrupt_deletion_vector_stay_and_the_rest_is_converted(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
+    rows = [{"id": i, "region": "eu" if i % 2 else "us", "value": i} for i in range(100)]
+    paths = table.append(rows)
+    table.delete_positions({paths[0]: [30, 31]})
+    table.delete_keys(
+        [{"id": i, "region": "eu" if i % 2 else "us"} for i in range(10)], equality_columns=["id"]
+    )
+    (vector,) = {row["file_path"] for row in live_delete_files(spark, table_name) if row["content"] == 1}
+    local = Path(vector.removeprefix("file:").replace("//", "/"))
+    intact = local.read_bytes()
+    local.write_bytes(intact[:12] + bytes(8) + intact[20:])
+
+    result = jobs.run("convert").result
+    assert [one["code"] for one in result["unconvertible"]] == ["unreadable_position_deletes"]
+    assert result["equality_delete_files_removed"] == 1
+    local.write_bytes(intact)
+    before = visible_rows(spark, table_name)
+    assert len(before) == 88
+    assert jobs.run("convert").result["unconvertible"] == []
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
 
