@@ -15,10 +15,11 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from pyarrow.fs import FileSelector, FileType
+from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import StaticTable, Table
@@ -177,13 +178,23 @@ class IcebergCatalogs:
     def load(self, catalog: Catalog, identifier: Identifier) -> Table:
         """A table's current metadata.
 
-        Raises UnreachableError (a retry can help), or InvalidError `table-not-found` with the nearest names.
+        Raises UnreachableError (a retry can help), or InvalidError: `table-not-found` with the nearest names,
+        `table-unreadable` when its metadata is missing or says something that PyIceberg does not know.
         """
         with self.open(catalog) as source:
             try:
-                return source.load(identifier)
+                with self.reading(catalog, identifier):
+                    return source.load(identifier)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
                 raise table_not_found(catalog, source, identifier) from error
+
+    @contextmanager
+    def reading(self, catalog: Catalog, identifier: Identifier) -> Iterator[None]:
+        """Read a table's metadata and manifests; what is missing or unknown leaves as `table-unreadable`."""
+        try:
+            yield
+        except (FileNotFoundError, ValidationError, PydanticValidationError) as error:
+            raise _unreadable(catalog, identifier, error) from error
 
     def forget(self, catalog_id: str) -> None:
         """Close a catalog; the next use opens it again."""
@@ -264,6 +275,23 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
         "The catalog could not be read",
         f"Catalog {catalog.name!r} ({catalog.type}): {cause}",
         f"{_advice(catalog, error)} POST /api/v1/catalogs/{catalog.id}/check tries it again.",
+    )
+
+
+def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> InvalidError:
+    if isinstance(error, FileNotFoundError):
+        cause = f"a metadata file of it is missing: {error}"
+        remedy = "If snapshots are just being expired, the next look helps; otherwise restore the file."
+    else:
+        findings = error.errors() if isinstance(error, PydanticValidationError) else []
+        causes = sorted({str(finding["msg"]) for finding in findings}) or [str(error)]
+        cause = f"its metadata says something that PyIceberg does not know: {'; '.join(causes)[:500]}"
+        remedy = "Columns of very new types (such as variant) cannot be enrolled yet."
+    return InvalidError(
+        "table-unreadable",
+        "The table's metadata cannot be read",
+        redact(f"Catalog {catalog.name!r} has table {'.'.join(identifier)!r}, but {cause}.", catalog),
+        remedy,
     )
 
 

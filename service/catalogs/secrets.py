@@ -67,8 +67,9 @@ def _resolve(key: str, value: str) -> str:
         path = Path("/" + value.removeprefix("file:").lstrip("/"))
         try:
             return path.read_text().strip()
-        except OSError as error:
-            missing = f"{path} cannot be read: {error.strerror}"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            missing = f"{path} cannot be read: {reason}"
     raise InvalidError(
         "secret-unavailable",
         "A secret of the catalog cannot be resolved",

@@ -133,7 +133,8 @@ class Poller:
             if normalize_location(location) != normalize_location(table.location):
                 check_location(self._settings, location)
             since = {known.report_snapshot_id, known.indexed_snapshot_id}
-            return loaded, measure(loaded, table.branch, self._cache, since)
+            with self._catalogs.reading(catalog, tuple(table.identifier)):
+                return loaded, measure(loaded, table.branch, self._cache, since)
 
     def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
         now = utc_now()

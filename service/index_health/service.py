@@ -86,17 +86,22 @@ def judge(
             f"{policy.convert.age_seconds:.0f} s.",
             "Check that a worker is running (GET /api/v1/workers); add workers if all are busy.",
         )
+    compaction = (
+        "The policy compacts by itself; see `decisions` for when."
+        if policy.compact.enabled
+        else "Request a compact job."
+    )
     if totals.dead_ratio > _DEAD_RATIO_LIMIT:
         return (
             HealthStatus.DEGRADED,
             f"{totals.dead_ratio:.0%} of the index entries point to files that are gone.",
-            "Run a compact job.",
+            compaction,
         )
     if totals.sorted_runs > _SORTED_RUNS_LIMIT:
         return (
             HealthStatus.DEGRADED,
             f"The index has {totals.sorted_runs} sorted runs; lookups read all of them.",
-            "Run a compact job.",
+            compaction,
         )
     pending = counted(health.pending_equality_delete_files, "equality delete file")
     if not policy.convert.enabled and health.pending_equality_delete_files:

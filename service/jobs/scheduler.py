@@ -64,14 +64,22 @@ class TableState:
     convertible_delete_files: int
     convertible_deletes: int
     oldest_convertible_at: datetime | None
+    sorted_runs: int
+    """The most that one key set has, as last reported."""
+    dead_ratio: float
+    """The highest of one key set, as last reported."""
     active: frozenset[JobKind]
     """Kinds with a queued or running job."""
     last: dict[JobKind, LastJob]
 
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
-    """One decision each for index and convert."""
-    return [_decide_index(state, policy, now), _decide_convert(state, policy, now)]
+    """One decision each for index, convert and compact."""
+    return [
+        _decide_index(state, policy, now),
+        _decide_convert(state, policy, now),
+        _decide_compact(state, policy, now),
+    ]
 
 
 def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -161,6 +169,36 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
     return Decision(kind, Action.TRIGGER, code, reason)
 
 
+def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, triggers = JobKind.COMPACT, policy.compact
+    refusal = _refusal(kind, state, triggers.enabled)
+    if refusal is not None:
+        return refusal
+    runs, dead = counted(state.sorted_runs, "sorted run"), f"{state.dead_ratio:.0%} dead entries"
+    limits = f"(policy: {triggers.sorted_runs} or {triggers.dead_ratio:.0%})"
+    if state.sorted_runs >= triggers.sorted_runs:
+        code = "sorted-runs"
+    elif state.dead_ratio >= triggers.dead_ratio:
+        code = "dead-entries"
+    else:
+        return Decision(kind, Action.WAIT, "below-triggers", f"The index has {runs} and {dead} {limits}.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    last = state.last.get(kind)
+    if last is not None:
+        since = (now - last.ended_at).total_seconds()
+        if since < triggers.min_interval_seconds:
+            return Decision(
+                kind,
+                Action.WAIT,
+                "min-interval",
+                f"The index has {runs} and {dead} {limits}, but the last compact job is only {since:.0f} s ago "
+                f"(policy: {triggers.min_interval_seconds:.0f} s).",
+            )
+    return Decision(kind, Action.TRIGGER, code, f"The index has {runs} and {dead} {limits}.")
+
+
 def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None:
     if not enabled:
         return Decision(
@@ -238,7 +276,9 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
-    last = {kind: _last_job(session, table.id, kind) for kind in (JobKind.INDEX, JobKind.CONVERT)}
+    last = {
+        kind: _last_job(session, table.id, kind) for kind in (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT)
+    }
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,
@@ -247,6 +287,8 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
         convertible_delete_files=health.convertible_delete_files,
         convertible_deletes=health.convertible_deletes,
         oldest_convertible_at=health.oldest_convertible_at,
+        sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
+        dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
         active=frozenset(JobKind(kind) for kind in active),
         last={kind: job for kind, job in last.items() if job is not None},
     )

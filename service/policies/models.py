@@ -41,6 +41,19 @@ class ConvertPolicy(BaseModel):
     """Age of the oldest live equality delete file."""
 
 
+class CompactPolicy(BaseModel):
+    """When an index is compacted: any of `sorted_runs` or `dead_ratio` is enough, in any of its key sets."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
+    dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
+    """Share of entries that point to files which are gone."""
+    min_interval_seconds: Seconds | None = None
+    """At least this long between two compactions, because each rewrites the index."""
+
+
 class RetryPolicy(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -57,6 +70,7 @@ class PolicySettings(BaseModel):
 
     index: IndexPolicy = ModelField(default_factory=IndexPolicy)
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
+    compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
 
     @model_validator(mode="after")
@@ -88,6 +102,13 @@ class EffectiveConvertPolicy(BaseModel):
     age_seconds: float
 
 
+class EffectiveCompactPolicy(BaseModel):
+    enabled: bool
+    sorted_runs: int
+    dead_ratio: float
+    min_interval_seconds: float
+
+
 class EffectiveRetryPolicy(BaseModel):
     max_attempts: int
     backoff_seconds: float
@@ -99,6 +120,7 @@ class EffectivePolicy(BaseModel):
 
     index: EffectiveIndexPolicy
     convert: EffectiveConvertPolicy
+    compact: EffectiveCompactPolicy
     retries: EffectiveRetryPolicy
 
 

@@ -20,6 +20,7 @@ from service.paging import Page, PageRequest, take_page
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
+    CompactPolicy,
     ConvertPolicy,
     EffectivePolicy,
     EffectivePolicyView,
@@ -43,16 +44,21 @@ SYSTEM_TARGET = "system"
 
 BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
     STANDARD: (
-        "Indexes new data files within about a minute and converts equality deletes within about five.",
+        "Indexes within about a minute, converts equality deletes within about five, compacts now and then.",
         PolicySettings(
             index=IndexPolicy(enabled=True, data_files=50, age_seconds=60),
             convert=ConvertPolicy(enabled=True, delete_files=10, deletes=1_000_000, age_seconds=300),
+            compact=CompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
             retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
         ),
     ),
     MANUAL: (
         "Nothing runs by itself: jobs start only on request.",
-        PolicySettings(index=IndexPolicy(enabled=False), convert=ConvertPolicy(enabled=False)),
+        PolicySettings(
+            index=IndexPolicy(enabled=False),
+            convert=ConvertPolicy(enabled=False),
+            compact=CompactPolicy(enabled=False),
+        ),
     ),
 }
 

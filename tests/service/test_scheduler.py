@@ -8,6 +8,7 @@ import pytest
 from service.jobs.scheduler import Action, Decision, LastJob, TableState, decide
 from service.jobs.status import JobKind
 from service.policies.models import (
+    EffectiveCompactPolicy,
     EffectiveConvertPolicy,
     EffectiveIndexPolicy,
     EffectivePolicy,
@@ -18,6 +19,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
     index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60),
     convert=EffectiveConvertPolicy(enabled=True, delete_files=10, deletes=1000, age_seconds=300),
+    compact=EffectiveCompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
     retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
 )
 IDLE = TableState(
@@ -28,6 +30,8 @@ IDLE = TableState(
     convertible_delete_files=0,
     convertible_deletes=0,
     oldest_convertible_at=None,
+    sorted_runs=3,
+    dead_ratio=0.1,
     active=frozenset(),
     last={
         JobKind.INDEX: LastJob(NOW - timedelta(seconds=30), 0),
@@ -107,6 +111,23 @@ def test_deletes_that_cannot_be_converted_trigger_nothing() -> None:
         Action.SKIP,
         "unconvertible",
     )
+
+
+@pytest.mark.parametrize(
+    ("sorted_runs", "dead_ratio", "code"),
+    [(15, 0.49, None), (16, 0.0, "sorted-runs"), (1, 0.5, "dead-entries")],
+)
+def test_an_index_is_compacted_when_it_is_in_many_pieces_or_half_dead(
+    sorted_runs: int, dead_ratio: float, code: str | None
+) -> None:
+    found = decision(replace(IDLE, sorted_runs=sorted_runs, dead_ratio=dead_ratio), JobKind.COMPACT)
+    assert (found.code if found.action is Action.TRIGGER else None) == code
+
+
+def test_compactions_keep_their_distance() -> None:
+    for seconds, action in ((599, Action.WAIT), (600, Action.TRIGGER)):
+        last = {JobKind.COMPACT: LastJob(NOW - timedelta(seconds=seconds), 0)}
+        assert decision(replace(IDLE, sorted_runs=99, last=last), JobKind.COMPACT).action is action
 
 
 def test_jobs_that_get_nowhere_are_started_ever_more_seldom() -> None:

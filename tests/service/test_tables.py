@@ -98,6 +98,19 @@ def test_an_unreachable_catalog_is_a_bad_gateway(local: Running, iceberg: Iceber
     assert (status, problem["type"]) == (502, "catalog-unreachable")
 
 
+def test_metadata_that_cannot_be_read_is_not_taken_for_an_unreachable_catalog(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    metadata = Path(iceberg.catalog.load_table("db.t").metadata_location.removeprefix("file://"))
+    metadata.write_text(metadata.read_text().replace('"type":"long"', '"type":"variant"'))
+    status, problem = refusal(local)
+    assert (status, problem["type"]) == (422, "table-unreadable")
+    metadata.unlink()
+    status, problem = refusal(local)
+    assert (status, problem["type"]) == (422, "table-unreadable")
+    assert "a metadata file of it is missing" in problem["detail"]
+
+
 def test_a_table_outside_the_allowed_places_is_refused(settings: Settings, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
