@@ -1,7 +1,7 @@
 """The pages. Each endpoint calls service functions and renders a template, or redirects after a form."""
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -24,6 +24,7 @@ from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import TableRequest
+from service.ui.formats import policy_sections
 from service.ui.job_story import figures_of, stages_of
 from service.ui.pages import (
     MEDIA_TYPES,
@@ -207,7 +208,7 @@ def show_table(
         reader,
         table=tables.view(session, settings, row),
         health=index_health.get_health(session, row),
-        policy=policies.explain_policy(session, row),
+        policy_sections=policy_sections(policies.explain_policy(session, row).values),
         plot=plot_pending(recent, conversions, now),
         jobs=history.items,
         more_jobs=history.next_cursor is not None,
@@ -326,7 +327,7 @@ def show_workers(
 
 
 @router.post("/system/{action}")
-def pause_system(session: WriteSession, sender: FormSender, action: str) -> Response:
+def pause_system(session: WriteSession, sender: FormSender, action: Literal["pause", "resume"]) -> Response:
     jobs.pause_system(session, sender, paused=action == "pause")
     return RedirectResponse("/", 303)
 

@@ -1,12 +1,32 @@
 """How figures and times are written on the pages. Pure; None is always a dash."""
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from service.policies.models import EffectiveValue, ValueSource
+
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
+_POLICY_SECTIONS = {
+    "index": "Index new data files",
+    "convert": "Convert equality deletes",
+    "retries": "When a job fails",
+}
+_POLICY_SETTINGS = {
+    "index.enabled": "by itself",
+    "index.data_files": "as soon as this many files are new",
+    "index.age_seconds": "or this long after the last index job",
+    "convert.enabled": "by itself",
+    "convert.delete_files": "as soon as there are this many delete files",
+    "convert.deletes": "or this many deletes in them",
+    "convert.age_seconds": "or when the oldest one is this old",
+    "retries.max_attempts": "attempts at most",
+    "retries.backoff_seconds": "pause after the first failure",
+    "retries.max_backoff_seconds": "doubled each time, up to",
+}
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -89,6 +109,19 @@ def sentence(text: str | None) -> str:
     if not text:
         return ""
     return text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+
+
+def policy_sections(
+    values: Mapping[str, EffectiveValue],
+) -> list[tuple[str, list[tuple[str, str, ValueSource]]]]:
+    """Title of each section, and for each setting in it: words, value, source."""
+    sections: dict[str, list[tuple[str, str, ValueSource]]] = {}
+    for name, item in values.items():
+        section, _, rest = name.partition(".")
+        title = _POLICY_SECTIONS.get(section, section.replace("_", " ").capitalize())
+        words = _POLICY_SETTINGS.get(name, rest.replace("_", " "))
+        sections.setdefault(title, []).append((words, setting(item.value, name), item.source))
+    return list(sections.items())
 
 
 def setting(value: object, name: str) -> str:

@@ -57,7 +57,6 @@ def _environment() -> Environment:
         moment=formats.moment,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,
-        setting=formats.setting,
         basename=lambda path: PurePosixPath(path).name,
     )
     environment.globals.update(

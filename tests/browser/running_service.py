@@ -9,29 +9,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
-import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
 
 from service.auth.models import Role
 from service.auth.service import create_login_link
-from service.database import Database
+from service.database import Database, migrate
+from tests.service.iceberg_tables import IcebergCatalog
 
-_ICESTREAM = [sys.executable, "-c", "from service.cli import main; main()"]
-_START_SECONDS = 60
+_SERVE = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
+_START_SECONDS = 120
 
 
 @dataclass
 class RunningService:
     url: str
     database_url: str
-    warehouse: Path
+    iceberg: IcebergCatalog
+    """What the writers use; the service knows it as the catalog `local`."""
     api: httpx.Client
     """Signed with the admin's key."""
     admin_key: str
@@ -54,21 +54,22 @@ class RunningService:
         assert answer.is_success, answer.text
         return answer.json()
 
-    def create_iceberg_table(self, name: str, rows: int = 10) -> None:
-        """An Iceberg table in the catalog `local`, not registered yet."""
-        catalog = SqlCatalog(
-            "local", uri=f"sqlite:///{self.warehouse}/catalog.db", warehouse=self.warehouse.as_uri()
-        )
-        catalog.create_namespace_if_not_exists(name.partition(".")[0])
-        data = pa.table({"id": pa.array(range(rows), pa.int64()), "region": pa.array(["eu"] * rows)})
-        catalog.create_table(name, data.schema, properties={"format-version": "2"}).append(data)
-        catalog.close()
+    def create_iceberg_table(self, name: str, *, delete_files: int = 0, deletes_each: int = 1) -> None:
+        """A table of ten rows, with equality deletes on top; not registered yet."""
+        self.iceberg.create(name)
+        self.iceberg.append(name, list(range(10)))
+        for number in range(delete_files):
+            first = number * deletes_each
+            self.iceberg.delete_keys(name, list(range(first, first + deletes_each)))
+
+    def equality_delete_files(self, name: str) -> list[str]:
+        """Paths of the live ones."""
+        files = self.iceberg.catalog.load_table(name).inspect.delete_files()
+        return [str(path) for path in files["file_path"].to_pylist()]
 
     def enroll(self, name: str, *, policy: str | None = "manual") -> str:
         """Register an Iceberg table that was created before; return its id."""
-        table = self.post(
-            "/tables", catalog="local", identifier=name.split("."), policy=policy, key_sets=[["id"]]
-        )
+        table = self.post("/tables", catalog="local", identifier=name.split("."), policy=policy)
         self.wait_until(lambda: self.get(f"/tables/{table['id']}/health")["measured_at"] is not None)
         return str(table["id"])
 
@@ -103,7 +104,9 @@ class PlayedWorker:
         self.job_id, self.attempt = assignment["job"]["id"], assignment["attempt"]
         return self
 
-    def report(self, stage: str, done: int = 0, total: int = 0, unit: str = "", *decisions: str) -> None:
+    def report(
+        self, stage: str, done: int = 0, total: int = 0, unit: str = "", *, decisions: Sequence[str] = ()
+    ) -> None:
         self._post(
             "heartbeat",
             progress={"stage": stage, "done": done, "total": total, "unit": unit, "message": None},
@@ -113,16 +116,16 @@ class PlayedWorker:
     def succeed(self, result: dict[str, Any], health: dict[str, Any] | None = None) -> None:
         self._post("finish", status="succeeded", result=result, health=health)
 
-    def fail(self, *, retryable: bool = False) -> None:
+    def fail(self, detail: str = "Connection refused: catalog.internal:5432") -> None:
         self._post(
             "finish",
             status="failed",
             error={
                 "code": "catalog_unreachable",
                 "title": "Catalog local can't be used",
-                "detail": "Connection refused: catalog.internal:5432",
+                "detail": detail,
                 "remedy": "Check the catalog's address and credentials, then retry the job.",
-                "retryable": retryable,
+                "retryable": False,
             },
         )
 
@@ -186,10 +189,41 @@ def convert_result(*, dry_run: bool = False) -> dict[str, Any]:
     }
 
 
+def index_result() -> dict[str, Any]:
+    return {
+        "iceberg_snapshot_id": 5781947118336215154,
+        "key_sets": [
+            {
+                "equality_field_ids": [1],
+                "columns": ["id"],
+                "files_indexed": 96,
+                "rows_indexed": 19_480_000,
+                "bytes_written": 59_800_000,
+                "sorted_runs_written": 7,
+                "generation": 1,
+            }
+        ],
+        "unconvertible": [],
+        "decisions": ["Key set (id) comes from the table's equality deletes"],
+        "stages": [
+            {"name": "plan", "seconds": 0.21},
+            {"name": "index", "seconds": 6.84},
+            {"name": "commit_index", "seconds": 0.05},
+            {"name": "report", "seconds": 0.32},
+        ],
+    }
+
+
 def index_report(
-    *, pending: tuple[int, int] = (0, 0), coverage: float = 1.0, unconvertible: int = 0
+    *, pending: tuple[int, int] = (0, 0), coverage: float = 1.0, unconvertible: str | None = None
 ) -> dict[str, Any]:
-    """pending: equality delete files, and rows in them."""
+    """pending: equality delete files, and rows in them. unconvertible: a live equality delete file."""
+    refused = {
+        "file_path": unconvertible,
+        "code": "float_key",
+        "reason": "its key column amount is a float, and engines disagree on NaN and -0.0",
+        "remedy": "Let the writer use a key without floats, then rewrite the data files once.",
+    }
     return {
         "iceberg_snapshot_id": 6051911820938456713,
         "key_sets": [
@@ -207,15 +241,7 @@ def index_report(
                 "dead_ratio": 0.034,
             }
         ],
-        "unconvertible": [
-            {
-                "file_path": f"file:/data/warehouse/sales/returns/data/00000-{number}-9f0c-deletes.parquet",
-                "code": "float_key",
-                "reason": "its key column amount is a float, and engines disagree on NaN and -0.0",
-                "remedy": "Let the writer use a key without floats, then rewrite the data files once.",
-            }
-            for number in range(unconvertible)
-        ],
+        "unconvertible": [refused] if unconvertible else [],
         "pending_equality_delete_files": pending[0],
         "pending_equality_deletes": pending[1],
     }
@@ -223,12 +249,7 @@ def index_report(
 
 @contextmanager
 def running_service(directory: Path) -> Iterator[RunningService]:
-    """The service on a free port with SQLite, the catalog `local` registered, nothing enrolled.
-
-    It polls once after each change and then hardly ever, so that reported figures stay.
-    """
-    warehouse = directory / "warehouse"
-    warehouse.mkdir(parents=True)
+    """The service on a free port with SQLite, the catalog `local` registered, nothing enrolled."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     key = secrets.token_urlsafe(32)
@@ -239,27 +260,24 @@ def running_service(directory: Path) -> Iterator[RunningService]:
         "ICESTREAM_DATA_DIR": str(directory),
         "ICESTREAM_DATABASE_URL": database_url,
         "ICESTREAM_BOOTSTRAP_KEY": key,
-        "ICESTREAM_POLL_INTERVAL_SECONDS": "3600",
+        "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
         "ICESTREAM_LEASE_SECONDS": "300",
     }
     log = directory / "service.log"
-    subprocess.run([*_ICESTREAM, "migrate"], env=environment, check=True)
+    migrate(database_url)
     with log.open("wb") as output:
-        process = subprocess.Popen([*_ICESTREAM, "serve"], env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(_SERVE, env=environment, stdout=output, stderr=output)
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(
             base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
         ) as api:
             _await_ready(url, process, log)
-            service = RunningService(url, database_url, warehouse, api, key)
-            service.post(
-                "/catalogs",
-                name="local",
-                type="sql",
-                properties={"uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": warehouse.as_uri()},
-            )
+            iceberg = IcebergCatalog(directory)
+            service = RunningService(url, database_url, iceberg, api, key)
+            service.post("/catalogs", name="local", type="sql", properties=iceberg.properties)
             yield service
+            iceberg.close()
     finally:
         process.terminate()
         try:

@@ -1,0 +1,80 @@
+"""Debian's Chromium, one service for all tests, and a page that is watched for what no page may do."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import ConsoleMessage, Page, Request
+
+from tests.browser.running_service import RunningService, running_service
+
+CHROMIUM: dict[str, Any] = {
+    "executable_path": "/usr/bin/chromium",
+    "args": [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    return CHROMIUM
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def base_url(running: RunningService) -> str:
+    return running.url
+
+
+@pytest.fixture
+def service(running: RunningService) -> Iterator[RunningService]:
+    """The service without tables, and so without waiting jobs, of another test."""
+    yield running
+    for table in running.get("/tables")["items"]:
+        running.api.delete(f"/tables/{table['id']}").raise_for_status()
+
+
+class Misdeeds(list[str]):
+    """What a page did that no page of ours may do: errors in the console, requests to other hosts."""
+
+    def watch(self, page: Page, url: str) -> None:
+        def on_console(message: ConsoleMessage) -> None:
+            # Chromium notes every page that is answered with 4xx, also where a test wants just that.
+            is_refusal = message.location.get("url") == page.url and "the server responded" in message.text
+            if message.type in ("error", "warning") and not is_refusal:
+                self.append(f"{message.type}: {message.text}")
+
+        def on_request(request: Request) -> None:
+            if not request.url.startswith(url):
+                self.append(f"request: {request.url}")
+
+        page.on("console", on_console)
+        page.on("request", on_request)
+        page.on("pageerror", lambda error: self.append(f"exception: {error}"))
+
+
+@pytest.fixture
+def page(page: Page, service: RunningService) -> Iterator[Page]:
+    misdeeds = Misdeeds()
+    misdeeds.watch(page, service.url)
+    yield page
+    assert misdeeds == []
+
+
+@pytest.fixture
+def signed_in(page: Page, service: RunningService) -> Page:
+    """A page with an admin's session, on the overview."""
+    page.goto(service.login_link())
+    return page

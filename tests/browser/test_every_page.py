@@ -1,0 +1,66 @@
+"""What holds for every page: the screenshots' furnished service, page by page."""
+
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Response
+
+from tests.browser.conftest import Misdeeds
+from tests.browser.running_service import RunningService, running_service
+from tests.browser.screenshots import THEMES, WIDTHS, Pages, furnish
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningService, Pages]]:
+    with running_service(tmp_path_factory.mktemp("furnished")) as service:
+        yield service, furnish(service)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", THEMES)
+def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
+    browser: Browser, furnished: tuple[RunningService, Pages], theme: str, width: str
+) -> None:
+    service, pages = furnished
+    context = browser.new_context(
+        viewport={"width": WIDTHS[width], "height": 900},
+        color_scheme="dark" if theme == "dark" else "light",
+    )
+    page = context.new_page()
+    misdeeds = Misdeeds()
+    misdeeds.watch(page, service.url)
+    found = {name: _look(page, service.url + path) for name, path in pages.anonymous.items()}
+    page.goto(service.login_link())
+    found |= {name: _look(page, service.url + path) for name, path in pages.signed_in.items()}
+    context.close()
+    assert {name: problems for name, problems in found.items() if problems} == {}
+    assert misdeeds == []
+
+
+def _look(page: Page, url: str) -> list[str]:
+    answer = page.goto(url)
+    assert answer is not None
+    problems = _weaknesses(answer)
+    if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+        problems.append("wider than the window")
+    if page.locator("[style], script:not([src]), style").count():
+        problems.append("inline script or style")
+    report = Axe().run(page)
+    problems += [f"{found['id']}: {found['nodes'][0]['html']}" for found in report.response["violations"]]
+    return problems
+
+
+def _weaknesses(answer: Response) -> list[str]:
+    """What is too lax in the security headers of a page."""
+    policy = answer.headers.get("content-security-policy", "")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    weak = [f"{name} {value}" for name, value in rules.items() if value not in ("'none'", "'self'")]
+    missing = {"default-src", "form-action", "base-uri", "frame-ancestors"} - rules.keys()
+    if rules.get("default-src") != "'none'":
+        missing.add("default-src 'none'")
+    if answer.headers.get("x-content-type-options") != "nosniff":
+        missing.add("nosniff")
+    return [*weak, *sorted(missing)]

@@ -1,0 +1,317 @@
+"""What people do on the pages, in a real browser, against a real service."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.auth.models import Role
+from service.auth.principals import SESSION_COOKIE
+from tests.browser.conftest import Misdeeds
+from tests.browser.running_service import (
+    PlayedWorker,
+    RunningService,
+    convert_result,
+    index_report,
+    running_service,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def test_login_link_signs_in_once(page: Page, service: RunningService) -> None:
+    link = service.login_link()
+    page.goto(link)
+    expect(page).to_have_url(f"{service.url}/")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+    page.context.clear_cookies()
+    page.goto(link)
+    expect(page.get_by_role("alert")).to_contain_text("This login link no longer works")
+
+
+def test_api_key_leads_to_the_page_that_was_asked_for_and_signing_out_ends_the_session(
+    page: Page, service: RunningService
+) -> None:
+    page.goto(f"{service.url}/jobs?status=failed")
+    page.get_by_label("API key").fill("not a key")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("This API key is not valid")
+
+    page.get_by_label("API key").fill(service.admin_key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(f"{service.url}/jobs?status=failed")
+    session = {SESSION_COOKIE: page.context.cookies()[0]["value"]}
+
+    page.get_by_role("button", name="Sign out").click()
+    expect(page).to_have_url(f"{service.url}/login")
+    assert httpx.get(f"{service.url}/jobs", cookies=session).headers["location"].startswith("/login")
+
+
+def test_empty_overview_says_what_to_do_next(page: Page, tmp_path: Path) -> None:
+    with running_service(tmp_path) as empty:
+        context = page.context.browser.new_context() if page.context.browser else page.context
+        blank = context.new_page()
+        blank.goto(empty.login_link())
+        expect(blank.get_by_role("heading", name="Nothing is registered yet")).to_be_visible()
+        expect(blank.get_by_label("Example request")).to_contain_text('"catalog": "local"')
+        expect(blank.get_by_text("No worker is alive")).to_be_visible()
+        blank.get_by_role("link", name="Register a table").click()
+        expect(blank.get_by_label("Catalog")).to_have_value("local")
+        context.close()
+
+
+def test_overview_shows_what_is_pending_and_follows_it(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.baskets", delete_files=3, deletes_each=5)
+    table = service.enroll("shop.baskets")
+    signed_in.goto(service.url)
+    row = signed_in.get_by_role("row").filter(has=signed_in.get_by_role("link", name="shop.baskets"))
+    expect(row).to_contain_text("healthy")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("15")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("3")
+
+    # Nobody touches the browser: the page follows by itself.
+    signed_in.evaluate("window.wasNotReloaded = true")
+    service.request_job(table, "convert")
+    expect(row.get_by_role("cell").last).to_contain_text("queued")
+    assert signed_in.evaluate("window.wasNotReloaded")
+
+
+def test_job_page_follows_the_job_to_its_end_without_a_reload(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.clicks", delete_files=1)
+    table = service.enroll("shop.clicks")
+    job = service.request_job(table, "convert")
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    status = signed_in.locator("#status")
+    expect(status).to_have_text("queued")
+    expect(signed_in.get_by_text("Waits for a free worker.")).to_be_visible()
+    signed_in.evaluate("window.wasNotReloaded = true")
+
+    worker = PlayedWorker(service, "worker-of-clicks").claim()
+    expect(status).to_have_text("running")
+    worker.report("lookup", 12, 80, "tasks", decisions=["Key set (id) is looked up in its index"])
+    bar = signed_in.get_by_role("progressbar", name="Look keys up in the index")
+    expect(bar).to_have_attribute("value", "12")
+    expect(signed_in.get_by_text("12 of 80 tasks")).to_be_visible()
+    expect(signed_in.get_by_text("Key set (id) is looked up in its index.")).to_be_visible()
+    worker.report("lookup", 60, 80, "tasks")
+    expect(bar).to_have_attribute("value", "60")
+
+    worker.succeed(convert_result(), index_report())
+    expect(status).to_have_text("succeeded")
+    figure = signed_in.locator(".figure").filter(has_text="Equality deletes resolved")
+    expect(figure).to_contain_text("48,210")
+    expect(signed_in.get_by_role("row").filter(has_text="This key set has no index yet")).to_contain_text(
+        "scan"
+    )
+    expect(signed_in.get_by_role("row").filter(has_text="worker-of-clicks")).to_contain_text("succeeded")
+    expect(signed_in.get_by_role("button", name="Cancel")).to_have_count(0)
+    assert signed_in.evaluate("window.wasNotReloaded")
+
+
+def test_buttons_of_a_table_queue_jobs(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.carts", delete_files=1)
+    table = service.enroll("shop.carts")
+    for button, kind, dry_run in (
+        ("Convert", "convert", False),
+        ("Dry run", "convert", True),
+        ("Index", "index", False),
+    ):
+        signed_in.goto(f"{service.url}/tables/{table}")
+        signed_in.get_by_role("button", name=button).click()
+        signed_in.wait_for_url("**/jobs/*")
+        job = service.get(f"/jobs/{signed_in.url.rpartition('/')[2]}")
+        assert (job["table_id"], job["kind"], job["dry_run"]) == (table, kind, dry_run)
+        assert job["status"] == "queued"
+        assert job["requested_by"] == "admin"
+
+
+def test_paused_table_says_so_and_starts_nothing_until_resumed(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.visits")
+    table = service.enroll("shop.visits")
+    signed_in.goto(f"{service.url}/tables/{table}")
+    signed_in.get_by_role("button", name="Pause").click()
+    expect(signed_in.locator("#status")).to_contain_text("paused")
+    expect(signed_in.get_by_role("button", name="Convert")).to_be_disabled()
+    assert service.get(f"/tables/{table}")["paused"]
+    signed_in.get_by_role("button", name="Resume").click()
+    expect(signed_in.get_by_role("button", name="Convert")).to_be_enabled()
+    assert not service.get(f"/tables/{table}")["paused"]
+
+
+def test_failed_job_shows_cause_and_remedy_as_plain_text_and_can_be_retried(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.refunds", delete_files=1)
+    table = service.enroll("shop.refunds")
+    job = service.request_job(table, "convert")
+    PlayedWorker(service).claim().fail(detail="<img src=x onerror=alert(1)> was refused")
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    notice = signed_in.locator(".notice.bad")
+    expect(notice).to_contain_text("Catalog local can't be used")
+    expect(notice).to_contain_text("<img src=x onerror=alert(1)> was refused.")
+    expect(notice).to_contain_text("then retry the job.")
+
+    signed_in.get_by_role("button", name="Retry").click()
+    signed_in.wait_for_url(lambda url: "/jobs/" in url and job not in url)
+    again = service.get(f"/jobs/{signed_in.url.rpartition('/')[2]}")
+    assert (again["status"], again["retry_of"]) == ("queued", job)
+    signed_in.get_by_role("button", name="Cancel").click()
+    expect(signed_in.locator("#status")).to_have_text("cancelled")
+
+
+def test_delete_that_cannot_be_converted_is_shown_with_reason_and_remedy(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.returns", delete_files=1)
+    table = service.enroll("shop.returns")
+    path = service.equality_delete_files("shop.returns")[0]
+    service.request_job(table, "index")
+    PlayedWorker(service).claim().succeed({}, index_report(pending=(1, 1), unconvertible=path))
+    signed_in.goto(f"{service.url}/tables/{table}")
+    expect(signed_in.locator("#status")).to_have_text("blocked")
+    row = signed_in.get_by_role("row").filter(has_text=path.rpartition("/")[2])
+    expect(row).to_contain_text("Its key column amount is a float")
+    expect(row).to_contain_text("Let the writer use a key without floats")
+    keys = signed_in.get_by_role("group", name="Key sets").get_by_role("row").last
+    expect(keys).to_contain_text("19,480,000")
+    expect(keys).to_contain_text("59.8 MB")
+
+
+def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.prices", delete_files=1, deletes_each=4)
+    table = service.enroll("shop.prices")
+    service.iceberg.delete_keys("shop.prices", [7])
+    service.wait_until(lambda: service.get(f"/tables/{table}/health")["pending_equality_deletes"] == 5)
+    signed_in.goto(f"{service.url}/tables/{table}")
+    plot = signed_in.get_by_role("img", name=re.compile("Pending equality deletes over"))
+    expect(plot).to_have_accessible_name(re.compile("5 now, 5 at the highest"))
+    policy = signed_in.get_by_role("table", name="Effective policy").get_by_role("row")
+    expect(policy.filter(has_text="by itself").last).to_contain_text("manual, table shop.prices")
+    expect(policy.filter(has_text="attempts at most")).to_contain_text("standard, system")
+
+
+def test_register_form_keeps_what_was_typed_and_says_what_is_wrong(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.parcels")
+    signed_in.goto(f"{service.url}/tables/new")
+    signed_in.get_by_label("Table", exact=True).fill("shop.parcel")
+    signed_in.get_by_label("Policy").select_option("manual")
+    signed_in.get_by_label("Key columns").fill("id, region")
+    signed_in.get_by_role("button", name="Register").click()
+    expect(signed_in.get_by_role("alert")).to_contain_text("shop.parcels")
+    expect(signed_in.get_by_label("Policy")).to_have_value("manual")
+    expect(signed_in.get_by_label("Key columns")).to_have_value("id, region")
+
+    signed_in.get_by_label("Table", exact=True).fill("shop.parcels")
+    signed_in.get_by_role("button", name="Register").click()
+    expect(signed_in.get_by_role("heading", name="shop.parcels")).to_be_visible()
+    table = service.get(f"/tables/{signed_in.url.rpartition('/')[2]}")
+    assert table["name"] == "shop.parcels"
+    assert (table["key_sets"], table["policy"]) == ([["id", "region"]], "manual")
+
+
+def test_jobs_can_be_filtered(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.stock")
+    table = service.enroll("shop.stock")
+    service.request_job(table, "index")
+    PlayedWorker(service).claim().fail()
+    waiting = service.request_job(table, "convert")
+    signed_in.goto(f"{service.url}/jobs?table_id={table}")
+    expect(signed_in.locator("tbody tr")).to_have_count(2)
+    signed_in.get_by_label("queued").check()
+    signed_in.get_by_role("button", name="Filter").click()
+    expect(signed_in.locator("tbody tr")).to_have_count(1)
+    expect(signed_in.locator("tbody tr")).to_contain_text(waiting[:8])
+
+
+def test_viewer_sees_everything_and_may_do_nothing(page: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.secrets")
+    table = service.enroll("shop.secrets")
+    page.goto(service.login_link(Role.VIEWER))
+    page.goto(f"{service.url}/tables/{table}")
+    expect(page.get_by_role("heading", name="shop.secrets")).to_be_visible()
+    assert page.get_by_role("button").all_text_contents()[0] == "Sign out"
+    for name in ("Convert", "Dry run", "Index", "Pause"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+
+    # A form that the page does not show is refused all the same, and noted.
+    token = page.locator("input[name=csrf_token]").first.input_value()
+    answer = httpx.post(
+        f"{service.url}/tables/{table}/jobs",
+        data={"kind": "convert", "csrf_token": token},
+        cookies={SESSION_COOKIE: page.context.cookies()[0]["value"]},
+    )
+    assert answer.status_code == 403
+    assert "Your role does not allow this" in answer.text
+    assert service.get(f"/jobs?table_id={table}")["items"] == []
+    noted = service.get("/audit")["items"][0]
+    assert (noted["action"], noted["outcome"]) == ("job.convert", "denied")
+
+
+def test_form_of_another_site_is_refused(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.targets")
+    table = service.enroll("shop.targets")
+    session = {SESSION_COOKIE: signed_in.context.cookies()[0]["value"]}
+    for data in ({"kind": "convert"}, {"kind": "convert", "csrf_token": "guessed"}):
+        answer = httpx.post(f"{service.url}/tables/{table}/jobs", data=data, cookies=session)
+        assert answer.status_code == 403
+    login = {"api_key": service.admin_key}
+    answer = httpx.post(f"{service.url}/login", data=login, headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 403
+    assert service.get(f"/jobs?table_id={table}")["items"] == []
+
+
+def test_everything_works_without_javascript(browser: Browser, service: RunningService) -> None:
+    service.create_iceberg_table("shop.plain", delete_files=2)
+    table = service.enroll("shop.plain")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    misdeeds = Misdeeds()
+    misdeeds.watch(page, service.url)
+    page.goto(f"{service.url}/tables/{table}")
+    page.get_by_label("API key").fill(service.admin_key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="shop.plain")).to_be_visible()
+    expect(page.locator("#measured time")).to_contain_text("UTC")
+    page.get_by_role("button", name="Convert").click()
+    expect(page.locator("#status")).to_have_text("queued")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#status")).to_have_text("cancelled")
+    assert misdeeds == []
+    context.close()
+
+
+def test_times_are_in_the_viewers_zone_with_utc_on_hover(browser: Browser, service: RunningService) -> None:
+    PlayedWorker(service, "worker-in-utc")
+    context = browser.new_context(timezone_id="Pacific/Kiritimati", locale="en-GB")
+    page = context.new_page()
+    page.goto(service.login_link())
+    page.goto(f"{service.url}/workers")
+    time = page.get_by_role("row").filter(has_text="worker-in-utc").locator("time").first
+    in_utc = time.get_attribute("title") or ""
+    hour = int(in_utc[11:13])
+    expect(time).to_have_text(re.compile(rf"\b{(hour + 14) % 24:02}:{in_utc[14:16]}:"))
+    context.close()
+
+
+def test_ids_can_be_copied(browser: Browser, service: RunningService) -> None:
+    service.create_iceberg_table("shop.copies")
+    table = service.enroll("shop.copies")
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(service.login_link())
+    page.goto(f"{service.url}/tables/{table}")
+    page.get_by_role("button", name="Copy the table's id").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == table
+    context.close()
