@@ -199,7 +199,7 @@ class _Teller:
 
 def _is_told(event: EventView) -> bool:
     """The turns of a job's life; not its progress, nor its reasoning, which the page shows."""
-    return event.job_id is not None and event.kind not in ("job.progress", "job.message")
+    return event.job_id is not None and event.kind not in ("job.running", "job.progress", "job.message")
 
 
 class _Server(uvicorn.Server):

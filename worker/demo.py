@@ -285,7 +285,7 @@ class Story:
         )
 
     def _say(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, highlight=False)
+        self._console.print(text, style=style, highlight=False, soft_wrap=True)
 
     def _progress(self) -> Progress:
         return Progress(
@@ -313,7 +313,7 @@ def main() -> int:
         story = Story(console, icestream, spark, Path(os.environ["ICESTREAM_DATA_DIR"]) / "cache")
         return 0 if story.tell(options.rows, once=options.once) else 1
     except DemoError as error:
-        console.print(str(error), style="red", highlight=False)
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 1
 
 
