@@ -193,7 +193,7 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
                 kind,
                 Action.WAIT,
                 "min-interval",
-                f"The index has {runs} and {dead} {limits}, but the last compact job is only {since:.0f} s ago "
+                f"The index has {runs} and {dead} {limits}, last compacted only {since:.0f} s ago "
                 f"(policy: {triggers.min_interval_seconds:.0f} s).",
             )
     return Decision(kind, Action.TRIGGER, code, f"The index has {runs} and {dead} {limits}.")
@@ -276,9 +276,8 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
-    last = {
-        kind: _last_job(session, table.id, kind) for kind in (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT)
-    }
+    kinds = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT)
+    last = {kind: _last_job(session, table.id, kind) for kind in kinds}
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,

@@ -1,4 +1,8 @@
-"""The pages. Each endpoint calls service functions and renders a template, or redirects after a form."""
+"""The pages. Each endpoint calls service functions and renders a template, or redirects after a form.
+
+Forms open their transactions themselves, not as a dependency: a dependency is closed after the route has
+answered an error, and a denied form is recorded in a transaction of its own.
+"""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -12,7 +16,7 @@ from service.auth import service as auth
 from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
-from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, UnauthenticatedError
 from service.index_health import service as index_health
 from service.jobs import events
@@ -103,9 +107,10 @@ def log_in(
 
 
 @router.post("/logout")
-def log_out(request: Request, session: WriteSession, _sender: FormSender) -> Response:
+def log_out(request: Request, database: CurrentDatabase, _sender: FormSender) -> Response:
     if token := request.cookies.get(SESSION_COOKIE):
-        auth.log_out(session, token)
+        with database.write() as session:
+            auth.log_out(session, token)
     response = RedirectResponse("/login", 303)
     clear_session_cookie(response)
     return response
@@ -218,29 +223,32 @@ def show_table(
 
 @router.post("/tables/{table_id}/jobs")
 def request_job(
-    session: WriteSession,
+    database: CurrentDatabase,
     sender: FormSender,
     table_id: str,
     kind: Annotated[JobKind, Form()],
     dry_run: Annotated[bool, Form()] = False,
 ) -> Response:
-    job = jobs.request_job(session, sender, table_id, JobRequest(kind=kind, dry_run=dry_run))
+    with database.write() as session:
+        job = jobs.request_job(session, sender, table_id, JobRequest(kind=kind, dry_run=dry_run))
     return RedirectResponse(f"/jobs/{job.id}", 303)
 
 
 @router.post("/tables/{table_id}/pause")
 def pause_table(
-    session: WriteSession, settings: CurrentSettings, sender: FormSender, table_id: str
+    database: CurrentDatabase, settings: CurrentSettings, sender: FormSender, table_id: str
 ) -> Response:
-    tables.pause_table(session, settings, sender, table_id, paused=True)
+    with database.write() as session:
+        tables.pause_table(session, settings, sender, table_id, paused=True)
     return RedirectResponse(f"/tables/{table_id}", 303)
 
 
 @router.post("/tables/{table_id}/resume")
 def resume_table(
-    session: WriteSession, settings: CurrentSettings, sender: FormSender, table_id: str
+    database: CurrentDatabase, settings: CurrentSettings, sender: FormSender, table_id: str
 ) -> Response:
-    tables.pause_table(session, settings, sender, table_id, paused=False)
+    with database.write() as session:
+        tables.pause_table(session, settings, sender, table_id, paused=False)
     return RedirectResponse(f"/tables/{table_id}", 303)
 
 
@@ -296,14 +304,16 @@ def show_job(request: Request, session: ReadSession, reader: Reader, job_id: str
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(session: WriteSession, sender: FormSender, job_id: str) -> Response:
-    jobs.cancel_job(session, sender, job_id)
+def cancel_job(database: CurrentDatabase, sender: FormSender, job_id: str) -> Response:
+    with database.write() as session:
+        jobs.cancel_job(session, sender, job_id)
     return RedirectResponse(f"/jobs/{job_id}", 303)
 
 
 @router.post("/jobs/{job_id}/retry")
-def retry_job(session: WriteSession, sender: FormSender, job_id: str) -> Response:
-    again = jobs.retry_job(session, sender, job_id)
+def retry_job(database: CurrentDatabase, sender: FormSender, job_id: str) -> Response:
+    with database.write() as session:
+        again = jobs.retry_job(session, sender, job_id)
     return RedirectResponse(f"/jobs/{again.id}", 303)
 
 
@@ -327,8 +337,11 @@ def show_workers(
 
 
 @router.post("/system/{action}")
-def pause_system(session: WriteSession, sender: FormSender, action: Literal["pause", "resume"]) -> Response:
-    jobs.pause_system(session, sender, paused=action == "pause")
+def pause_system(
+    database: CurrentDatabase, sender: FormSender, action: Literal["pause", "resume"]
+) -> Response:
+    with database.write() as session:
+        jobs.pause_system(session, sender, paused=action == "pause")
     return RedirectResponse("/", 303)
 
 

@@ -1,12 +1,13 @@
 """A migrated database of either kind, and the service itself behind a real HTTP server."""
 
 import shutil
+import ssl
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
+# Loading the certificates takes longer than most tests, and none is ever needed.
+PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)]
 
 
@@ -110,8 +113,8 @@ class Running:
     settings: Settings
     database: Database
     background: Background
-    admin: httpx.Client
     _clients: list[httpx.Client]
+    admin: httpx.Client = field(init=False)
 
     def client(self, role: Role) -> httpx.Client:
         with self.database.write() as session:
@@ -119,7 +122,7 @@ class Running:
         return self.client_with({"Authorization": f"Bearer {key}"})
 
     def client_with(self, headers: dict[str, str]) -> httpx.Client:
-        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30)
+        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, verify=PLAIN_HTTP)
         self._clients.append(client)
         return client
 
@@ -171,8 +174,7 @@ def running(settings: Settings) -> Iterator[Running]:
     database = app.state.database
     background = Background(database, settings, app.state.catalogs)
     clients: list[httpx.Client] = []
-    service = Running(url, settings, database, background, httpx.Client(), clients)
-    service.admin.close()
+    service = Running(url, settings, database, background, clients)
     service.admin = service.client_with({"Authorization": f"Bearer {ADMIN_KEY}"})
     yield service
     for client in clients:

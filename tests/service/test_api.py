@@ -34,13 +34,13 @@ def request_job(service: Running, table: dict[str, Any], **fields: Any) -> dict[
 
 def test_the_probes_need_no_key(service: Running) -> None:
     for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
-        assert httpx.get(service.url + path).status_code == 200
+        assert service.admin.get(service.url + path, headers={"Authorization": ""}).status_code == 200
 
 
 def test_the_documentation_page_loads_nothing_from_elsewhere(service: Running) -> None:
-    page = httpx.get(f"{service.url}/docs").text
+    page = service.admin.get(f"{service.url}/docs").text
     assert "https://" not in page
-    assert httpx.get(f"{service.url}/static-offline-docs/swagger-ui-bundle.js").status_code == 200
+    assert service.admin.get(f"{service.url}/static-offline-docs/swagger-ui-bundle.js").status_code == 200
 
 
 def test_without_a_key_nothing_is_told(service: Running) -> None:

@@ -159,10 +159,15 @@ document.addEventListener("click", async (event) => {
 });
 // A form sent twice by an impatient double click would ask twice.
 document.addEventListener("submit", (event) => {
-  for (const button of event.target.querySelectorAll("button")) setTimeout(() => { button.disabled = true; });
+  const button = event.submitter;
+  if (button) setTimeout(() => { button.disabled = button.dataset.sent = true; });
 });
+// Back from the next page, which may have been kept as it was left.
 addEventListener("pageshow", () => {
-  for (const button of document.querySelectorAll("form button")) button.disabled = false;
+  for (const button of document.querySelectorAll("button[data-sent]")) {
+    button.disabled = false;
+    delete button.dataset.sent;
+  }
 });
 const main = document.querySelector("main");
 if (main.dataset.events) follow(main);
