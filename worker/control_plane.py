@@ -49,6 +49,7 @@ class AssignedTable(_Body):
     identifier: list[str]
     branch: str
     key_sets: list[list[str]] | None = None
+    seen_equality_field_ids: list[list[int]] = []
 
 
 class AssignedCatalog(_Body):

@@ -37,7 +37,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
         try:
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError as error:
-            if len(key_sets) == 1:
+            if len(key_sets) == 1 and origin not in ("index", "earlier_report"):
                 raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
             job.decide(f"Key set {ids} is not indexed: {error}.")
             continue
@@ -161,6 +161,7 @@ def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> 
         "equality_deletes": "found in live equality deletes",
         "declared": "declared for the table",
         "index": "indexed before",
+        "earlier_report": "the key of earlier equality deletes",
         "identifier_fields": "the table's identifier fields",
     }[origin]
     if not result["files_indexed"]:

@@ -197,13 +197,19 @@ def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
 
 
 def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
-    """Field ids -> where the key set comes from: equality deletes, declared, an index, identifier fields."""
+    """Field ids -> where the key set comes from.
+
+    Equality deletes, a declaration, an index, an earlier report, or else the table's identifier fields.
+    """
     found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
     schema = table.metadata.schema()
     for columns in job.assignment.table.key_sets or []:
         found.setdefault(field_ids_of(schema, columns), "declared")
     for ids in indexed_key_sets(warehouse, table.index_database):
         found.setdefault(ids, "index")
+    # The first conversion may come before the first indexing, and leaves no delete that names its key.
+    for seen in job.assignment.table.seen_equality_field_ids:
+        found.setdefault(tuple(seen), "earlier_report")
     if not found and schema.identifier_field_ids:
         found[tuple(sorted(schema.identifier_field_ids))] = "identifier_fields"
     return found

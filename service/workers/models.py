@@ -59,6 +59,8 @@ class AssignedTable(BaseModel):
     identifier: list[str]
     branch: str
     key_sets: list[list[str]]
+    seen_equality_field_ids: list[list[int]]
+    """Of key sets in earlier reports: no equality delete may be left that still names them."""
 
 
 class AssignedCatalog(BaseModel):

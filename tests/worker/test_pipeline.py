@@ -253,6 +253,27 @@ def test_only_a_declared_key_gives_a_table_without_deletes_an_index(
     assert jobs.run("index", key_sets=[["id"]]).result["key_sets"][0]["rows_indexed"] == 10
 
 
+def test_the_key_of_deletes_that_were_converted_before_the_first_indexing_is_remembered(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    (reported,) = jobs.run("convert").health["key_sets"]
+    assert (reported["columns"], reported["files_covered"]) == (["id"], 0)
+    seen = [reported["equality_field_ids"]]
+    indexed = jobs.run("index", seen_equality_field_ids=seen)
+    assert [(one["columns"], one["coverage"]) for one in indexed.health["key_sets"]] == [(["id"], 1.0)]
+
+
+def test_a_remembered_key_whose_column_is_gone_is_only_mentioned(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(10)])
+    result = jobs.run("index", seen_equality_field_ids=[[99]]).result
+    assert result["key_sets"] == []
+    assert any("99" in sentence for sentence in result["decisions"])
+
+
 def test_a_float_key_is_refused_and_the_rest_is_converted(
     spark: SparkSession, jobs: Jobs, table_name: str
 ) -> None:

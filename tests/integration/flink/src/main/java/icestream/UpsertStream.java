@@ -13,6 +13,7 @@ import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.connector.source.util.ratelimit.RateLimiterStrategy;
 import org.apache.flink.api.java.functions.KeySelector;
+import org.apache.flink.configuration.RestartStrategyOptions;
 import org.apache.flink.connector.datagen.source.DataGeneratorSource;
 import org.apache.flink.connector.datagen.source.GeneratorFunction;
 import org.apache.flink.core.execution.JobClient;
@@ -68,6 +69,10 @@ public final class UpsertStream {
     StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment();
     env.setParallelism(options.getInt("parallelism", 2));
     env.enableCheckpointing(options.getLong("checkpoint-milliseconds"));
+    // Fail at once, and say why: by default a job with checkpoints starts again for ever.
+    env.configure(
+        new org.apache.flink.configuration.Configuration()
+            .set(RestartStrategyOptions.RESTART_STRATEGY, "none"));
     DataStream<RowData> changes =
         env.fromSource(
                 new DataGeneratorSource<>(
@@ -141,7 +146,9 @@ public final class UpsertStream {
   private record Key(boolean withTenant) implements KeySelector<RowData, String> {
     @Override
     public String getKey(RowData row) {
-      return withTenant ? row.getLong(0) + " " + row.getString(1) : Long.toString(row.getLong(0));
+      // A row in binary form returns an empty string for a null one.
+      String tenant = withTenant && !row.isNullAt(1) ? " " + row.getString(1) : "";
+      return row.getLong(0) + tenant;
     }
   }
 
