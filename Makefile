@@ -14,7 +14,7 @@ export ICESTREAM_JARS_DIR ?= $(HOME)/.cache/icestream/ivy
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: install
 install: $(VENV)/installed $(VENV)/jars ## Install everything into .venv (does nothing when nothing changed)
@@ -68,6 +68,11 @@ format: install ## Format the code
 .PHONY: openapi
 openapi: install ## Write openapi/openapi.json anew
 	@$(BIN)/icestream openapi > openapi/openapi.json
+
+.PHONY: screenshots
+screenshots: install ## Take a picture of every page, in both themes and two widths, into build/screenshots
+	@scripts/install_system_packages chromium
+	$(BIN)/python -m tests.browser.screenshots build/screenshots
 
 .PHONY: lock
 lock: $(VENV)/installed ## Lock the Python packages anew (ARGS="--upgrade" for newer versions)

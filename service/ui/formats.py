@@ -10,12 +10,13 @@ from service.policies.models import EffectiveValue, ValueSource
 
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
-_POLICY_SECTIONS = {
+POLICY_SECTIONS = {
     "index": "Index new data files",
     "convert": "Convert equality deletes",
+    "compact": "Compact the index",
     "retries": "When a job fails",
 }
-_POLICY_SETTINGS = {
+POLICY_SETTINGS = {
     "index.enabled": "by itself",
     "index.data_files": "as soon as this many files are new",
     "index.age_seconds": "or this long after the last index job",
@@ -23,6 +24,10 @@ _POLICY_SETTINGS = {
     "convert.delete_files": "as soon as there are this many delete files",
     "convert.deletes": "or this many deletes in them",
     "convert.age_seconds": "or when the oldest one is this old",
+    "compact.enabled": "by itself",
+    "compact.sorted_runs": "as soon as it has this many sorted runs",
+    "compact.dead_ratio": "or this share of dead entries",
+    "compact.min_interval_seconds": "but not sooner after the last compact job than",
     "retries.max_attempts": "attempts at most",
     "retries.backoff_seconds": "pause after the first failure",
     "retries.max_backoff_seconds": "doubled each time, up to",
@@ -118,8 +123,8 @@ def policy_sections(
     sections: dict[str, list[tuple[str, str, ValueSource]]] = {}
     for name, item in values.items():
         section, _, rest = name.partition(".")
-        title = _POLICY_SECTIONS.get(section, section.replace("_", " ").capitalize())
-        words = _POLICY_SETTINGS.get(name, rest.replace("_", " "))
+        title = POLICY_SECTIONS.get(section, section.replace("_", " ").capitalize())
+        words = POLICY_SETTINGS.get(name, rest.replace("_", " "))
         sections.setdefault(title, []).append((words, setting(item.value, name), item.source))
     return list(sections.items())
 
@@ -129,5 +134,7 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float):
+        if name.endswith("_ratio"):
+            return f"{value:.0%}"
         return duration(value) if name.endswith("_seconds") else count(value)
     return str(value)

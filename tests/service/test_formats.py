@@ -1,0 +1,55 @@
+"""How the pages write figures, and that every policy setting is told in words."""
+
+import pytest
+
+from service.policies.models import EffectivePolicy
+from service.ui import formats
+
+_NBSP = "\N{NO-BREAK SPACE}"
+
+
+def test_every_policy_setting_has_words_of_its_own() -> None:
+    settings = {
+        f"{section}.{name}"
+        for section, field in EffectivePolicy.model_fields.items()
+        if isinstance(field.annotation, type)
+        for name in field.annotation.model_fields
+    }
+    assert "compact.dead_ratio" in settings
+    assert settings == set(formats.POLICY_SETTINGS)
+    assert {name.partition(".")[0] for name in settings} == set(formats.POLICY_SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [
+        (True, "index.enabled", "on"),
+        (1_000_000, "convert.deletes", "1,000,000"),
+        (0.5, "compact.dead_ratio", "50%"),
+        (600.0, "compact.min_interval_seconds", f"10{_NBSP}min"),
+    ],
+)
+def test_settings_are_written_with_their_unit(value: object, name: str, text: str) -> None:
+    assert formats.setting(value, name) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "—"),
+        (0.35, "0.35 s"),
+        (42, "42 s"),
+        (192, "3 min 12 s"),
+        (7500, "2 h 5 min"),
+        (273600, "3 d 4 h"),
+    ],
+)
+def test_durations_have_two_units(seconds: float | None, text: str) -> None:
+    assert formats.duration(seconds).replace(_NBSP, " ") == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(None, "—"), (0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (59_800_000, "59.8 MB")]
+)
+def test_sizes_are_decimal(size: float | None, text: str) -> None:
+    assert formats.size(size).replace(_NBSP, " ") == text
