@@ -13,13 +13,11 @@ under test.
 """
 
 import json
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import environ
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -39,10 +37,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType
 from pyspark.sql import Row, SparkSession
 
-ICEBERG_PACKAGES = (
-    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-    "org.xerial:sqlite-jdbc:3.50.3.0",
-)
+from worker.session import create_spark
 
 POSITION_DELETE_SCHEMA = Schema(
     NestedField(2147483546, "file_path", StringType(), required=True),
@@ -53,20 +48,10 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
 
 def spark_session(*, cores: int = 2) -> SparkSession:
-    """Return the process's Spark session, started with Iceberg if there is none yet."""
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = Path(environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
-    builder = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.jars.packages", ",".join(ICEBERG_PACKAGES))
-        .config("spark.jars.ivy", str(jars))
-        .config("spark.driver.memory", "2g")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", str(cores))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    return builder.getOrCreate()
+    """Return the process's Spark session, that of a worker: whoever is first starts the JVM for all tests."""
+    session = create_spark(f"local[{cores}]", "tests")
+    session.conf.set("spark.sql.shuffle.partitions", str(cores))
+    return session
 
 
 @dataclass(frozen=True)

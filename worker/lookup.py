@@ -9,24 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.index import ADDRESS, PARTITION_ID, FileDictionary, Int64Array
-from worker.matching import KeyMatcher
+from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
-from worker.sorted_runs import RunFile
+from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.storage import Storage
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
+_READ_BYTES = 256 * 1024**2  # the same bound for wide keys, uncompressed
+_TASK_ROWS = 2_000_000  # rows of one file that one task reads at most, so that threads share a large file
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,12 @@ class Matches:
 
     @staticmethod
     def failed(failure: ReadFailure) -> Matches:
-        return Matches(np.empty(0, np.int64), np.empty(0, np.int64), failures=(failure,))
+        return Matches(_NO_ROWS, _NO_ROWS, failures=(failure,))
 
     @staticmethod
     def combined(parts: Sequence[Matches]) -> Matches:
         if not parts:
-            return Matches(np.empty(0, np.int64), np.empty(0, np.int64))
+            return Matches(_NO_ROWS, _NO_ROWS)
         return Matches(
             np.concatenate([p.ordinals for p in parts]),
             np.concatenate([p.positions for p in parts]),
@@ -74,13 +79,14 @@ class Matches:
 
 
 class DeleteKeys:
-    """Distinct delete keys of one key set, sorted by partition_id and key. Pickles."""
+    """Distinct delete keys of one key set, sorted by partition_id, null mask and key. Pickles."""
 
     def __init__(self, rows: pa.Table) -> None:
-        """rows: partition_id, null_mask, key columns, max_data_sequence_number; distinct but for the last."""
+        """rows: partition_id, null_mask, key columns, max_data_sequence_number; sorted, keys distinct."""
         self.rows = rows.combine_chunks()
         self.key_names = rows.schema.names[1:-1]
         self.partition_ids: Int64Array = self.rows[PARTITION_ID].to_numpy()
+        self.null_masks: npt.NDArray[np.int32] = self.rows[NULL_MASK].to_numpy()
         self.sequence_numbers: Int64Array = self.rows[MAX_SEQUENCE_NUMBER].to_numpy()
         self._matchers: dict[tuple[int, int], tuple[KeyMatcher, Int64Array] | None] = {}
 
@@ -90,30 +96,25 @@ class DeleteKeys:
 
         schema: of the keys (`KeySet.schema`).
         """
+        full = pa.schema(
+            [
+                pa.field(PARTITION_ID, pa.int64()),
+                *(pa.field(field.name, field.type) for field in schema),
+                pa.field(MAX_SEQUENCE_NUMBER, pa.int64()),
+            ]
+        )
         tables = [
-            pa.Table.from_batches([keys])
-            .add_column(0, PARTITION_ID, pa.repeat(pa.scalar(partition_id, pa.int64()), keys.num_rows))
-            .append_column(MAX_SEQUENCE_NUMBER, pa.repeat(pa.scalar(number, pa.int64()), keys.num_rows))
+            pa.Table.from_arrays(
+                [
+                    pa.repeat(pa.scalar(partition_id, pa.int64()), keys.num_rows),
+                    *keys.columns,
+                    pa.repeat(pa.scalar(number, pa.int64()), keys.num_rows),
+                ],
+                schema=full,
+            )
             for partition_id, number, keys in batches
         ]
-        names = [PARTITION_ID, *schema.names]
-        if not tables:
-            empty = {
-                name: pa.array([], field_type)
-                for name, field_type in zip(schema.names, schema.types, strict=True)
-            }
-            return cls(
-                pa.table(
-                    {
-                        PARTITION_ID: pa.array([], pa.int64()),
-                        **empty,
-                        MAX_SEQUENCE_NUMBER: pa.array([], pa.int64()),
-                    }
-                )
-            )
-        grouped = pa.concat_tables(tables).group_by(names).aggregate([(MAX_SEQUENCE_NUMBER, "max")])
-        rows = grouped.rename_columns([*names, MAX_SEQUENCE_NUMBER])
-        return cls(rows.sort_by([(name, "ascending") for name in names]))
+        return cls(_distinct(pa.concat_tables(tables).combine_chunks()) if tables else full.empty_table())
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -121,31 +122,62 @@ class DeleteKeys:
     def __reduce__(self) -> tuple[type[DeleteKeys], tuple[pa.Table]]:
         return DeleteKeys, (self.rows,)
 
-    def matcher(self, partition_id: int, null_mask: int | None) -> tuple[KeyMatcher, Int64Array] | None:
-        """Matches keys of one partition (or GLOBAL); also the rows of `self.rows` that its keys are.
+    @cached_property
+    def first_keys(self) -> npt.NDArray[Any]:
+        """Values of the first key column, as numpy compares them: numbers, or Python objects."""
+        return _comparable(self.rows[self.key_names[1]].combine_chunks())
 
-        With a null_mask, only keys of that mask, by their columns alone; with None, mask and columns.
+    @cached_property
+    def scopes(self) -> list[tuple[int, int, int, int]]:
+        """(partition_id, null mask, start, end): the rows that share both, in order."""
+        changes = (np.diff(self.partition_ids) != 0) | (np.diff(self.null_masks) != 0)
+        starts = np.unique(np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]))
+        return [
+            (int(self.partition_ids[start]), int(self.null_masks[start]), int(start), int(end))
+            for start, end in pairwise(starts)
+        ]
+
+    def find_in_sorted(
+        self, columns: Sequence[pa.Array], partition_id: int, null_mask: int
+    ) -> tuple[Int64Array, Int64Array]:
+        """(row, highest deleting sequence number) for entries that some key deletes.
+
+        columns: the key columns of entries of one partition and null mask, in the index's order. A row that
+        scoped and global keys match is returned twice.
         """
-        cache_key = (partition_id, -1 if null_mask is None else null_mask)
-        if cache_key not in self._matchers:
-            start, end = np.searchsorted(self.partition_ids, [partition_id, partition_id + 1])
-            selected = np.arange(start, end)
-            names = self.key_names
-            if null_mask is not None:
-                selected = selected[self.rows[NULL_MASK].to_numpy()[start:end] == null_mask]
-                names = names[1:]
-            keys = self.rows.select(names).take(pa.array(selected))
-            self._matchers[cache_key] = (
-                (KeyMatcher([keys[name].combine_chunks() for name in names]), selected)
-                if len(selected)
-                else None
+        rows, numbers = [_NO_ROWS], [_NO_ROWS]
+        for scope in (partition_id, GLOBAL):
+            start, end = self._rows_of(scope, null_mask)
+            first = columns[0]
+            if start == end or not len(first):
+                continue
+            low, high = _comparable(first.slice(0, 1))[0], _comparable(first.slice(len(first) - 1))[0]
+            start, end = (
+                start + int(np.searchsorted(self.first_keys[start:end], low, side="left")),
+                start + int(np.searchsorted(self.first_keys[start:end], high, side="right")),
             )
-        return self._matchers[cache_key]
+            if start == end:
+                continue
+            if len(columns) == 1 and pa.types.is_integer(first.type):
+                found, keys = match_sorted(first.to_numpy(), self.first_keys[start:end])
+            else:
+                selected = self.rows.slice(start, end - start)
+                matcher = KeyMatcher([selected[name].combine_chunks() for name in self.key_names[1:]])
+                probe = matcher.probe(columns)
+                found, keys = probe.rows, probe.keys
+            rows.append(found)
+            numbers.append(self.sequence_numbers[start + keys])
+        return np.concatenate(rows), np.concatenate(numbers)
 
-    def match(self, keys: pa.RecordBatch, partition_id: int) -> tuple[Int64Array, Int64Array]:
-        """(row, highest deleting sequence number) for rows of one partition that some key deletes.
+    def _rows_of(self, partition_id: int, null_mask: int) -> tuple[int, int]:
+        start, end = np.searchsorted(self.partition_ids, [partition_id, partition_id + 1]).tolist()
+        low, high = np.searchsorted(self.null_masks[start:end], [null_mask, null_mask + 1]).tolist()
+        return start + low, start + high
 
-        keys: `KeySet.schema` columns. A row that scoped and global keys match is returned twice.
+    def find(self, keys: pa.RecordBatch, partition_id: int) -> tuple[Int64Array, Int64Array]:
+        """The same for rows of one partition in any order.
+
+        keys: `KeySet.schema` columns.
         """
         mask: npt.NDArray[np.int32] = keys.column(NULL_MASK).to_numpy()
         uniform = not len(mask) or (mask[0] == mask).all()
@@ -153,17 +185,69 @@ class DeleteKeys:
         columns = [
             keys.column(name) for name in (self.key_names if null_mask is None else self.key_names[1:])
         ]
-        rows, numbers = [], []
+        rows, numbers = [_NO_ROWS], [_NO_ROWS]
         for scope in (partition_id, GLOBAL):
-            matcher = self.matcher(scope, null_mask)
+            matcher = self._matcher(scope, null_mask)
             if matcher is None:
                 continue
             probe = matcher[0].probe(columns)
             rows.append(probe.rows)
             numbers.append(self.sequence_numbers[matcher[1][probe.keys]])
-        if not rows:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate(rows), np.concatenate(numbers)
+
+    def _matcher(self, partition_id: int, null_mask: int | None) -> tuple[KeyMatcher, Int64Array] | None:
+        """Matches keys of one partition (or GLOBAL); also the rows of `self.rows` that its keys are.
+
+        With a null_mask, only keys of that mask, by their columns alone; with None, mask and columns.
+        """
+        cache_key = (partition_id, -1 if null_mask is None else null_mask)
+        if cache_key not in self._matchers:
+            names = self.key_names
+            if null_mask is None:
+                start, end = np.searchsorted(self.partition_ids, [partition_id, partition_id + 1]).tolist()
+            else:
+                start, end = self._rows_of(partition_id, null_mask)
+                names = names[1:]
+            keys = self.rows.slice(start, end - start)
+            self._matchers[cache_key] = (
+                (KeyMatcher([keys[name].combine_chunks() for name in names]), np.arange(start, end))
+                if start < end
+                else None
+            )
+        return self._matchers[cache_key]
+
+
+def _distinct(rows: pa.Table) -> pa.Table:
+    """Sorted by all columns but the last, which is the highest of equal rows."""
+    names = rows.schema.names[:-1]
+    numbers: Int64Array = rows.column(len(names)).to_numpy()
+    if len(names) == 3 and pa.types.is_integer(rows.schema.field(2).type):
+        # numpy sorts numbers a few times faster than Arrow's many-column sort.
+        columns = [rows.column(i).to_numpy() for i in range(3)]
+        varying = [column for column in columns if len(column) and (column != column[0]).any()]
+        order = np.lexsort(varying[::-1]) if varying else np.arange(rows.num_rows)
+        columns = [column[order] for column in columns]
+        changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    else:
+        order = pc.sort_indices(rows, [(name, "ascending") for name in names]).to_numpy()
+        changes = np.zeros(max(0, rows.num_rows - 1), np.bool_)
+        ordered = rows.select(names).take(pa.array(order)).combine_chunks()
+        for column in ordered.columns:
+            changes |= pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
+    if not rows.num_rows:
+        return rows
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    highest = np.maximum.reduceat(numbers[order], starts)
+    kept = rows.select(names).take(pa.array(order[starts]))
+    return kept.append_column(rows.schema.field(len(names)), pa.array(highest))
+
+
+def _comparable(values: pa.Array) -> npt.NDArray[Any]:
+    """Values as a numpy array that compares like Arrow sorts; strings as bytes (byte order)."""
+    if pa.types.is_string(values.type):
+        values = values.cast(pa.binary())
+    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +268,7 @@ class ScanTask:
         start = size = 0
         try:
             for keys in self.reader.read_data_file(file):
-                rows, numbers = deletes.match(keys, partition_id)
+                rows, numbers = deletes.find(keys, partition_id)
                 positions.append(start + rows[numbers > file.data_sequence_number])
                 start += keys.num_rows
                 size += keys.nbytes
@@ -197,82 +281,153 @@ class ScanTask:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroups:
-    """Statistics of one index file's row groups, as arrays in file order; keys only of the first column."""
+class KeyRanges:
+    """What each of some pieces of the index (row groups, or files) may hold.
+
+    Bounds are inclusive, keys those of the first column; None where some piece tells no bounds of its keys.
+    """
 
     partition_low: Int64Array
     partition_high: Int64Array
-    key_low: pa.Array | None  # None: some row group lacks statistics, so nothing is pruned by key
-    key_high: pa.Array | None
-    rows: Int64Array
-    bytes: Int64Array  # compressed size of the columns that a lookup reads
+    mask_low: Int64Array
+    mask_high: Int64Array
+    key_low: npt.NDArray[Any] | None
+    key_high: npt.NDArray[Any] | None
 
     @classmethod
-    def of(cls, metadata: pq.FileMetaData, key_type: pa.DataType) -> RowGroups:
-        names = metadata.schema.names
-        partition_column, key_column = names.index(PARTITION_ID), names.index(PARTITION_ID) + 2
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        partitions = [group.column(partition_column).statistics for group in groups]
-        keys = [group.column(key_column).statistics for group in groups]
-        bounded = all(s is not None and s.has_min_max for s in keys)
+    def of(
+        cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_type: pa.DataType
+    ) -> KeyRanges:
+        """low and high: of each piece the bounds of partition_id, null mask and first key (None: unknown)."""
+        keys = [[bounds[2] for bounds in side] for side in (low, high)]
+        known = all(value is not None for side in keys for value in side)
         return cls(
-            np.array([s.min for s in partitions], np.int64),
-            np.array([s.max for s in partitions], np.int64),
-            pa.array([s.min for s in keys], key_type) if bounded else None,
-            pa.array([s.max for s in keys], key_type) if bounded else None,
-            np.array([group.num_rows for group in groups], np.int64),
-            np.array(
-                [
-                    sum(group.column(c).total_compressed_size for c in range(2, len(names)))
-                    for group in groups
-                ],
-                np.int64,
-            ),
+            np.array([bounds[0] for bounds in low], np.int64),
+            np.array([bounds[0] for bounds in high], np.int64),
+            np.array([bounds[1] for bounds in low], np.int64),
+            np.array([bounds[1] for bounds in high], np.int64),
+            _comparable(pa.array(keys[0], key_type)) if known else None,
+            _comparable(pa.array(keys[1], key_type)) if known else None,
         )
+
+    def __len__(self) -> int:
+        return len(self.partition_low)
+
+    def uniform(self) -> npt.NDArray[np.bool_]:
+        """Where all entries have the same partition and null mask."""
+        same: npt.NDArray[np.bool_] = (self.partition_low == self.partition_high) & (
+            self.mask_low == self.mask_high
+        )
+        return same
+
+    def may_hold(self, deletes: DeleteKeys) -> Int64Array:
+        """The pieces whose ranges may hold a delete key; ascending."""
+        survivors = np.zeros(len(self), np.bool_)
+        for partition_id, null_mask, start, end in deletes.scopes:
+            inside = ~survivors & (self.mask_low <= null_mask) & (self.mask_high >= null_mask)
+            if partition_id != GLOBAL:
+                inside &= (self.partition_low <= partition_id) & (self.partition_high >= partition_id)
+            candidates = np.flatnonzero(inside)
+            if self.key_low is None or self.key_high is None:
+                survivors[candidates] = True
+            elif len(candidates):
+                # Some key lies within: the keys below `low` and the keys up to `high` differ in number.
+                keys = deletes.first_keys[start:end]
+                low = np.searchsorted(keys, self.key_low[candidates], side="left")
+                high = np.searchsorted(keys, self.key_high[candidates], side="right")
+                survivors[candidates[low < high]] = True
+        return np.flatnonzero(survivors)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The footer of one index file, with what a lookup needs of it as arrays in the order of row groups."""
+
+    metadata: pq.FileMetaData
+    ranges: KeyRanges
+    rows: Int64Array
+    compressed_bytes: Int64Array  # of the columns that a lookup reads
+    uncompressed_bytes: Int64Array
+
+    @classmethod
+    def of(cls, metadata: pq.FileMetaData, key_type: pa.DataType) -> Footer:
+        names = metadata.schema.names
+        first = names.index(PARTITION_ID)
+        low, high, sizes = [], [], []
+        for i in range(metadata.num_row_groups):
+            group = metadata.row_group(i)
+            columns = [group.column(c) for c in range(first, len(names))]
+            statistics = [column.statistics for column in columns[:3]]
+            bounded = [s is not None and s.has_min_max for s in statistics]
+            low.append([s.min if known else None for s, known in zip(statistics, bounded, strict=True)])
+            high.append([s.max if known else None for s, known in zip(statistics, bounded, strict=True)])
+            sizes.append(
+                (
+                    group.num_rows,
+                    sum(column.total_compressed_size for column in columns),
+                    sum(column.total_uncompressed_size for column in columns),
+                )
+            )
+        rows, compressed, uncompressed = np.array(sizes, np.int64).reshape(-1, 3).T
+        return cls(metadata, KeyRanges.of(low, high, key_type), rows, compressed, uncompressed)
 
 
 @lru_cache(maxsize=1024)
-def footer(storage: Storage, location: str, key_type: pa.DataType) -> tuple[pq.FileMetaData, RowGroups]:
+def footer(storage: Storage, location: str, key_type: pa.DataType) -> Footer:
     """Footers of immutable files are kept for as long as the process lives."""
     with storage.open_input(location) as source:
-        metadata = pq.read_metadata(source)
-    return metadata, RowGroups.of(metadata, key_type)
+        return Footer.of(pq.read_metadata(source), key_type)
 
 
 @dataclass(frozen=True, slots=True)
 class LookupTask:
-    """Looks delete keys up in some files of the index. Pickles."""
+    """Looks delete keys up in one file of the index, or in a part of its row groups. Pickles."""
 
     storage: Storage
-    files: tuple[RunFile, ...]
+    file: RunFile
+    part: int = 0
+    parts: int = 1
 
     def run(self, deletes: DeleteKeys) -> AddressMatches:
-        return AddressMatches.combined([self._look_up(deletes, file) for file in self.files])
-
-    def _look_up(self, deletes: DeleteKeys, file: RunFile) -> AddressMatches:
         key_type = deletes.rows.schema.field(deletes.key_names[1]).type
-        metadata, groups = footer(self.storage, file.location, key_type)
-        selected = surviving_row_groups(groups, deletes)
-        parts = [AddressMatches.none(len(groups.rows))]
+        known = footer(self.storage, self.file.location, key_type)
+        selected = np.array_split(known.ranges.may_hold(deletes), self.parts)[self.part]
+        found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
-            with self.storage.open_input(file.location) as source:
-                parquet = pq.ParquetFile(source, metadata=metadata)
-                for chunk in _chunks(selected, groups.rows):
-                    parts.append(self._read(parquet, chunk, groups, deletes))
-        return AddressMatches.combined(parts)
+            with self.storage.open_input(self.file.location) as source:
+                parquet = pq.ParquetFile(source, metadata=known.metadata)
+                found += [self._read(parquet, chunk, known, deletes) for chunk in _chunks(selected, known)]
+        return AddressMatches.combined(found)
 
     def _read(
-        self, parquet: pq.ParquetFile, chunk: Int64Array, groups: RowGroups, deletes: DeleteKeys
+        self, parquet: pq.ParquetFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
     ) -> AddressMatches:
-        names = [PARTITION_ID, *deletes.key_names]
-        table = parquet.read_row_groups(chunk.tolist(), columns=names, use_threads=False).combine_chunks()
-        rows, numbers = _match_entries(table, deletes)
-        addresses = np.empty(0, np.int64)
+        """Keys first, then the addresses of the row groups where something was found."""
+        ranges = known.ranges
+        key_names = deletes.key_names[1:]
+        if ranges.uniform()[chunk[0]]:
+            columns = _read_columns(parquet, chunk, key_names)
+            partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])
+            rows, numbers = deletes.find_in_sorted(columns, partition_id, null_mask)
+        else:
+            rows, numbers = _find_in_mixed(
+                _read_columns(parquet, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
+            )
+        addresses = _NO_ROWS
         if len(rows):
-            column = parquet.read_row_groups(chunk.tolist(), columns=[ADDRESS], use_threads=False)
-            addresses = column[ADDRESS].to_numpy()[rows]
+            ends = np.cumsum(known.rows[chunk])
+            groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
+            (column,) = _read_columns(parquet, chunk[groups], [ADDRESS])
+            # From the row's place in the chunk to its place in the row groups that were read.
+            moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
+            addresses = column.to_numpy()[rows - moved[of_group]]
         return AddressMatches(
-            addresses, numbers, len(chunk), 0, int(groups.bytes[chunk].sum()), table.num_rows
+            addresses,
+            numbers,
+            len(chunk),
+            0,
+            int(known.compressed_bytes[chunk].sum()),
+            int(known.rows[chunk].sum()),
         )
 
 
@@ -289,7 +444,7 @@ class AddressMatches:
 
     @staticmethod
     def none(row_groups_total: int) -> AddressMatches:
-        return AddressMatches(np.empty(0, np.int64), np.empty(0, np.int64), 0, row_groups_total)
+        return AddressMatches(_NO_ROWS, _NO_ROWS, 0, row_groups_total)
 
     @staticmethod
     def combined(parts: Sequence[AddressMatches]) -> AddressMatches:
@@ -326,58 +481,58 @@ class AddressMatches:
         )
 
 
-def surviving_row_groups(groups: RowGroups, deletes: DeleteKeys) -> Int64Array:
-    """Row groups whose partition and key ranges may hold a delete key; ascending."""
-    survivors = np.zeros(len(groups.rows), np.bool_)
-    first_key = deletes.rows[deletes.key_names[1]].combine_chunks()
-    for partition_id in np.unique(deletes.partition_ids):
-        start, end = np.searchsorted(deletes.partition_ids, [partition_id, partition_id + 1])
-        if partition_id == GLOBAL:
-            inside = np.ones(len(groups.rows), np.bool_)
-        else:
-            inside = (groups.partition_low <= partition_id) & (groups.partition_high >= partition_id)
-        candidates = np.flatnonzero(inside & ~survivors)
-        if not len(candidates):
-            continue
-        if groups.key_low is None or groups.key_high is None:
-            survivors[candidates] = True
-            continue
-        # Some key k with low <= k <= high: the keys below low and the keys up to high differ in number.
-        keys = _ordered(first_key.slice(start, end - start))
-        low = np.searchsorted(
-            keys, _ordered(groups.key_low.take(pa.array(candidates)), sort=False), side="left"
-        )
-        high = np.searchsorted(
-            keys, _ordered(groups.key_high.take(pa.array(candidates)), sort=False), side="right"
-        )
-        survivors[candidates[low < high]] = True
-    return np.flatnonzero(survivors)
+def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> list[LookupTask]:
+    """Tasks for the files whose key ranges may hold a delete key, large ones in parts."""
+    if not files:
+        return []
+    key_type = deletes.rows.schema.field(deletes.key_names[1]).type
+    ranges = KeyRanges.of([f.lower_bounds for f in files], [f.upper_bounds for f in files], key_type)
+    tasks = []
+    for file in (files[i] for i in ranges.may_hold(deletes)):
+        parts = -(-min(file.rows, len(deletes) * ROW_GROUP_ROWS) // _TASK_ROWS)
+        tasks += [LookupTask(storage, file, part, parts) for part in range(parts)]
+    return tasks
 
 
-def _ordered(values: pa.Array, *, sort: bool = True) -> npt.NDArray[Any]:
-    """Values as a numpy array that compares like Arrow does; strings as bytes (byte order)."""
-    if pa.types.is_string(values.type):
-        values = values.cast(pa.binary())
-    array = values.to_numpy(zero_copy_only=False)
-    return np.sort(array) if sort else array
+def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
+    """Row groups in order, as many at a time as fit the memory bound of a task.
+
+    A chunk lies in one partition and null mask, or else its row groups all lie across some.
+    """
+    uniform = known.ranges.uniform()[row_groups]
+    boundaries = np.zeros(len(row_groups), np.bool_)
+    for budget, sizes in ((_READ_ROWS, known.rows), (_READ_BYTES, known.uncompressed_bytes)):
+        filled = np.cumsum(sizes[row_groups]) // budget
+        boundaries[1:] |= filled[1:] != filled[:-1]
+    for values in (known.ranges.partition_low[row_groups], known.ranges.mask_low[row_groups]):
+        boundaries[1:] |= (values[1:] != values[:-1]) & uniform[1:] & uniform[:-1]
+    boundaries[1:] |= uniform[1:] != uniform[:-1]
+    return np.split(row_groups, np.flatnonzero(boundaries))
 
 
-def _chunks(row_groups: Int64Array, rows: Int64Array) -> list[Int64Array]:
-    """Row groups in order, as many at a time as fit the memory bound of a task."""
-    boundaries = np.cumsum(rows[row_groups]) // _READ_ROWS
-    return np.split(row_groups, np.flatnonzero(np.diff(boundaries)) + 1)
+def _read_columns(parquet: pq.ParquetFile, row_groups: Int64Array, names: Sequence[str]) -> list[pa.Array]:
+    table = parquet.read_row_groups(row_groups.tolist(), columns=list(names), use_threads=False)
+    return [table[name].combine_chunks() for name in names]
 
 
-def _match_entries(entries: pa.Table, deletes: DeleteKeys) -> tuple[Int64Array, Int64Array]:
-    """Matches sorted entries partition by partition: each is a slice, since partition_id sorts first."""
-    partition_ids: Int64Array = entries[PARTITION_ID].to_numpy()
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(partition_ids)) + 1])
-    ends = np.append(starts[1:], len(partition_ids))
+def _find_in_mixed(columns: Sequence[pa.Array], deletes: DeleteKeys) -> tuple[Int64Array, Int64Array]:
+    """Entries of several partitions or null masks, which sort before the keys: one slice after the other."""
+    partition_ids: Int64Array = columns[0].to_numpy()
+    null_masks: npt.NDArray[np.int32] = columns[1].to_numpy()
+    changes = (np.diff(partition_ids) != 0) | (np.diff(null_masks) != 0)
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(partition_ids)]])
     rows, numbers = [], []
-    keys = entries.drop_columns([PARTITION_ID])
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        batch = keys.slice(start, end - start).combine_chunks().to_batches()[0]
-        found, sequence_numbers = deletes.match(batch, int(partition_ids[start]))
+    for start, end in pairwise(starts.tolist()):
+        found, highest = deletes.find_in_sorted(
+            [column.slice(start, end - start) for column in columns[2:]],
+            int(partition_ids[start]),
+            int(null_masks[start]),
+        )
         rows.append(start + found)
-        numbers.append(sequence_numbers)
+        numbers.append(highest)
     return np.concatenate(rows), np.concatenate(numbers)
+
+
+def _starts(lengths: Int64Array) -> Int64Array:
+    starts: Int64Array = np.cumsum(lengths) - lengths
+    return starts

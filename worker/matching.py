@@ -86,3 +86,22 @@ class KeyMatcher:
             hit = (column_codes >= 0) & (combined[positions] == pairs)
             rows, codes = rows[hit], positions[hit]
         return Probe(rows, self._key_of_code[codes] if len(rows) else _NONE)
+
+
+def match_sorted(entries: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[Int64Array, Int64Array]:
+    """Pairs (entry, key) of equal numbers. Both ascend; keys are distinct, entries may repeat.
+
+    The shorter side is searched for in the longer one: a few keys cost a few binary searches.
+    """
+    if len(entries) < len(keys):
+        positions = np.minimum(np.searchsorted(keys, entries), len(keys) - 1)
+        rows = np.flatnonzero(keys[positions] == entries)
+        return rows, positions[rows]
+    low = np.searchsorted(entries, keys, side="left")
+    hits = np.flatnonzero(entries[np.minimum(low, len(entries) - 1)] == keys)
+    low = low[hits]
+    counts = np.searchsorted(entries, keys[hits], side="right") - low
+    if (counts == 1).all():
+        return low, hits
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(low, counts) + offsets, np.repeat(hits, counts)

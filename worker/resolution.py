@@ -14,7 +14,7 @@ import numpy as np
 
 from worker.index import Int64Array, KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
-from worker.lookup import GLOBAL, DeleteKeys, LookupTask, Matches, ScanTask
+from worker.lookup import GLOBAL, DeleteKeys, Matches, ScanTask, lookup_tasks
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -136,8 +136,8 @@ class PendingDeletes:
 
     def look_up(self, index: KeySetIndex, ordinals: Mapping[str, int]) -> Matches:
         """Asks the index about the files of `ordinals` (path -> ordinal), which it must cover."""
-        tasks = [LookupTask(self.table.storage, (file,)) for file in index.entries.files]
-        planned = min(index.entries.rows, len(self.keys) * len(tasks) * ROW_GROUP_ROWS)
+        tasks = lookup_tasks(self.table.storage, index.entries.files, self.keys)
+        planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
         found = self.job.run_tasks("lookup", tasks, self.keys, planned)
         return Matches.combined([part.resolve(index.dictionary, ordinals) for part in found])
 

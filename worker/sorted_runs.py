@@ -24,11 +24,12 @@ from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
+from pypaimon.table.row.internal_row import InternalRow
 from pypaimon.write.commit_message import CommitMessage
 
 from worker.storage import Storage
 
-ROW_GROUP_ROWS = 32_768
+ROW_GROUP_ROWS = 8_192
 BUCKET = "bucket-0"
 _TABLE_OPTIONS = {"bucket": "1", "file.format": "parquet", "data-file.thin-mode": "true"}
 
@@ -47,9 +48,9 @@ class RunFile:
     rows: int
     min_key: tuple[Any, ...]
     max_key: tuple[Any, ...]
+    lower_bounds: tuple[Any, ...]  # the smallest value of each key column by itself
+    upper_bounds: tuple[Any, ...]
     level: int = 0
-    lower_bounds: tuple[Any, ...] = ()  # per column; set on files just written, for their commit
-    upper_bounds: tuple[Any, ...] = ()
 
 
 def write_run(
@@ -247,6 +248,8 @@ class RunTable:
             meta.row_count,
             tuple(meta.min_key.values),
             tuple(meta.max_key.values),
+            _values(meta.key_stats.min_values),
+            _values(meta.key_stats.max_values),
             meta.level,
         )
 
@@ -273,3 +276,7 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
+
+
+def _values(row: InternalRow) -> tuple[Any, ...]:
+    return tuple(row.get_field(i) for i in range(len(row)))

@@ -19,6 +19,12 @@ def health_of(session: Session, table_id: str) -> TableHealth:
     return row
 
 
+def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:
+    """The key sets of the last report."""
+    row = session.get(TableHealth, table_id)
+    return [key_set["equality_field_ids"] for key_set in row.key_sets] if row else []
+
+
 def apply_report(
     session: Session, job: Job, report: IndexReport, now: datetime, *, has_indexed: bool = False
 ) -> None:

@@ -18,7 +18,7 @@ from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
 from service.database import utc_now
 from service.errors import ConflictError, NotFoundError
-from service.index_health.reports import apply_report, health_of
+from service.index_health.reports import apply_report, seen_equality_field_ids
 from service.jobs.events import record_job_event
 from service.jobs.models import Assignment, Attempt, AttemptView, Job, SystemState
 from service.jobs.status import (
@@ -333,9 +333,7 @@ def _start_attempt(
             identifier=table.identifier,
             branch=table.branch,
             key_sets=table.key_sets,
-            seen_equality_field_ids=[
-                key_set["equality_field_ids"] for key_set in health_of(session, table.id).key_sets
-            ],
+            seen_equality_field_ids=seen_equality_field_ids(session, table.id),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),

@@ -231,6 +231,16 @@ def test_a_requested_job_is_answered_at_once(service: Running, table: dict[str, 
     assert job["created_at"].endswith("Z")
 
 
+@pytest.mark.parametrize("kind", ["index", "compact", "rebuild", "verify"])
+def test_a_dry_run_of_a_kind_that_would_write_is_refused(
+    service: Running, table: dict[str, Any], kind: str
+) -> None:
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": kind, "dry_run": True})
+    assert (answer.status_code, answer.json()["type"]) == (422, "no-dry-run")
+    assert answer.json()["errors"][0]["field"] == "body.dry_run"
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
 @pytest.mark.parametrize("kind", ["index", "convert", "compact", "rebuild", "verify"])
 def test_every_kind_of_job_is_accepted_and_queued_once(
     service: Running, table: dict[str, Any], kind: str
@@ -256,6 +266,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
         "identifier": ["db", "t"],
         "branch": "main",
         "key_sets": [],
+        "seen_equality_field_ids": [],
     }
     assert assignment["catalog"]["type"] == "sql"
     assert assignment["index"]["warehouse"] == service.settings.index_warehouse

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, sqlite_catalog
-from worker.session import create_spark
+from tests.factories import Catalog, spark_session, sqlite_catalog
 
 _numbers = count()
 
@@ -20,8 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = create_spark("local[2]", "tests")
-    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session = spark_session()
     yield session
     session.stop()
 

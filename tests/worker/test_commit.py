@@ -169,7 +169,8 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls(new_plan: NewPlan) -> N
     finally:
         del client.send_command
     assert committed.summary["added-delete-files"] == "10000"
-    assert calls < 200
+    # Among them are some with which py4j gives collected objects back to Java.
+    assert calls < 1000
 
 
 class TestConflicts:

@@ -22,7 +22,7 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.lookup import GLOBAL, DeleteKeys, LookupTask, ScanTask
+from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, lookup_tasks
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse
@@ -139,7 +139,8 @@ def test_index_and_scan_find_the_rows_of_a_brute_force_join(
     scan = ScanTask(reader, tuple((i, partition_id[f.path], f) for i, f in enumerate(files))).run(deletes)
     assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
 
-    found = LookupTask(storage, index.entries.files).run(deletes)
+    lookups = lookup_tasks(storage, index.entries.files, deletes)
+    found = AddressMatches.combined([lookup.run(deletes) for lookup in lookups])
     matches = found.resolve(index.dictionary, {f.path: i for i, f in enumerate(files)})
     assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
 

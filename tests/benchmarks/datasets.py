@@ -1,0 +1,167 @@
+"""Large Iceberg tables with an index, made once and kept, and equality deletes that come and go.
+
+Keys are dense and in random order over the data files, as upserts leave them: no file or row group of the
+table can be skipped by its statistics, and every key occurs once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, WrittenFile, sqlite_catalog
+from tests.jobs import Jobs
+
+FILE_ROWS = 1_000_000
+_TENANTS = 1_000
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Kind(StrEnum):
+    """What the key is."""
+
+    INT64 = "int64"
+    UUID = "uuid"
+    COMPOSITE = "composite"
+
+    @property
+    def columns(self) -> str:
+        return {
+            Kind.INT64: "id bigint",
+            Kind.UUID: "id string",
+            Kind.COMPOSITE: "tenant string, id bigint",
+        }[self] + ", value bigint, note string"
+
+    @property
+    def key(self) -> list[str]:
+        return ["tenant", "id"] if self is Kind.COMPOSITE else ["id"]
+
+    def keys(self, numbers: Int64Array) -> pa.Table:
+        """Keys of the rows with these numbers; a function of the number alone."""
+        match self:
+            case Kind.INT64:
+                return pa.table({"id": numbers})
+            case Kind.UUID:
+                return pa.table({"id": _uuids(numbers)})
+            case Kind.COMPOSITE:
+                tenants = pa.array([f"tenant-{i:04d}" for i in range(_TENANTS)])
+                indices = pa.array(_mixed(numbers) % np.uint64(_TENANTS))
+                return pa.table({"tenant": tenants.take(indices), "id": numbers})
+
+
+@dataclass
+class Dataset:
+    """One table, `rows` rows in files of FILE_ROWS, and its index in one sorted run per build task."""
+
+    spark: SparkSession
+    directory: Path
+    kind: Kind
+    rows: int
+    format_version: Literal[2, 3]
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return sqlite_catalog(self.spark, f"{self.kind}_{self.rows}_v{self.format_version}", self.directory)
+
+    @cached_property
+    def table(self) -> TableBuilder:
+        return TableBuilder(self.spark, f"{self.catalog.name}.db.t")
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        return Jobs(self.spark, self.catalog, self.table.identifier, self.directory / "index")
+
+    @cached_property
+    def jobs_without_index(self) -> Jobs:
+        """The same table with an index place that stays empty: every conversion scans."""
+        return Jobs(self.spark, self.catalog, self.table.identifier, self.directory / "no-index")
+
+    @property
+    def _marker(self) -> Path:
+        return self.directory / "loaded.json"
+
+    @property
+    def loaded_snapshot_id(self) -> int:
+        """The snapshot with all rows and no delete."""
+        return int(json.loads(self._marker.read_text())["snapshot_id"])
+
+    def load(self, say: Callable[[str], None]) -> None:
+        """Writes the table unless an earlier run has."""
+        if self._marker.exists():
+            self.rewind()
+            return
+        table = TableBuilder.create(
+            self.spark, self.table.identifier, self.kind.columns, format_version=self.format_version
+        )
+        order = np.random.default_rng(1).permutation(self.rows)
+        written: list[WrittenFile] = []
+        for start in range(0, self.rows, FILE_ROWS):
+            say(f"writing row {start:,} of {self.rows:,}")
+            written += table.data_files(self._data(start, order[start : start + FILE_ROWS]))
+        table.commit(*written)
+        self._marker.write_text(json.dumps({"snapshot_id": table.snapshot_id}))
+
+    def _data(self, start: int, numbers: Int64Array) -> pa.Table:
+        positions = np.arange(start, start + len(numbers), dtype=np.int64)
+        notes = pa.array([f"note {i:04d} of a thousand" for i in range(1000)])
+        return (
+            self.kind.keys(numbers)
+            .append_column("value", pa.array(positions))
+            .append_column("note", notes.take(pa.array(positions % 1000)))
+        )
+
+    @contextmanager
+    def deletes(self, count: int, *, seed: int = 0) -> Iterator[None]:
+        """The table with one commit of equality deletes of `count` of its keys; as loaded afterwards."""
+        generator = np.random.default_rng([seed, count])
+        numbers = generator.choice(self.rows, count, replace=False)
+        self.table.delete_keys(self.kind.keys(numbers), equality_columns=self.kind.key)
+        try:
+            yield
+        finally:
+            self.rewind()
+
+    def rewind(self) -> None:
+        """Rolls the table back to what was loaded."""
+        self.table.java.manageSnapshots().setCurrentSnapshot(self.loaded_snapshot_id).commit()
+
+    def ensure_index(self) -> None:
+        self.jobs.run("index", key_sets=[self.kind.key])
+
+
+def _mixed(numbers: Int64Array) -> npt.NDArray[np.uint64]:
+    """SplitMix64: numbers that look random."""
+    z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _uuids(numbers: Int64Array) -> pa.Array:
+    """Random-looking UUIDs in their text form of 36 characters."""
+    high = _mixed(numbers).astype(">u8").view(np.uint8).reshape(-1, 8)
+    low = _mixed(numbers + 1).astype(">u8").view(np.uint8).reshape(-1, 8)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    both = np.concatenate([high, low], axis=1)
+    text = np.stack([digits[both >> 4], digits[both & 15]], axis=2).reshape(len(numbers), 32)
+    dash = np.full((len(numbers), 1), ord("-"), np.uint8)
+    cuts = [text[:, :8], dash, text[:, 8:12], dash, text[:, 12:16], dash, text[:, 16:20], dash, text[:, 20:]]
+    joined = np.ascontiguousarray(np.concatenate(cuts, axis=1))
+    offsets = np.arange(0, joined.size + 1, 36, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(numbers), [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
+    )

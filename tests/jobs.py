@@ -1,0 +1,67 @@
+"""Whole jobs of the worker, run in this process: no control plane and no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog
+from worker.control_plane import Assignment
+from worker.job import Outcome
+from worker.pipeline import run_job
+from worker.session import TaskRunner
+
+_numbers = count(1)
+
+
+class RecordingReporter:
+    """A control plane that grants what is asked and remembers what is told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[str] = []
+        self.next_address = 0
+        self.before_commit: Callable[[], None] = lambda: None
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        assert 0 <= done <= max(total, done)
+
+    def decide(self, sentence: str) -> None:
+        self.decisions.append(sentence)
+
+    def confirm_lease(self) -> None:
+        self.before_commit()
+
+    def grant_addresses(self, rows: int, at_least: int) -> int:
+        base = max(self.next_address, at_least)
+        self.next_address = base + rows
+        return base
+
+
+class Jobs:
+    """Runs jobs on one table, as a worker would."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, identifier: str, index: Path) -> None:
+        self.reporter = RecordingReporter()
+        self.runner = TaskRunner(spark)
+        self.catalog = catalog
+        self.identifier = identifier.split(".")[1:]
+        self.index = index
+
+    def run(
+        self, kind: str, *, dry_run: bool = False, attempt: int = 1, job_id: str = "", **table: Any
+    ) -> Outcome:
+        assignment = Assignment.model_validate(
+            {
+                "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},
+                "attempt": attempt,
+                "lease_seconds": 30,
+                "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},
+                "catalog": {"name": self.catalog.name, "type": "sql", "properties": self.catalog.properties},
+                "index": {"warehouse": self.index.as_uri()},
+            }
+        )
+        return run_job(assignment, self.runner, self.reporter)
