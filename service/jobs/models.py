@@ -143,7 +143,7 @@ class JobRequest(BaseModel):
 
     kind: JobKind
     dry_run: bool = False
-    """Say what would happen; change nothing."""
+    """Say what a conversion would do; change nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
 
 

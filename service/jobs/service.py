@@ -9,7 +9,7 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
 from service.database import utc_now
-from service.errors import ConflictError
+from service.errors import ConflictError, InvalidError
 from service.jobs import queue
 from service.jobs.models import Attempt, AttemptView, Job, JobRequest, JobView, SystemState, SystemView
 from service.jobs.status import JobKind, JobStatus
@@ -22,12 +22,14 @@ from service.tables.service import get_table
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
     """Queue a job, or return the one of its kind that is queued already.
 
-    Raises ConflictError while table, catalog or system are paused.
+    Raises InvalidError for a dry run of a kind that has none, and ConflictError while table, catalog or
+    system are paused.
     """
     table = get_table(session, table_id)
     authorize(
         session, principal, Role.OPERATOR, f"job.{request.kind.value}", table.name, dry_run=request.dry_run
     )
+    _check_dry_run(request.kind, dry_run=request.dry_run)
     _refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
@@ -103,6 +105,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
             f"Job {job_id} is {job.status}.",
             "Request a new job with POST /api/v1/tables/{id}/jobs.",
         )
+    _check_dry_run(JobKind(job.kind), dry_run=job.dry_run)
     _refuse_paused(session, table)
     again, _ = queue.enqueue(
         session,
@@ -187,6 +190,18 @@ def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Cata
         if running is not None:
             return f"Waits for job {running.id} ({running.kind}), which writes the same table."
     return "Waits for a free worker."
+
+
+def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
+    if dry_run and not kind.has_dry_run:
+        message = "Only `convert` has a dry run: leave dry_run out, or request a dry run of `convert`."
+        raise InvalidError(
+            "no-dry-run",
+            "This kind of job has no dry run",
+            f"A job of kind `{kind.value}` would change the index although dry_run says otherwise.",
+            message,
+            errors=[{"field": "body.dry_run", "message": message}],
+        )
 
 
 def _refuse_paused(session: Session, table: EnrolledTable) -> None:

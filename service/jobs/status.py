@@ -11,8 +11,12 @@ class JobKind(StrEnum):
     VERIFY = "verify"
 
     def writes(self, *, dry_run: bool) -> bool:
-        """Whether such a job changes the table or its index."""
-        return not dry_run and self is not JobKind.VERIFY
+        """Whether such a job may change the table or its index; a verification rebuilds a wrong one."""
+        return not (dry_run and self.has_dry_run)
+
+    @property
+    def has_dry_run(self) -> bool:
+        return self is JobKind.CONVERT
 
 
 class JobStatus(StrEnum):
