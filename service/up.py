@@ -1,4 +1,4 @@
-"""`icestream up`: the service and one worker in one process group, on SQLite and a local warehouse.
+"""`icestream up`: the service and, as a child in a session of its own, one worker; on SQLite and local files.
 
 Everything lies in one data directory, and the next start goes on from there:
 
