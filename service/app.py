@@ -26,11 +26,12 @@ from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, get_database, migrate
 from service.errors import (
+    PROBLEM_RESPONSES,
     ForbiddenError,
     IcestreamError,
-    Problem,
     StartError,
     UnauthenticatedError,
+    declare_problems,
     install_error_handlers,
     problem_response,
 )
@@ -85,11 +86,12 @@ def create_app(settings: Settings) -> FastAPI:
         version=__version__,
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",
         lifespan=run,
-        responses={"4XX": {"model": Problem, "description": "What went wrong, and what to do."}},
+        responses=PROBLEM_RESPONSES,
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
     app.add_middleware(RequestIds)
     install_error_handlers(app)
+    declare_problems(app)
     app.add_exception_handler(IcestreamError, _answer_error)
 
     api = APIRouter(prefix="/api/v1")
@@ -142,7 +144,7 @@ async def live() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@_probes.get("/readyz", responses={503: {"model": Problem}})
+@_probes.get("/readyz")
 def ready(request: Request) -> JSONResponse:
     """The database can be reached and is migrated. Workers and Spark do not matter here."""
     try:

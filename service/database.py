@@ -168,7 +168,7 @@ def _read_session(request: Request) -> Iterator[Session]:
         yield session
 
 
-def _write_session(request: Request) -> Iterator[Session]:
+def write_session(request: Request) -> Iterator[Session]:
     with get_database(request).write() as session:
         # The answer of an idempotent POST is stored in the same transaction (service.routing).
         request.state.session = session
@@ -177,5 +177,5 @@ def _write_session(request: Request) -> Iterator[Session]:
 
 # Function scope: the transaction ends before the answer is sent, so an answer never runs ahead of its commit.
 ReadSession = Annotated[Session, Depends(_read_session, scope="function")]
-WriteSession = Annotated[Session, Depends(_write_session, scope="function")]
+WriteSession = Annotated[Session, Depends(write_session, scope="function")]
 CurrentDatabase = Annotated[Database, Depends(get_database)]

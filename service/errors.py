@@ -89,6 +89,33 @@ class Problem(BaseModel):
     request_id: str | None = None
 
 
+PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "What went wrong, and what to do."},
+    500: {"model": Problem, "description": "The service failed; its log has the details."},
+    503: {"model": Problem, "description": "The control database does not answer; nothing was changed."},
+}
+"""For the OpenAPI document: what any call may answer."""
+UNREACHABLE_RESPONSE: dict[int | str, dict[str, Any]] = {
+    502: {"model": Problem, "description": "The catalog cannot be reached."}
+}
+
+
+def declare_problems(app: FastAPI) -> None:
+    """Name problem documents by their own media type: FastAPI declares every model as plain JSON."""
+    render = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = render()
+        for calls in document["paths"].values():
+            for call in calls.values():
+                for status, response in call["responses"].items():
+                    if status[0] in "45" and "application/json" in response["content"]:
+                        response["content"] = {PROBLEM_JSON: response["content"]["application/json"]}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
 def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
     problem = Problem(
         type=error.slug,

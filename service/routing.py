@@ -17,11 +17,18 @@ from sqlmodel import Field, Session, SQLModel
 from starlette.concurrency import run_in_threadpool
 
 from service.auth.principals import find_principal
-from service.database import Database, UtcDateTime, get_database, utc_now
+from service.database import Database, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 _MAX_KEY_CHARACTERS = 255
+_IDEMPOTENCY_PARAMETER = {
+    "name": IDEMPOTENCY_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The same request with the same key happens once; a repeat gets the first answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": _MAX_KEY_CHARACTERS},
+}
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -39,6 +46,13 @@ class IdempotentAnswer(SQLModel, table=True):
 
 
 class ApiRoute(APIRoute):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Without the session of its work, an answer can't be stored: the claim of a job has none.
+        writes = any(dependency.call is write_session for dependency in self.dependant.dependencies)
+        if "POST" in (self.methods or ()) and writes:
+            self.openapi_extra = {**(self.openapi_extra or {}), "parameters": [_IDEMPOTENCY_PARAMETER]}
+
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
         if "POST" not in (self.methods or ()):

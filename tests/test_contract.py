@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from service.errors import PROBLEM_JSON
 from service.openapi import DOCUMENT, render
+from service.routing import IDEMPOTENCY_HEADER
 
 CALLS = [
     ("get", "/livez"),
@@ -62,3 +64,31 @@ def test_every_promised_call_is_in_the_document(method: str, path: str) -> None:
 def test_no_page_is_part_of_the_contract() -> None:
     paths = json.loads(DOCUMENT.read_text())["paths"]
     assert [path for path in paths if not path.startswith(("/api/v1/", "/livez", "/readyz"))] == []
+
+
+def test_every_error_is_declared_as_the_problem_document_that_is_sent() -> None:
+    for calls in json.loads(DOCUMENT.read_text())["paths"].values():
+        for call in calls.values():
+            errors = {status: answer for status, answer in call["responses"].items() if status[0] in "45"}
+            assert {"4XX", "500", "503"} <= set(errors)
+            problem = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+            assert all(answer["content"] == problem for answer in errors.values())
+
+
+def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
+    paths = json.loads(DOCUMENT.read_text())["paths"]
+    declared = {
+        (method, path)
+        for path, calls in paths.items()
+        for method, call in calls.items()
+        if any(parameter["name"] == IDEMPOTENCY_HEADER for parameter in call.get("parameters", ()))
+    }
+    assert {method for method, _ in declared} == {"post"}
+    assert ("post", "/api/v1/tables/{table_id}/jobs") in declared
+    # They store no answer: a key would be kept in clear, a catalog is only asked, a poll takes what comes.
+    silent = {path for path, calls in paths.items() if "post" in calls} - {path for _, path in declared}
+    assert silent == {
+        "/api/v1/api-keys",
+        "/api/v1/catalogs/{catalog_id}/check",
+        "/api/v1/workers/{worker_id}/claim",
+    }

@@ -8,7 +8,7 @@ from service.auth.principals import Caller, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
-from service.errors import InvalidError
+from service.errors import UNREACHABLE_RESPONSE, InvalidError
 from service.paging import Page, Paging
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
@@ -20,7 +20,7 @@ from service.tables.models import PatternRequest, PatternResult, TablePatch, Tab
 router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=UNREACHABLE_RESPONSE)
 def enroll_table(
     session: WriteSession,
     database: CurrentDatabase,
@@ -37,7 +37,7 @@ def enroll_table(
     return created
 
 
-@router.post("/enroll-by-pattern")
+@router.post("/enroll-by-pattern", responses=UNREACHABLE_RESPONSE)
 def enroll_by_pattern(
     session: WriteSession,
     database: CurrentDatabase,
