@@ -8,9 +8,10 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +25,7 @@ from service.auth.service import ensure_bootstrap_key
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
-from service.database import Database, get_database, migrate
+from service.database import Database, ReadSession, get_database, migrate
 from service.errors import (
     PROBLEM_RESPONSES,
     ForbiddenError,
@@ -37,9 +38,10 @@ from service.errors import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
+from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
-from service.settings import Settings
+from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
 from service.workers import endpoints as workers_endpoints
@@ -159,6 +161,16 @@ def ready(request: Request) -> JSONResponse:
             "not-ready", "Not ready", problem, "See the service log; it retries by itself.", status=503
         ),
     )
+
+
+@_probes.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def metrics(session: ReadSession, settings: CurrentSettings) -> Response:
+    """Figures about all tables, jobs and workers for Prometheus. They tell no names, so they need no key."""
+    return Response(render_metrics(session, settings), media_type=CONTENT_TYPE_LATEST)
 
 
 def _answer_error(request: Request, error: Exception) -> JSONResponse:

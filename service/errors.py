@@ -101,7 +101,7 @@ UNREACHABLE_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 
 def declare_problems(app: FastAPI) -> None:
-    """Name problem documents by their own media type: FastAPI declares every model as plain JSON."""
+    """Name problem documents by their own media type: FastAPI declares them as the call's own."""
     render = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -109,8 +109,9 @@ def declare_problems(app: FastAPI) -> None:
         for calls in document["paths"].values():
             for call in calls.values():
                 for status, response in call["responses"].items():
-                    if status[0] in "45" and "application/json" in response["content"]:
-                        response["content"] = {PROBLEM_JSON: response["content"]["application/json"]}
+                    if status[0] in "45":
+                        (problem,) = response["content"].values()
+                        response["content"] = {PROBLEM_JSON: problem}
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

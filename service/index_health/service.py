@@ -1,5 +1,6 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -156,6 +157,46 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
         reported_at=health.reported_at,
         poll_error=health.poll_error,
         decisions=health.decisions,
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All enrolled tables together."""
+
+    tables: Counter[HealthStatus]
+    pending_equality_delete_files: int
+    pending_equality_deletes: int
+    oldest_age_seconds: float
+
+
+def summarize(session: Session, now: datetime) -> Summary:
+    """What the last poll of each table found; one query, however many tables there are."""
+    last_status = (
+        select(HealthSample.status)
+        .where(HealthSample.table_id == EnrolledTable.id)
+        .order_by(col(HealthSample.id).desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = session.exec(
+        select(TableHealth, last_status)
+        .select_from(EnrolledTable)
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
+        .where(col(EnrolledTable.deleted_at).is_(None))
+    ).all()
+    measured = [health for health, _ in found if health is not None]
+    return Summary(
+        # A failed poll leaves the last sample as it was.
+        tables=Counter(
+            HealthStatus.UNKNOWN
+            if health is None or status is None or health.poll_failures
+            else HealthStatus(status)
+            for health, status in found
+        ),
+        pending_equality_delete_files=sum(health.pending_equality_delete_files for health in measured),
+        pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
+        oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
     )
 
 

@@ -1,7 +1,9 @@
 """What users do with jobs: request, look at, cancel, retry; and pausing the whole system."""
 
+from collections import Counter
 from collections.abc import Sequence
 
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from service import __version__
@@ -69,6 +71,11 @@ def list_jobs(
     rows = session.exec(query.limit(page.limit + 1)).all()
     shown = {job.id: job for job in views(session, rows[: page.limit])}
     return take_page(rows, page, lambda row: row.id, lambda row: shown[row.id])
+
+
+def count_jobs(session: Session) -> Counter[tuple[JobStatus, JobKind]]:
+    query = select(Job.status, Job.kind, func.count()).group_by(Job.status, Job.kind)
+    return Counter({(JobStatus(status), JobKind(kind)): count for status, kind, count in session.exec(query)})
 
 
 def get_job(session: Session, job_id: str) -> JobView:

@@ -5,6 +5,7 @@ import random
 import time
 from datetime import datetime, timedelta
 
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 from starlette.concurrency import run_in_threadpool
 
@@ -66,6 +67,11 @@ def list_workers(session: Session, settings: Settings, page: PageRequest) -> Pag
     return take_page(rows, page, lambda row: row.id, lambda row: _view(session, settings, row, now))
 
 
+def count_alive(session: Session, settings: Settings, now: datetime) -> int:
+    query = select(func.count()).where(col(Worker.last_seen_at) > now - _patience(settings))
+    return session.exec(query).one()
+
+
 def _claim(database: Database, settings: Settings, worker_id: str) -> Assignment | None:
     with database.write() as session:
         return queue.claim(session, settings, worker_id, utc_now())
@@ -82,6 +88,10 @@ def _view(session: Session, settings: Settings, row: Worker, now: datetime) -> W
             Attempt.worker_id == row.id, Attempt.status == AttemptStatus.RUNNING.value
         )
     ).first()
+    alive = now - row.last_seen_at < _patience(settings)
+    return WorkerView(**row.model_dump(), alive=alive, job_id=running)
+
+
+def _patience(settings: Settings) -> timedelta:
     # A claim may wait a minute without a sign of life in between.
-    patience = timedelta(seconds=60 + settings.lease_seconds)
-    return WorkerView(**row.model_dump(), alive=now - row.last_seen_at < patience, job_id=running)
+    return timedelta(seconds=60 + settings.lease_seconds)

@@ -33,7 +33,7 @@ def request_job(service: Running, table: dict[str, Any], **fields: Any) -> dict[
 
 
 def test_the_probes_need_no_key(service: Running) -> None:
-    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+    for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json"):
         assert service.admin.get(service.url + path, headers={"Authorization": ""}).status_code == 200
 
 

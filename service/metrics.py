@@ -1,0 +1,46 @@
+"""Figures for Prometheus: sums over all tables, jobs and workers, read at each scrape.
+
+No name of a table, catalog or worker is a label: the number of series stays bounded, and whoever may reach
+the port learns no names.
+"""
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from sqlmodel import Session
+
+from service.database import utc_now
+from service.index_health.models import HealthStatus
+from service.index_health.service import summarize
+from service.jobs.service import count_jobs
+from service.jobs.status import JobKind, JobStatus
+from service.settings import Settings
+from service.workers.service import count_alive
+
+
+def render_metrics(session: Session, settings: Settings) -> bytes:
+    """Everything in the text format, zeros included, so that a series never comes and goes."""
+    now = utc_now()
+    registry = CollectorRegistry()
+
+    def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(f"icestream_{name}", help_text, labels, registry=registry)
+
+    counts = count_jobs(session)
+    jobs = gauge("jobs", "Jobs by status.", "status")
+    for status in JobStatus:
+        jobs.labels(status.value).set(sum(counts[status, kind] for kind in JobKind))
+    queued = gauge("jobs_queued", "Jobs that wait for a worker.", "kind")
+    for kind in JobKind:
+        queued.labels(kind.value).set(counts[JobStatus.QUEUED, kind])
+    gauge("workers_alive", "Workers heard of lately.").set(count_alive(session, settings, now))
+    summary = summarize(session, now)
+    tables = gauge("tables", "Enrolled tables by health, as of the last poll.", "status")
+    for health in HealthStatus:
+        tables.labels(health.value).set(summary.tables[health])
+    gauge("pending_equality_delete_files", "Live equality delete files of all tables.").set(
+        summary.pending_equality_delete_files
+    )
+    gauge("pending_equality_deletes", "Rows of those files.").set(summary.pending_equality_deletes)
+    gauge("oldest_equality_delete_age_seconds", "Age of the oldest of those files; 0 without any.").set(
+        summary.oldest_age_seconds
+    )
+    return generate_latest(registry)

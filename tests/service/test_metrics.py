@@ -1,0 +1,59 @@
+"""The figures for Prometheus, scraped from the running service."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+def scrape(service: Running) -> dict[tuple[str, ...], float]:
+    """Name and label values -> value."""
+    answer = service.client_with({}).get(f"{service.url}/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_every_series_is_there_before_anything_happened(service: Running) -> None:
+    figures = scrape(service)
+    assert set(figures.values()) == {0.0}
+    assert {("icestream_jobs", "failed"), ("icestream_jobs_queued", "convert")} <= set(figures)
+
+
+def test_the_figures_are_those_of_the_enrolled_tables(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    for name in ("db.u", "db.v"):
+        iceberg.create(name)
+        iceberg.append(name, [1, 2, 3])
+    removed, polled, unpolled = (service.enroll(name) for name in ("db.t", "db.u", "db.v"))
+    for table in (removed, polled):
+        iceberg.delete_keys(table["name"], [1, 2])
+        service.poll(table["id"])
+    service.admin.delete(f"/tables/{removed['id']}")
+    service.admin.post(f"/tables/{unpolled['id']}/jobs", json={"kind": "verify"})
+    service.start_worker()
+    figures = scrape(service)
+    assert figures["icestream_tables", "healthy"] == figures["icestream_tables", "unknown"] == 1
+    assert figures["icestream_jobs_queued", "verify"] == 1
+    assert figures["icestream_jobs", "cancelled"] >= 1
+    assert figures[("icestream_workers_alive",)] == 1
+    assert figures[("icestream_pending_equality_delete_files",)] == 1
+    assert figures[("icestream_pending_equality_deletes",)] == 2
+    assert 0 < figures[("icestream_oldest_equality_delete_age_seconds",)] < 60
+    assert not [key for key in figures if {"db.t", "db.u", "db.v", "local"}.intersection(key)]
+
+
+def test_a_table_that_can_no_longer_be_polled_counts_as_unknown(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    service.poll(table["id"])
+    assert scrape(service)["icestream_tables", "healthy"] == 1
+    iceberg.catalog.drop_table("db.t")
+    service.poll(table["id"])
+    assert scrape(service)["icestream_tables", "unknown"] == 1
