@@ -47,6 +47,7 @@ class AssignedJob(_Body):
 class AssignedTable(_Body):
     id: str
     identifier: list[str]
+    table_uuid: str = ""
     branch: str
     key_sets: list[list[str]] | None = None
     seen_equality_field_ids: list[list[int]] = []

@@ -32,26 +32,29 @@ from worker.deletes import (
     remove_written,
     write_planned,
 )
-from worker.index import Int64Array, open_index
+from worker.index import Int64Array, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, applies, plan_conversion
-from worker.read import KeyColumnError, key_reader, resolve_key_set
+from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
 from worker.resolution import Choice, PendingDeletes, Resolved, explain
+from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
+_TASKS_WITHOUT_OUTPUT = 10
 
 
 def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Replaces the live equality deletes by deletion vectors (V3) or position deletes (V2), in one commit."""
     assignment = job.assignment
-    if assignment.attempt > 1 and not assignment.job.dry_run:
-        done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-        if done:
-            return _recovered(job, table, warehouse, done)
     for attempt in range(PLANNING_ATTEMPTS):
+        # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
+        if assignment.attempt > 1 and not assignment.job.dry_run:
+            done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+            if done:
+                return _recovered(job, pin_table(job), warehouse, done)
         conversion = Conversion(job, table, warehouse, attempt)
         try:
             return conversion.run()
@@ -69,6 +72,10 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
                 "Nothing was removed. The next attempt looks for the commit in the table's history.",
                 retryable=True,
             ) from error
+        except Exception:
+            if not conversion.may_be_committed:
+                conversion.remove_outputs()
+            raise
         with job.stage("plan"):
             table = pin_table(job)
     raise JobError(
@@ -90,8 +97,10 @@ class Conversion:
         self.table = table
         self.warehouse = warehouse
         self.dry_run = job.assignment.job.dry_run
+        self._planning_attempt = planning_attempt
         self._prefix = _output_prefix(job.assignment, job.assignment.attempt, planning_attempt)
         self._locations: list[DeleteFileLocations] = []
+        self.may_be_committed = False
 
     def run(self) -> Outcome:
         job, files = self.job, self.table.files
@@ -104,6 +113,9 @@ class Conversion:
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes(positions)
+        if deletes.missing and self._planning_attempt == 0:
+            # Expired since the plan was made, most likely: a newer plan will not need it.
+            raise CommitConflictError("a delete file that the plan needs is gone")
         blocked = self._blocked(delete_files, deletes.unreadable)
         refused += blocked
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
@@ -113,7 +125,10 @@ class Conversion:
         if delete_files and not self.dry_run:
             with job.stage("commit"):
                 committed = self._commit(deletes, delete_files)
-            self._remove_leftovers()
+            if not refused:
+                self._remove_leftovers()
+        else:
+            self.remove_outputs()
         result = self._result(resolved, delete_files, deletes, committed)
         left = set(files.delete_files) - (set() if self.dry_run else set(delete_files))
         after = replace(files, delete_files=tuple(f for f in files.delete_files if f in left))
@@ -136,7 +151,24 @@ class Conversion:
             index = open_index(self.warehouse, table.index_database, key_set)
         with job.stage("read"):
             pending = PendingDeletes.read(job, table, plan, reader, index)
-        return pending.resolve()
+        try:
+            return pending.resolve()
+        except JobCancelledError:
+            raise
+        except Exception:
+            damage = damage_of(index, table.storage) if index is not None else None
+            if damage is None:
+                raise
+            self._give_up_index(key_set, damage)
+            return replace(pending, index=None).resolve()
+
+    def _give_up_index(self, key_set: KeySet, damage: str) -> None:
+        """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
+        self.job.decide(f"Key set {key_set}: the index can't be used, so data files are scanned: {damage}.")
+        if not self.dry_run:
+            self.job.reporter.confirm_lease()
+            open_index(self.warehouse, self.table.index_database, key_set, rebuild=True)
+            self.job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")
 
     # deletes
 
@@ -154,7 +186,13 @@ class Conversion:
             existing = _deletes_of(group, self.table.files.position_deletes)
             tasks.append(
                 DeletesTask(
-                    storage, chosen, existing, metadata.format_version, granularity, locations, self.dry_run
+                    storage,
+                    chosen,
+                    existing,
+                    metadata.format_version,
+                    granularity,
+                    locations,
+                    self.dry_run,
                 )
             )
         rows = sum(len(found) for found in positions.values())
@@ -182,6 +220,7 @@ class Conversion:
         assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
         assert snapshot_id is not None
         self.job.reporter.confirm_lease()
+        self.may_be_committed = True
         return commit_row_delta(
             self.table.java_table,
             RowDelta(
@@ -210,20 +249,28 @@ class Conversion:
     def _remove_leftovers(self) -> None:
         """Deletes what dead attempts of this job wrote.
 
-        Only after this attempt's commit: it removed equality delete files that theirs would remove too, so
-        a late commit of theirs fails, and can never refer to a file that was deleted here.
+        Only after this attempt's commit, and only if that left no equality delete of its plan: whatever a
+        late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here. An
+        attempt that committed between this one's plan and its commit is in the history, and keeps its files.
         """
-        metadata = self.table.metadata
-        for attempt in range(1, self.job.assignment.attempt):
+        assignment, metadata = self.job.assignment, self.table.metadata
+        commits = find_commits(self.table.java_table, assignment.table.branch, assignment.job.id)
+        committed = {commit.attempt for commit in commits}
+        for attempt in sorted(set(range(1, assignment.attempt)) - committed):
             for planning_attempt in range(PLANNING_ATTEMPTS):
-                prefix = _output_prefix(self.job.assignment, attempt, planning_attempt)
-                for number in range(1_000_000):
+                prefix = _output_prefix(assignment, attempt, planning_attempt)
+                number = misses = 0
+                # A task of which every row was deleted already has written nothing.
+                while misses < _TASKS_WITHOUT_OUTPUT:
                     locations = DeleteFileLocations(
                         metadata.location, metadata.properties, f"{prefix}-{number:05d}"
                     )
-                    if not remove_written(self.table.storage, locations):
-                        break
-                    self.job.decide(f"Removed files that attempt {attempt} left behind.")
+                    number += 1
+                    if remove_written(self.table.storage, locations):
+                        misses = 0
+                        self.job.decide(f"Removed files that attempt {attempt} left behind.")
+                    else:
+                        misses += 1
 
     # report
 
@@ -262,6 +309,7 @@ class DeletesOutcome:
     delete_files_added: int
     delete_files_removed: int
     unreadable: tuple[tuple[DataFile, str], ...]  # data files left alone: their deletes can't be read
+    missing: bool  # whether that is because a file is gone
 
     @classmethod
     def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
@@ -272,6 +320,7 @@ class DeletesOutcome:
             sum(part.delete_files_added for part in parts),
             sum(part.delete_files_removed for part in parts),
             tuple(one for part in parts for one in part.unreadable),
+            any(part.missing for part in parts),
         )
 
 
@@ -290,6 +339,7 @@ class DeletesTask:
     def run(self, _: object) -> DeletesOutcome:
         positions = dict(self.positions)
         unreadable: list[tuple[DataFile, str]] = []
+        missing = False
         while True:
             try:
                 known = existing_deletes(self.storage, positions, self.existing)
@@ -299,6 +349,7 @@ class DeletesTask:
                 if not hit:
                     raise
                 unreadable += [(file, str(error)) for file in hit]
+                missing |= error.missing
                 for file in hit:
                     del positions[file]
         plan = plan_deletes(positions, known, self.format_version, self.granularity)
@@ -310,6 +361,7 @@ class DeletesTask:
             plan.delete_files_added,
             plan.delete_files_removed,
             tuple(unreadable),
+            missing,
         )
 
 

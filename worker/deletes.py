@@ -70,13 +70,14 @@ class UnreadableDeleteFileError(Exception):
     Data files that it applies to can't get new deletes, because these would have to include its positions.
     """
 
-    def __init__(self, delete_file: DeleteFile, reason: str) -> None:
+    def __init__(self, delete_file: DeleteFile, reason: str, missing: bool = False) -> None:
         super().__init__(f"{delete_file.path}: {reason}")
         self.delete_file = delete_file
         self.reason = reason
+        self.missing = missing
 
-    def __reduce__(self) -> tuple[type[UnreadableDeleteFileError], tuple[DeleteFile, str]]:
-        return UnreadableDeleteFileError, (self.delete_file, self.reason)
+    def __reduce__(self) -> tuple[type[UnreadableDeleteFileError], tuple[DeleteFile, str, bool]]:
+        return UnreadableDeleteFileError, (self.delete_file, self.reason, self.missing)
 
 
 class DeleteGranularity(StrEnum):
@@ -245,7 +246,7 @@ def existing_deletes(
     """What readers skip in each data file already, by path; files without deletes are left out.
 
     Each position delete file is read once, whatever the number of data files it speaks of.
-    Raises UnreadableDeleteFileError, FileNotFoundError (gone: plan again) or OSError (a retry can help).
+    Raises UnreadableDeleteFileError, or OSError (a retry can help).
     """
     vectors, files = _applicable(data_files, position_deletes)
     existing: dict[str, ExistingDeletes] = {}
@@ -516,7 +517,7 @@ def _removed_on_failure(storage: Storage, location: str) -> Iterator[None]:
 
 
 def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
-    with _unreadable(vector):
+    with _unreadable(storage, vector):
         if vector.content_offset is None or vector.content_size_bytes is None:
             raise CorruptDeletionVectorError("the manifest does not say where the deletion vector lies")
         return read_deletion_vector(
@@ -529,7 +530,7 @@ def _read_position_deletes(
 ) -> list[tuple[str, Positions]]:
     """The deleted positions per data file that a file applies to; a path may come several times."""
     delete, paths = applied
-    with _unreadable(delete):
+    with _unreadable(storage, delete):
         if delete.file_format not in _BATCH_READERS:
             raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
         wanted = pa.array(list(paths), pa.string())
@@ -541,13 +542,19 @@ def _read_position_deletes(
 
 
 @contextmanager
-def _unreadable(delete: DeleteFile) -> Iterator[None]:
+def _unreadable(storage: Storage, delete: DeleteFile) -> Iterator[None]:
     if delete.encrypted:
         raise UnreadableDeleteFileError(delete, "it is encrypted")
     try:
         yield
-    # These are about content. OSErrors, FileNotFoundError among them, pass: a retry can help, or a new plan.
+    except FileNotFoundError as error:
+        raise UnreadableDeleteFileError(delete, "it is missing", missing=True) from error
     except (pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
+        raise UnreadableDeleteFileError(delete, str(error)) from error
+    except OSError as error:
+        # Arrow raises OSError for damaged pages too; only the store's own errors are worth a retry.
+        if not storage.is_readable(delete.path):
+            raise
         raise UnreadableDeleteFileError(delete, str(error)) from error
 
 

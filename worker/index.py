@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +82,13 @@ class FileDictionary:
         self.partition_ids: Int64Array = self._rows[PARTITION_ID].to_numpy()
         self.data_sequence_numbers: Int64Array = self._rows["data_sequence_number"].to_numpy()
         self.paths: list[str] = self._rows["path"].to_pylist()
-        self.covered_paths = frozenset(self.paths)
+        self._partitions = [
+            PartitionKey(spec, values)
+            for spec, values in zip(
+                self._rows["spec_id"].to_pylist(), self._rows["partition_values"].to_pylist(), strict=True
+            )
+        ]
+        self._row_of_path = {path: row for row, path in enumerate(self.paths)}
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -96,10 +102,20 @@ class FileDictionary:
     def record_count(self) -> int:
         return int(self.record_counts.sum())
 
-    def partitions(self) -> dict[PartitionKey, int]:
-        """Partition -> partition_id of every partition that has a covered file."""
-        columns = [self._rows[name].to_pylist() for name in ("spec_id", "partition_values", PARTITION_ID)]
-        return {PartitionKey(spec, values): i for spec, values, i in zip(*columns, strict=True)}
+    def covers(self, file: DataFile) -> bool:
+        """Whether the index holds every row of the file, under its partition."""
+        row = self._row_of_path.get(file.path)
+        return row is not None and self._partitions[row] == file.partition
+
+    def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
+        """Partition -> partition_id of every partition that has a covered file.
+
+        More than one only after an attempt that had lost its job committed all the same.
+        """
+        found: dict[PartitionKey, dict[int, None]] = {}
+        for partition, partition_id in zip(self._partitions, self.partition_ids.tolist(), strict=True):
+            found.setdefault(partition, {})[partition_id] = None
+        return {partition: tuple(ids) for partition, ids in found.items()}
 
     def ordinals(self, addresses: Int64Array) -> Int64Array:
         """The dictionary row of each address; -1 for an address that no covered file owns."""
@@ -120,6 +136,15 @@ class KeySetIndex:
     files_table: RunTable
     entries: LiveFiles
     dictionary: FileDictionary
+
+    @property
+    def end_address(self) -> int:
+        """The first address above all that the dictionary owns and all that any entry has.
+
+        Entries that no file owns must not get one later.
+        """
+        used = max((file.upper_bounds[-1] + 1 for file in self.entries.files), default=0)
+        return max(self.dictionary.end_address, used)
 
     def dead_ratio(self, live_paths: frozenset[str]) -> float:
         """The share of entries whose file is no longer live (or never was committed)."""
@@ -195,10 +220,31 @@ def newest_generation(warehouse: IndexWarehouse, database: str, suffix: str) -> 
 
 def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeySetIndex) -> None:
     suffix = "_".join(map(str, index.key_set.equality_field_ids))
+    present = set(warehouse.table_names(database))
     for generation in range(1, index.generation):
         # The dictionary first: an index without one is empty, never wrong.
-        warehouse.drop_table(database, f"files_{suffix}_g{generation}")
-        warehouse.drop_table(database, f"entries_{suffix}_g{generation}")
+        for table in ("files", "entries"):
+            if (name := f"{table}_{suffix}_g{generation}") in present:
+                warehouse.drop_table(database, name)
+
+
+def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
+    """What is wrong with the index's entries, read to the end; None when all can be read.
+
+    Raises OSError when the store doesn't answer (a retry can help).
+    """
+    for file in index.entries.files:
+        try:
+            with storage.open_input(file.location) as source:
+                for _ in pq.ParquetFile(source).iter_batches(use_threads=False):
+                    pass
+        except FileNotFoundError:
+            return f"{file.location} is missing"
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and not storage.is_readable(file.location):
+                raise
+            return f"{file.location} can't be decoded: {error}"
+    return None
 
 
 def load_index(
@@ -228,14 +274,15 @@ def _read_rows(storage: Storage, live: LiveFiles, schema: pa.Schema) -> pa.Table
 
 
 def uncovered_files(data_files: Iterable[DataFile], dictionary: FileDictionary) -> list[DataFile]:
-    return [file for file in data_files if file.path not in dictionary.covered_paths]
+    return [file for file in data_files if not dictionary.covers(file)]
 
 
 def assign_addresses(
-    files: Sequence[DataFile], base_address: int, partitions: dict[PartitionKey, int]
+    files: Sequence[DataFile], base_address: int, partitions: Mapping[PartitionKey, Sequence[int]]
 ) -> list[IndexedFile]:
     """Gives each file its range from `base_address` on, in order; new partitions take their first file's."""
-    indexed, known = [], dict(partitions)
+    indexed = []
+    known = {partition: ids[0] for partition, ids in partitions.items()}
     for file in files:
         partition_id = known.setdefault(file.partition, base_address)
         indexed.append(IndexedFile(file, base_address, partition_id))

@@ -124,7 +124,7 @@ def _index_key_set(
     for batch in commit_batches(missing):
         with job.stage("index"):
             rows = sum(file.record_count for file in batch)
-            base = job.reporter.grant_addresses(addresses_needed(batch), index.dictionary.end_address)
+            base = job.reporter.grant_addresses(addresses_needed(batch), index.end_address)
             indexed = assign_addresses(batch, base, index.dictionary.partitions())
             tasks = build_tasks(reader, index.entries_table.location, indexed, job.runner.parallelism)
             built = job.run_tasks("index", tasks, None, rows)
@@ -143,8 +143,7 @@ def _index_key_set(
         bytes_written += sum(run.size_bytes for run in runs)
         runs_written += len(runs)
         job.reporter.progress("index", rows_indexed, total, "rows")
-    if rebuild:
-        drop_older_generations(warehouse, table.index_database, index)
+    drop_older_generations(warehouse, table.index_database, index)
     return {
         "equality_field_ids": list(key_set.equality_field_ids),
         "columns": key_set.column_names,

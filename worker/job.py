@@ -264,7 +264,7 @@ def index_report(
         except KeyColumnError:
             continue
         index = open_index(warehouse, table.index_database, key_set)
-        covered = len(live_paths & index.dictionary.covered_paths) if index else 0
+        covered = sum(map(index.dictionary.covers, files.data_files)) if index else 0
         key_sets.append(
             {
                 "equality_field_ids": list(ids),

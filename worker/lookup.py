@@ -459,17 +459,22 @@ class AddressMatches:
             sum(p.rows_read for p in parts),
         )
 
-    def resolve(self, dictionary: FileDictionary, ordinals: Mapping[str, int]) -> Matches:
+    def resolve(
+        self, dictionary: FileDictionary, files: Sequence[DataFile], ordinals: Mapping[str, int]
+    ) -> Matches:
         """Rows of the wanted files only: live, older than their delete.
 
-        ordinals: path -> ordinal of the data files asked about; entries of other files are dropped, as are
-        addresses that no committed file owns.
+        files: the data files asked about, with their ordinals by path; entries of others are dropped, as are
+        addresses that no committed file owns. A file's data sequence number is that of the pinned snapshot:
+        one that was rolled back and picked again is newer than when it was indexed.
         """
-        wanted = np.array([ordinals.get(path, -1) for path in dictionary.paths], np.int64)
+        asked = {file.path: file.data_sequence_number for file in files}
+        wanted = np.array([ordinals[path] if path in asked else -1 for path in dictionary.paths], np.int64)
+        data_sequence_numbers = np.array([asked.get(path, -1) for path in dictionary.paths], np.int64)
         rows = dictionary.ordinals(self.addresses)
         found = np.flatnonzero(rows >= 0)
         rows = rows[found]
-        keep = (wanted[rows] >= 0) & (self.sequence_numbers[found] > dictionary.data_sequence_numbers[rows])
+        keep = (wanted[rows] >= 0) & (self.sequence_numbers[found] > data_sequence_numbers[rows])
         rows, found = rows[keep], found[keep]
         return Matches(
             wanted[rows],

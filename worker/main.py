@@ -175,7 +175,7 @@ class Worker:
         with AttemptReporter(report, assignment.lease_seconds) as reporter:
             try:
                 outcome = run_job(assignment, self._runner, reporter)
-                finished = {"status": "succeeded", "result": outcome.result, "health": outcome.health}
+                finished = {"status": "succeeded", "result": outcome.result, "health": outcome.health or None}
             except JobCancelledError:
                 finished = {"status": "cancelled"}
             except KeyboardInterrupt:

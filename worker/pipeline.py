@@ -8,6 +8,7 @@ from worker.control_plane import Assignment
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
+from worker.removal import drop_index
 from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse
 from worker.verification import verify_index
@@ -24,6 +25,8 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
 def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> Outcome:
     """Runs one attempt of a job, from a freshly loaded table. Raises JobError with the cause in words."""
     job = Job(assignment, runner, reporter)
+    if assignment.job.kind == "drop_index":
+        return drop_index(job)
     run = _KINDS.get(assignment.job.kind)
     if run is None:
         raise JobError(

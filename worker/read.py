@@ -195,9 +195,23 @@ class KeyReader:
                 for start in range(0, rows, BATCH_ROWS):
                     yield self._to_key_batch({}, min(BATCH_ROWS, rows - start), constants)
                 return
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
+            batches = parquet.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
+            while (batch := self._next(batches, file.path)) is not None:
                 leaf = {i: _leaf(batch, path) for i, path in paths.items() if path is not None}
                 yield self._to_key_batch(leaf, batch.num_rows, constants)
+
+    def _next(self, batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
+        try:
+            return next(batches, None)
+        except (OSError, pa.ArrowException) as error:
+            # Arrow raises OSError for damaged pages too; only the store's own errors are worth a retry.
+            if isinstance(error, FileNotFoundError) or not self.storage.is_readable(path):
+                raise
+            raise KeyColumnError(
+                "corrupt_file",
+                f"{path} can't be decoded: {error}",
+                "Restore the file, or remove it from the table with its writer.",
+            ) from error
 
     def _to_key_batch(
         self, leaves: Mapping[int, pa.Array], rows: int, constants: Mapping[int, Any]

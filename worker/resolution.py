@@ -62,7 +62,7 @@ class PendingDeletes:
     delete_files: list[DeleteFile]
     refused: list[Unconvertible]
     data_files: tuple[DataFile, ...]
-    partitions: dict[PartitionKey, int]
+    partitions: dict[PartitionKey, tuple[int, ...]]
 
     @classmethod
     def read(
@@ -74,7 +74,7 @@ class PendingDeletes:
         for done, file in enumerate(plan.delete_files):
             job.reporter.progress("read", done, len(plan.delete_files), "files")
             everywhere = file.partition.spec_id in table.files.global_spec_ids
-            partition_id = GLOBAL if everywhere else _partition_id(partitions, file.partition)
+            partition_ids = (GLOBAL,) if everywhere else _partition_ids(partitions, file.partition)
             try:
                 keys = list(reader.read_delete_file(file))
             except KeyColumnError as error:
@@ -83,7 +83,11 @@ class PendingDeletes:
                 refused.append(Unconvertible(file.path, "missing_file", str(error), "Restore the file."))
             else:
                 readable.append(file)
-                batches += [(partition_id, file.data_sequence_number, batch) for batch in keys]
+                batches += [
+                    (partition_id, file.data_sequence_number, batch)
+                    for partition_id in partition_ids
+                    for batch in keys
+                ]
         return cls(
             job,
             table,
@@ -102,9 +106,11 @@ class PendingDeletes:
 
     def resolve(self) -> Resolved:
         """Finds the rows to delete, from the cheaper source for what the index covers."""
-        known = self.index.dictionary.covered_paths if self.index else frozenset()
-        covered = [file for file in self.data_files if file.path in known]
-        uncovered = [file for file in self.data_files if file.path not in known]
+        covered: list[DataFile] = []
+        uncovered: list[DataFile] = []
+        for file in self.data_files:
+            known = self.index is not None and self.index.dictionary.covers(file)
+            (covered if known else uncovered).append(file)
         choice = self._choose(covered, uncovered)
         if choice.source is Source.SCAN:
             covered, uncovered = [], list(self.data_files)
@@ -113,7 +119,7 @@ class PendingDeletes:
         parts = []
         if covered and len(self.keys) and self.index is not None:
             with self.job.stage("lookup"):
-                parts.append(self.look_up(self.index, {file.path: ordinals[file.path] for file in covered}))
+                parts.append(self.look_up(self.index, covered, ordinals))
         if uncovered and len(self.keys):
             with self.job.stage("scan"):
                 parts.append(self.scan(uncovered, ordinals))
@@ -134,19 +140,19 @@ class PendingDeletes:
             tuple(self.delete_files), tuple(self.refused), _by_file(found, self.data_files), explanation
         )
 
-    def look_up(self, index: KeySetIndex, ordinals: Mapping[str, int]) -> Matches:
-        """Asks the index about the files of `ordinals` (path -> ordinal), which it must cover."""
+    def look_up(self, index: KeySetIndex, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
+        """Asks the index about `files`, all of which it must cover. ordinals: by path."""
         tasks = lookup_tasks(self.table.storage, index.entries.files, self.keys)
         planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
         found = self.job.run_tasks("lookup", tasks, self.keys, planned)
-        return Matches.combined([part.resolve(index.dictionary, ordinals) for part in found])
+        return Matches.combined([part.resolve(index.dictionary, files, ordinals) for part in found])
 
     def scan(self, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
         """Reads the key columns of `files`; same result as `look_up`, and failures for unreadable files."""
         tasks = [
             ScanTask(
                 self.reader,
-                tuple((ordinals[f.path], _partition_id(self.partitions, f.partition), f) for f in group),
+                tuple((ordinals[f.path], _partition_ids(self.partitions, f.partition)[0], f) for f in group),
             )
             for group in _balanced(files, self.job.runner.parallelism * 4)
         ]
@@ -195,9 +201,11 @@ def explain(ids: Sequence[int], columns: Sequence[str], choice: Choice) -> dict[
     }
 
 
-def _partition_id(partitions: dict[PartitionKey, int], partition: PartitionKey) -> int:
-    """The index's id of a partition; one that the index has never seen gets a negative one, below GLOBAL."""
-    return partitions.setdefault(partition, GLOBAL - 1 - len(partitions))
+def _partition_ids(
+    partitions: dict[PartitionKey, tuple[int, ...]], partition: PartitionKey
+) -> tuple[int, ...]:
+    """The index's ids of a partition; one that the index has never seen gets a negative one, below GLOBAL."""
+    return partitions.setdefault(partition, (GLOBAL - 1 - len(partitions),))
 
 
 def _balanced(files: Sequence[DataFile], groups: int) -> list[list[DataFile]]:

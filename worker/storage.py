@@ -54,6 +54,16 @@ class Storage:
             source.seek(offset)
             return bytes(source.read(length) if length is not None else source.read())
 
+    def is_readable(self, location: str) -> bool:
+        """Whether every byte can be read, which tells damaged content from a store that doesn't answer."""
+        try:
+            with self.open_input(location) as source:
+                while source.read(16 * 1024**2):
+                    pass
+        except OSError:
+            return False
+        return True
+
     def write(self, location: str, content: bytes) -> None:
         with self.open_output(location) as sink:
             sink.write(content)

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from worker.index import ADDRESS, FileDictionary, Int64Array, KeySetIndex
+from worker.index import ADDRESS, FileDictionary, Int64Array, KeySetIndex, damage_of
 from worker.indexing import rebuild_key_set
 from worker.job import Job, Outcome, PinnedTable, indexes, outcome
 from worker.lookup import Matches
 from worker.plan import plan_conversion
 from worker.read import key_reader
 from worker.resolution import PendingDeletes
+from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse, RunFile
 from worker.storage import Storage
 
@@ -30,7 +31,7 @@ def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Out
     results: list[dict[str, Any]] = []
     for index in indexes(table, warehouse):
         with job.stage("verify"):
-            differences = [*_miscounted_files(job, table, index), *_different_answers(job, table, index)]
+            differences = _differences(job, table, index)
         results.append(
             {
                 "equality_field_ids": list(index.key_set.equality_field_ids),
@@ -58,6 +59,18 @@ def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Out
         job.decide("The table has no index yet: there is nothing to verify.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _differences(job: Job, table: PinnedTable, index: KeySetIndex) -> list[str]:
+    try:
+        return [*_miscounted_files(job, table, index), *_different_answers(job, table, index)]
+    except JobCancelledError:
+        raise
+    except Exception:
+        damage = damage_of(index, table.storage)
+        if damage is None:
+            raise
+        return [damage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +108,9 @@ def _different_answers(job: Job, table: PinnedTable, index: KeySetIndex) -> list
         return []
     reader = key_reader(table.metadata, table.storage, index.key_set)
     pending = PendingDeletes.read(job, table, plan, reader, index)
-    covered = [file for file in pending.data_files if file.path in index.dictionary.covered_paths]
+    covered = [file for file in pending.data_files if index.dictionary.covers(file)]
     ordinals = {file.path: ordinal for ordinal, file in enumerate(covered)}
-    looked_up = _pairs(pending.look_up(index, ordinals))
+    looked_up = _pairs(pending.look_up(index, covered, ordinals))
     scanned = _pairs(pending.scan(covered, ordinals))
     missing = [(o, p, "the scan finds it, the index does not") for o, p in sorted(scanned - looked_up)]
     invented = [(o, p, "the index finds it, the scan does not") for o, p in sorted(looked_up - scanned)]

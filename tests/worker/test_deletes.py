@@ -142,8 +142,10 @@ class TestExistingDeletes:
         assert pickle.loads(pickle.dumps(caught.value)).delete_file == broken
 
     def test_a_missing_file_is_told_from_an_unreadable_one(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(UnreadableDeleteFileError, match="it is missing") as caught:
             existing_deletes(Storage(), [data_file("a")], [delete_file(f"{tmp_path}/gone.parquet")])
+        assert caught.value.missing
+        assert pickle.loads(pickle.dumps(caught.value)).missing
 
     def test_many_data_files_share_one_read_of_each_file(self, tmp_path: Path) -> None:
         rows = [(f"file-{n:05d}", n) for n in range(2_000)]

@@ -14,7 +14,7 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, live_d
 from tests.jobs import Jobs
 from worker import lookup
 from worker.job import JobError
-from worker.session import TaskRunner
+from worker.session import JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -347,3 +347,123 @@ def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: J
     assert jobs.run("convert").result["rows_deleted"] > 0
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbled"])
+def test_a_damaged_index_is_not_used_again(
+    spark: SparkSession, jobs: Jobs, table_name: str, damage: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    before = visible_rows(spark, table_name)
+    jobs.run("index")
+    (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
+    if damage == "missing":
+        run.unlink()
+    else:
+        garble(run)
+    lookup.footer.cache_clear()
+
+    converted = jobs.run("convert")
+    assert [one["source"] for one in converted.result["key_sets"]] == ["scan"]
+    assert any("the index can't be used" in sentence for sentence in converted.result["decisions"])
+    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
+    (anew,) = converted.health["key_sets"]
+    assert (anew["generation"], anew["coverage"]) == (2, 0.0)
+    (filled,) = jobs.run("index").health["key_sets"]
+    assert (filled["generation"], filled["coverage"]) == (2, 1.0)
+    assert [path.name for path in jobs.index.glob("*.db/entries_*")] == ["entries_1_g2"]
+
+
+def garble(path: Path) -> None:
+    """Overwrites the pages of a Parquet file and leaves its footer as it is."""
+    content = bytearray(path.read_bytes())
+    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
+    content[4:-footer_bytes] = b"\xff" * (len(content) - footer_bytes - 4)
+    path.write_bytes(content)
+
+
+def test_a_garbled_data_file_keeps_its_deletes_and_the_rest_is_converted(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, partitioned_by=["region"])
+    table.append([{"id": i, "region": r, "value": i} for i in range(10) for r in ("eu", "us")])
+    table.delete_keys([{"id": 3, "region": "eu"}, {"id": 4, "region": "us"}])
+    garble(path_in_region(spark, f"{table_name}.data_files", "eu"))
+    result = jobs.run("convert").result
+    assert [one["code"] for one in result["unconvertible"]] == ["corrupt_file"]
+    assert (result["equality_delete_files_removed"], result["rows_deleted"]) == (1, 1)
+    assert [left["partition"]["region"] for left in equality_delete_files(spark, table_name)] == ["eu"]
+
+
+def path_in_region(spark: SparkSession, files: str, region: str) -> Path:
+    (row,) = spark.sql(f"SELECT file_path FROM {files} WHERE partition.region = '{region}'").collect()
+    return Path(row[0].removeprefix("file:"))
+
+
+def test_a_missing_position_delete_file_keeps_the_deletes_that_need_it(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, partitioned_by=["region"])
+    paths = table.append([{"id": i, "region": r, "value": i} for i in range(10) for r in ("eu", "us")])
+    table.delete_positions({path: [0] for path in paths})
+    path_in_region(spark, f"{table_name}.delete_files", "eu").unlink()
+    table.delete_keys([{"id": 3, "region": "eu"}, {"id": 4, "region": "us"}])
+    result = jobs.run("convert").result
+    assert [one["code"] for one in result["unconvertible"]] == ["unreadable_position_deletes"]
+    assert (result["equality_delete_files_removed"], result["rows_deleted"]) == (1, 1)
+
+
+def test_a_late_commit_of_an_earlier_attempt_is_found_and_its_files_stay(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+
+    def earlier_attempt_commits() -> None:
+        jobs.reporter.before_commit = lambda: None
+        jobs.run("convert", job_id="late", attempt=1)
+        table.upsert([{"id": 7, "region": "us", "value": 7}], key=["id"])
+
+    jobs.reporter.before_commit = earlier_attempt_commits
+    result = jobs.run("convert", job_id="late", attempt=2).result
+    assert any("Attempt 1 committed" in sentence for sentence in result["decisions"])
+    (pending,) = equality_delete_files(spark, table_name)
+    before = visible_rows(spark, table_name)
+    assert pending["record_count"] == 1
+    assert jobs.run("convert").result["equality_delete_files_removed"] == 1
+    assert visible_rows(spark, table_name) == before
+
+
+def test_a_cancelled_conversion_leaves_no_file(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
+    table = upserted(spark, table_name, format_version=2, partitioned=False, key=["id"])
+
+    def cancel() -> None:
+        raise JobCancelledError
+
+    jobs.reporter.before_commit = cancel
+    with pytest.raises(JobCancelledError):
+        jobs.run("convert")
+    location = Path(table.metadata.location.removeprefix("file:"))
+    assert not [path for path in location.rglob("*") if path.name.startswith("icestream-")]
+    jobs.reporter.before_commit = lambda: None
+    assert jobs.run("convert").result["commits"] == 1
+
+
+def test_a_data_file_that_came_back_is_as_new_as_its_second_commit(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    """Rolled back, and picked again after a delete of its keys: that delete is older than the file now."""
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(5)])
+    first = table.snapshot_id
+    table.append([{"id": i, "region": "us", "value": i} for i in range(5)])
+    second = table.snapshot_id
+    jobs.run("index", key_sets=[["id"]])
+    system = f"CALL {table_name.split('.')[0]}.system"
+    spark.sql(f"{system}.rollback_to_snapshot('{table_name}', {first})")
+    table.delete_keys([{"id": 2}], equality_columns=["id"])
+    spark.sql(f"{system}.cherrypick_snapshot('{table_name}', {second})")
+    table.delete_keys([{"id": 4}], equality_columns=["id"])
+    before = visible_rows(spark, table_name)
+    assert sum(before.values()) == 7
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])

@@ -1,0 +1,22 @@
+"""The job that deletes the index of a table that was removed; the table itself need not exist any more."""
+
+from __future__ import annotations
+
+from worker.index import database_name
+from worker.job import Job, Outcome
+from worker.sorted_runs import IndexWarehouse
+from worker.storage import Storage
+
+
+def drop_index(job: Job) -> Outcome:
+    """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
+    table = job.assignment.table
+    warehouse = IndexWarehouse(job.assignment.index.warehouse, Storage())
+    database = database_name(table.table_uuid, table.branch)
+    names = warehouse.table_names(database)
+    with job.stage("drop"):
+        # A table that was registered again keeps its index.
+        job.reporter.confirm_lease()
+        warehouse.drop(database)
+    job.decide(f"The index of {'.'.join(table.identifier)} was deleted: {len(names)} index tables.")
+    return Outcome({"index_tables_deleted": len(names), "decisions": job.decisions, "stages": job.stages}, {})
