@@ -372,9 +372,9 @@ class Footer:
         return cls(metadata, KeyRanges.of(low, high, key_type), rows, compressed, uncompressed)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def footer(storage: Storage, location: str, key_type: pa.DataType) -> Footer:
-    """Footers of immutable files are kept for as long as the process lives."""
+    """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
     with storage.open_input(location) as source:
         return Footer.of(pq.read_metadata(source), key_type)
 

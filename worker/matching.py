@@ -100,8 +100,11 @@ def match_sorted(entries: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[Int
     low = np.searchsorted(entries, keys, side="left")
     hits = np.flatnonzero(entries[np.minimum(low, len(entries) - 1)] == keys)
     low = low[hits]
-    counts = np.searchsorted(entries, keys[hits], side="right") - low
-    if (counts == 1).all():
+    last = len(entries) - 1
+    repeated = np.flatnonzero((low < last) & (entries[np.minimum(low + 1, last)] == keys[hits]))
+    if not len(repeated):
         return low, hits
+    counts = np.ones(len(low), np.int64)
+    counts[repeated] = np.searchsorted(entries, keys[hits[repeated]], side="right") - low[repeated]
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(low, counts) + offsets, np.repeat(hits, counts)

@@ -27,6 +27,13 @@ class Storage:
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
         return Storage, (self.properties,)
 
+    def __eq__(self, other: object) -> bool:
+        """By properties: what one job has read of an immutable file, the next one need not read again."""
+        return isinstance(other, Storage) and self.properties == other.properties
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.properties.items()))
+
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
         """The file system and the path on it that a location names."""
         scheme, netloc, path = PyArrowFileIO.parse_location(location, self.properties)

@@ -22,7 +22,7 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, lookup_tasks
+from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, footer, lookup_tasks
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse
@@ -160,3 +160,15 @@ def _partition_ids(index: index_module.KeySetIndex) -> dict[str, tuple[int, ...]
 def _key_batch(folder: Path, reader: KeyReader, types: tuple[str, ...], keys: list[Any]) -> pa.RecordBatch:
     file = write_data_file(folder, "deletes.parquet", types, keys, "p", 1)
     return next(iter(reader.read_data_file(file)))
+
+
+def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
+    key_set = key_set_of("long")
+    reader = KeyReader(Storage(), key_set, None, {})
+    file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
+    indexed = assign_addresses([file], 0, {})
+    (task,) = build_tasks(reader, f"file://{tmp_path}", indexed, 1)
+    (run,) = task.run(None).runs
+    first, second = (footer(Storage({"a": "b"}), run.location, pa.int64()) for _ in range(2))
+    assert second is first
+    assert footer(Storage({"a": "c"}), run.location, pa.int64()) is not first
