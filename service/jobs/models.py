@@ -1,7 +1,7 @@
 """Jobs, their attempts, and the append-only events about them."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic import Field as ModelField
@@ -138,10 +138,13 @@ class SystemView(BaseModel):
     version: str
 
 
+RequestableKind = Literal[JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.REBUILD, JobKind.VERIFY]
+
+
 class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    kind: JobKind
+    kind: RequestableKind
     dry_run: bool = False
     """Say what a conversion would do; change nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)

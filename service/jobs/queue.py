@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import exists
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
-from sqlmodel import Session, col, or_, select
+from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.catalogs.models import Catalog
@@ -47,6 +47,7 @@ from service.workers.models import (
     Worker,
 )
 
+_ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
 _WORKER_LOST = ErrorReport(
     code="worker_lost",
@@ -227,8 +228,24 @@ def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
 
 
 def cancel_jobs_of_table(session: Session, table_id: str, reason: str, now: datetime) -> None:
-    active = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
-    query = select(Job).where(Job.table_id == table_id, col(Job.status).in_(active)).with_for_update()
+    query = select(Job).where(Job.table_id == table_id, col(Job.status).in_(_ACTIVE)).with_for_update()
+    for job in session.exec(query).all():
+        cancel(session, job, reason, now)
+
+
+def cancel_index_drops(session: Session, table: EnrolledTable, reason: str, now: datetime) -> None:
+    """Let no job delete the index of this branch any more: it is about to be filled again."""
+    query = (
+        select(Job)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .where(
+            Job.kind == JobKind.DROP_INDEX.value,
+            Job.table_uuid == table.table_uuid,
+            EnrolledTable.branch == table.branch,
+            col(Job.status).in_(_ACTIVE),
+        )
+        .with_for_update(of=Job)
+    )
     for job in session.exec(query).all():
         cancel(session, job, reason, now)
 
@@ -280,8 +297,11 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
         .where(
             Job.status == JobStatus.QUEUED.value,
             col(Job.available_at) <= now,
-            col(EnrolledTable.deleted_at).is_(None),
-            ~col(EnrolledTable.paused),
+            # The index of a removed table can still be dropped; nobody can resume such a table.
+            or_(
+                col(Job.kind) == JobKind.DROP_INDEX.value,
+                and_(col(EnrolledTable.deleted_at).is_(None), ~col(EnrolledTable.paused)),
+            ),
             ~col(Catalog.paused),
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
@@ -331,6 +351,7 @@ def _start_attempt(
         table=AssignedTable(
             id=table.id,
             identifier=table.identifier,
+            table_uuid=job.table_uuid,
             branch=table.branch,
             key_sets=table.key_sets,
             seen_equality_field_ids=seen_equality_field_ids(session, table.id),

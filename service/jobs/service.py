@@ -18,7 +18,7 @@ from service.jobs.status import JobKind, JobStatus
 from service.paging import Page, PageRequest, take_page
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
-from service.tables.service import get_table
+from service.tables.service import check_index_unused, get_table
 
 
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
@@ -103,7 +103,9 @@ def cancel_job(session: Session, principal: Principal, job_id: str) -> JobView:
 def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
     """Queue the same again as a new job, with all its attempts before it."""
     job = queue.get_job(session, job_id)
-    table = get_table(session, job.table_id)
+    drops_index = job.kind == JobKind.DROP_INDEX.value
+    # Only the drop of an index belongs to a table that is gone.
+    table = session.get_one(EnrolledTable, job.table_id) if drops_index else get_table(session, job.table_id)
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
     if not JobStatus(job.status).is_retryable:
         raise ConflictError(
@@ -112,6 +114,8 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
             f"Job {job_id} is {job.status}.",
             "Request a new job with POST /api/v1/tables/{id}/jobs.",
         )
+    if drops_index:
+        check_index_unused(session, table)
     _check_dry_run(JobKind(job.kind), dry_run=job.dry_run)
     _refuse_paused(session, table)
     again, _ = queue.enqueue(
@@ -144,7 +148,7 @@ def pause_system(session: Session, principal: Principal, *, paused: bool) -> Sys
 
 def pause_reason(session: Session, table: EnrolledTable, catalog: Catalog) -> str | None:
     """Why no job of a table starts, or None."""
-    if table.paused:
+    if table.paused and table.deleted_at is None:
         return f"table {table.name} is paused"
     if catalog.paused:
         return f"catalog {catalog.name} is paused"

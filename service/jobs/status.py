@@ -9,6 +9,8 @@ class JobKind(StrEnum):
     COMPACT = "compact"
     REBUILD = "rebuild"
     VERIFY = "verify"
+    DROP_INDEX = "drop_index"
+    """Not requested by itself: it follows the removal of its table."""
 
     def writes(self, *, dry_run: bool) -> bool:
         """Whether such a job may change the table or its index; a verification rebuilds a wrong one."""

@@ -8,7 +8,9 @@ from service.auth.principals import Caller, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
-from service.errors import UNREACHABLE_RESPONSE, InvalidError
+from service.errors import UNREACHABLE_RESPONSE
+from service.jobs.models import JobView
+from service.jobs.service import view
 from service.paging import Page, Paging
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
@@ -90,22 +92,25 @@ def update_table(
     return updated
 
 
-@router.delete("/{table_id}", status_code=204)
+@router.delete(
+    "/{table_id}",
+    status_code=204,
+    response_model=None,
+    responses={202: {"model": JobView, "description": "With drop_index: the job that deletes the index."}},
+)
 def delete_table(
     session: WriteSession,
     caller: Caller,
     table_id: str,
-    drop_index: Annotated[bool, Query(description="Not available yet: refused rather than ignored.")] = False,
-) -> None:
-    """Forget a table. The Iceberg table and its index files stay as they are."""
-    if drop_index:
-        raise InvalidError(
-            "drop-index-not-available",
-            "The index cannot be dropped together with the enrolment",
-            "No job deletes an index, so its files would stay although the answer said otherwise.",
-            "DELETE without drop_index, then remove the table's directory in the index warehouse.",
-        )
-    service.delete_table(session, caller, table_id)
+    response: Response,
+    drop_index: Annotated[bool, Query(description="Delete the files of its index too.")] = False,
+) -> JobView | None:
+    """Forget a table, and with drop_index its index. The Iceberg table stays as it is."""
+    job = service.delete_table(session, caller, table_id, drop_index=drop_index)
+    if job is None:
+        return None
+    response.status_code = 202
+    return view(session, job)
 
 
 @router.post("/{table_id}/pause")

@@ -21,6 +21,8 @@ from service.conditional import check_version
 from service.database import Database, utc_now
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.jobs import queue
+from service.jobs.models import Job
+from service.jobs.status import JobKind
 from service.paging import Page, PageRequest, take_page
 from service.policies import service as policies
 from service.policies.models import PolicyAttachment
@@ -122,6 +124,7 @@ def enroll_table(
             raise
         raise _already_enrolled(winner) from error
     policies.set_table_policy(session, row.id, request.policy)
+    queue.cancel_index_drops(session, row, "the table was enrolled again", utc_now())
     return view(session, settings, row)
 
 
@@ -273,17 +276,48 @@ def pause_table(
     return _changed(session, settings, row)
 
 
-def delete_table(session: Session, principal: Principal, table_id: str) -> None:
+def delete_table(
+    session: Session, principal: Principal, table_id: str, *, drop_index: bool = False
+) -> Job | None:
     """Forget a table: queued jobs are cancelled, a running one is asked to stop, history stays readable.
 
-    The Iceberg table and the files of its index are left as they are.
+    The Iceberg table is left as it is, and so is its index, unless `drop_index`: the job that is returned
+    then deletes it. Raises ConflictError if the index is another enrolment's too.
     """
     row = get_table(session, table_id)
-    authorize(session, principal, Role.OPERATOR, "table.delete", row.name)
-    queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", utc_now())
+    authorize(session, principal, Role.OPERATOR, "table.delete", row.name, drop_index=drop_index)
+    if drop_index:
+        check_index_unused(session, row)
+    now = utc_now()
+    policy = policies.effective_policy(session, row)
+    queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", now)
     policies.set_table_policy(session, row.id, None)
-    row.deleted_at = utc_now()
+    row.deleted_at = now
     session.add(row)
+    if not drop_index:
+        return None
+    job, _ = queue.enqueue(session, row, JobKind.DROP_INDEX, policy, now, requested_by=principal.name)
+    return job
+
+
+def check_index_unused(session: Session, row: EnrolledTable) -> None:
+    """Raise ConflictError if another enrolment is of the same branch of the same Iceberg table."""
+    other = session.exec(
+        select(EnrolledTable).where(
+            EnrolledTable.table_uuid == row.table_uuid,
+            EnrolledTable.branch == row.branch,
+            EnrolledTable.id != row.id,
+            col(EnrolledTable.deleted_at).is_(None),
+        )
+    ).first()
+    if other is not None:
+        raise ConflictError(
+            "index-in-use",
+            "The index is in use",
+            f"Branch {row.branch!r} of this Iceberg table is also enrolled as {other.id} ({other.name}).",
+            "Remove this one without dropping the index; drop it with the last enrolment.",
+            table_id=other.id,
+        )
 
 
 def view(session: Session, settings: Settings, row: EnrolledTable) -> TableView:

@@ -21,7 +21,7 @@ from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoun
 from service.index_health import service as index_health
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import EventView, JobRequest, JobView
+from service.jobs.models import EventView, JobRequest, JobView, RequestableKind
 from service.jobs.status import JobKind, JobStatus
 from service.paging import PageRequest
 from service.policies import service as policies
@@ -226,7 +226,7 @@ def request_job(
     database: CurrentDatabase,
     sender: FormSender,
     table_id: str,
-    kind: Annotated[JobKind, Form()],
+    kind: Annotated[RequestableKind, Form()],
     dry_run: Annotated[bool, Form()] = False,
 ) -> Response:
     with database.write() as session:

@@ -23,6 +23,7 @@ _STAGE_WORDS = {
     "commit": "Commit to the Iceberg table",
     "compact": "Merge sorted runs",
     "verify": "Compare index and scan",
+    "drop": "Delete the index",
     "report": "Measure the index",
 }
 

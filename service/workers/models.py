@@ -57,6 +57,7 @@ class AssignedJob(BaseModel):
 class AssignedTable(BaseModel):
     id: str
     identifier: list[str]
+    table_uuid: str
     branch: str
     key_sets: list[list[str]]
     seen_equality_field_ids: list[list[int]]

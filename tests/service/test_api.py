@@ -264,6 +264,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
     assert assignment["table"] == {
         "id": table["id"],
         "identifier": ["db", "t"],
+        "table_uuid": table["table_uuid"],
         "branch": "main",
         "key_sets": [],
         "seen_equality_field_ids": [],

@@ -185,11 +185,60 @@ def test_removing_a_table_asks_its_running_job_to_stop(local: Running) -> None:
     assert local.finish(assignment, status="cancelled").json()["status"] == "cancelled"
 
 
-def test_dropping_the_index_is_refused_rather_than_ignored(local: Running) -> None:
+def test_the_index_of_a_removed_table_is_dropped_by_a_job(local: Running) -> None:
     table = local.enroll()
+    local.admin.post(f"/tables/{table['id']}/pause")
     answer = local.admin.delete(f"/tables/{table['id']}?drop_index=true")
-    assert (answer.status_code, answer.json()["type"]) == (422, "drop-index-not-available")
-    assert local.admin.get(f"/tables/{table['id']}").status_code == 200
+    job = answer.json()
+    assert (answer.status_code, job["kind"], job["status"]) == (202, "drop_index", "queued")
+    assert job["waiting_for"] == "Waits for a free worker."
+    assert local.admin.get(f"/tables/{table['id']}").status_code == 404
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["id"] == job["id"]
+    assert assignment["table"]["table_uuid"] == table["table_uuid"]
+    assert local.finish(assignment, result={"index_tables_deleted": 2}).json()["status"] == "succeeded"
+
+
+def test_the_index_is_dropped_only_after_the_running_writer_has_stopped(local: Running) -> None:
+    table, worker = local.enroll(), local.start_worker()
+    local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    writer = local.claim(worker)
+    assert writer is not None
+    local.admin.delete(f"/tables/{table['id']}?drop_index=true")
+    assert local.claim(worker) is None
+    local.finish(writer, status="cancelled")
+    drop = local.claim(worker)
+    assert drop is not None
+    assert drop["job"]["kind"] == "drop_index"
+
+
+def test_an_index_that_another_enrolment_uses_is_not_dropped(local: Running, iceberg: IcebergCatalog) -> None:
+    table = local.enroll()
+    iceberg.catalog.rename_table("db.t", "db.renamed")
+    other = local.enroll("db.renamed")
+    answer = local.admin.delete(f"/tables/{table['id']}?drop_index=true")
+    assert (answer.status_code, answer.json()["type"]) == (409, "index-in-use")
+    assert answer.json()["table_id"] == other["id"]
+    assert local.admin.delete(f"/tables/{table['id']}").status_code == 204
+    assert local.admin.delete(f"/tables/{other['id']}?drop_index=true").status_code == 202
+
+
+def test_a_table_that_is_enrolled_again_keeps_its_index(local: Running) -> None:
+    job = local.admin.delete(f"/tables/{local.enroll()['id']}?drop_index=true").json()
+    again = local.enroll()
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
+    refused = local.admin.post(f"/jobs/{job['id']}/retry")
+    assert (refused.status_code, refused.json()["type"]) == (409, "index-in-use")
+    local.admin.delete(f"/tables/{again['id']}")
+    retried = local.admin.post(f"/jobs/{job['id']}/retry").json()
+    assert (retried["kind"], retried["status"]) == ("drop_index", "queued")
+
+
+def test_a_dropped_index_is_never_requested_by_itself(local: Running) -> None:
+    table = local.enroll()
+    answer = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "drop_index"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.kind")
 
 
 def test_tables_are_listed_page_by_page_and_by_filter(local: Running, iceberg: IcebergCatalog) -> None:
