@@ -1,6 +1,6 @@
 """HTTP calls that workers make, and the list of workers."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from service.auth.principals import Viewer, WorkerCaller
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
@@ -50,11 +50,14 @@ async def claim_job(
     database: CurrentDatabase,
     settings: CurrentSettings,
     _caller: WorkerCaller,
+    request: Request,
     worker_id: str,
     body: ClaimRequest,
 ) -> Assignment | Response:
     """Wait for a job and take it (long poll)."""
-    assignment = await service.claim_job(database, settings, worker_id, body.wait_seconds)
+    assignment = await service.claim_job(
+        database, settings, worker_id, body.wait_seconds, request.is_disconnected
+    )
     return assignment if assignment is not None else Response(status_code=204)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from sqlalchemy import func
@@ -35,15 +36,24 @@ def register_worker(
 
 
 async def claim_job(
-    database: Database, settings: Settings, worker_id: str, wait_seconds: float
+    database: Database,
+    settings: Settings,
+    worker_id: str,
+    wait_seconds: float,
+    is_gone: Callable[[], Awaitable[bool]],
 ) -> Assignment | None:
-    """Wait for a job, at most `wait_seconds`; between looks it holds neither a connection nor a thread."""
+    """Wait for a job, at most `wait_seconds`; between looks it holds neither a connection nor a thread.
+
+    A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps.
+    """
     deadline = time.monotonic() + wait_seconds
     assignment = await run_in_threadpool(_claim, database, settings, worker_id)
     while assignment is None and time.monotonic() < deadline:
         # Jitter keeps many idle workers from looking all at once.
         pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
         await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
+        if await is_gone():
+            return None
         if await run_in_threadpool(_has_work, database):
             assignment = await run_in_threadpool(_claim, database, settings, worker_id)
     return assignment

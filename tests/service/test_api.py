@@ -323,6 +323,21 @@ def test_a_waiting_claim_gets_a_job_soon_after_it_is_requested(
     assert assignment["job"]["id"] == job["id"]
 
 
+def test_a_worker_that_hung_up_while_it_waited_is_given_no_job(
+    service: Running, table: dict[str, Any]
+) -> None:
+    dead, alive = service.start_worker(), service.start_worker()
+    with pytest.raises(httpx.ReadTimeout):
+        service.admin.post(f"/workers/{dead}/claim", json={"wait_seconds": 20}, timeout=0.3)
+    job = request_job(service, table)
+    # Longer than the pause between two looks of a waiting claim.
+    time.sleep(1)
+    assert service.admin.get(f"/jobs/{job['id']}").json()["status"] == "queued"
+    assignment = service.claim(alive)
+    assert assignment is not None
+    assert assignment["job"]["id"] == job["id"]
+
+
 def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> None:
     worker = service.start_worker()
     with ThreadPoolExecutor(60) as pool:
