@@ -69,6 +69,10 @@ format: install ## Format the code
 openapi: install ## Write openapi/openapi.json anew
 	@$(BIN)/icestream openapi > openapi/openapi.json
 
+.PHONY: bench
+bench: install ## Measure lookup, scan, conversion and build (ARGS="--rows 50000000 --report build/bench.md")
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
 .PHONY: screenshots
 screenshots: install ## Take a picture of every page, in both themes and two widths, into build/screenshots
 	@scripts/install_system_packages chromium
