@@ -2,6 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.database import Database
+from service.metrics import render_metrics
+from service.settings import Settings
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -57,3 +60,8 @@ def test_a_table_that_can_no_longer_be_polled_counts_as_unknown(
     iceberg.catalog.drop_table("db.t")
     service.poll(table["id"])
     assert scrape(service)["icestream_tables", "unknown"] == 1
+
+
+def test_both_databases_answer_a_scrape(database: Database) -> None:
+    with database.read() as session:
+        assert b'icestream_tables{status="unknown"} 0.0' in render_metrics(session, Settings())

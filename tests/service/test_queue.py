@@ -307,6 +307,31 @@ def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database
     assert set(kinds) - writers == {("convert", True)}
 
 
+def test_of_a_removed_table_only_the_drop_of_its_index_runs(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    drop = request(database, table, JobKind.DROP_INDEX)
+    request(database, table, JobKind.VERIFY)
+    with database.write() as session:
+        removed = session.get_one(EnrolledTable, table)
+        removed.deleted_at, removed.paused = START, True
+        session.add(removed)
+    assignment = claim(database, worker)
+    assert assignment is not None
+    assert (assignment.job.id, assignment.table.table_uuid) == (drop, "a")
+    finish(database, drop, 1, "succeeded")
+    assert claim(database, worker) is None
+
+
+def test_enrolling_a_branch_again_cancels_the_drop_of_its_index_only(database: Database) -> None:
+    removed, other_table, again = add_tables(database, ["a", "b", "a"])
+    drop, other_drop = (request(database, table, JobKind.DROP_INDEX) for table in (removed, other_table))
+    with database.write() as session:
+        queue.cancel_index_drops(session, session.get_one(EnrolledTable, again), "enrolled again", START)
+    assert job(database, drop).status == JobStatus.CANCELLED.value
+    assert job(database, other_drop).status == JobStatus.QUEUED.value
+
+
 def test_a_failed_attempt_is_followed_by_another_after_a_growing_pause(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker, now = add_worker(database), START
