@@ -138,7 +138,7 @@ class SystemView(BaseModel):
     version: str
 
 
-RequestableKind = Literal[JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.REBUILD, JobKind.VERIFY]
+RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify"]
 
 
 class JobRequest(BaseModel):

@@ -27,16 +27,15 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     Raises InvalidError for a dry run of a kind that has none, and ConflictError while table, catalog or
     system are paused.
     """
+    kind = JobKind(request.kind)
     table = get_table(session, table_id)
-    authorize(
-        session, principal, Role.OPERATOR, f"job.{request.kind.value}", table.name, dry_run=request.dry_run
-    )
-    _check_dry_run(request.kind, dry_run=request.dry_run)
+    authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
+    _check_dry_run(kind, dry_run=request.dry_run)
     _refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
         table,
-        request.kind,
+        kind,
         effective_policy(session, table),
         utc_now(),
         dry_run=request.dry_run,
