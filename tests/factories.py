@@ -63,6 +63,10 @@ class Catalog:
     warehouse: str
 
     @property
+    def type(self) -> str:
+        return "sql"
+
+    @property
     def properties(self) -> dict[str, str]:
         """What PyIceberg and the HTTP API want of a catalog of type `sql`."""
         return {"uri": f"sqlite:///{self.database}", "warehouse": self.warehouse}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog
 from worker.control_plane import Assignment
 from worker.job import Outcome
 from worker.pipeline import run_job
@@ -41,10 +40,21 @@ class RecordingReporter:
         return base
 
 
+class CatalogRecord(Protocol):
+    """What the service knows of a catalog."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def properties(self) -> dict[str, str]: ...
+
+
 class Jobs:
     """Runs jobs on one table, as a worker would."""
 
-    def __init__(self, spark: SparkSession, catalog: Catalog, identifier: str, index: Path) -> None:
+    def __init__(self, spark: SparkSession, catalog: CatalogRecord, identifier: str, index: Path) -> None:
         self.reporter = RecordingReporter()
         self.runner = TaskRunner(spark)
         self.catalog = catalog
@@ -60,7 +70,11 @@ class Jobs:
                 "attempt": attempt,
                 "lease_seconds": 30,
                 "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},
-                "catalog": {"name": self.catalog.name, "type": "sql", "properties": self.catalog.properties},
+                "catalog": {
+                    "name": self.catalog.name,
+                    "type": self.catalog.type,
+                    "properties": self.catalog.properties,
+                },
                 "index": {"warehouse": self.index.as_uri()},
             }
         )

@@ -145,6 +145,7 @@ class Worker:
         raise KeyboardInterrupt
 
     def run(self, name: str) -> None:
+        """Returns after a signal, or when Spark's JVM has ended."""
         registered = False
         while not self._stopping.is_set():
             try:
@@ -159,6 +160,10 @@ class Worker:
                 continue
             if assignment is not None:
                 self.run_attempt(assignment)
+
+    @property
+    def is_usable(self) -> bool:
+        return self._runner.is_alive
 
     def run_attempt(self, assignment: Assignment) -> None:
         """Runs one attempt to its end and reports it; never raises for the job's own errors."""
@@ -189,6 +194,11 @@ class Worker:
             except Exception as error:
                 log.exception("Job %s failed", job.id)
                 finished = {"status": "failed", "error": _error(_unexpected(error))}
+            if finished["status"] == "failed" and not self._runner.is_alive:
+                # Whatever the error says, this is its cause, and it is not the job's.
+                log.error("Spark's JVM has ended: handing the job back, and ending too")
+                self._stopping.set()
+                finished = {"status": "released"}
             self._finish(report, reporter, finished)
 
     def _finish(self, report: AttemptReport, reporter: AttemptReporter, finished: dict[str, Any]) -> None:
@@ -266,8 +276,9 @@ def main() -> int:
         pass
     finally:
         control_plane.close()
-        spark.stop()
-    return 0
+        if worker.is_usable:
+            spark.stop()
+    return 0 if worker.is_usable else 1
 
 
 if __name__ == "__main__":

@@ -80,6 +80,12 @@ class TaskRunner:
         self.local_rows = local_rows
         self.parallelism = max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether Spark's JVM still runs; nothing can be done without it, and no other can follow here."""
+        gateway: Any = self.spark.sparkContext._gateway
+        return gateway.proc.poll() is None
+
     def run(
         self,
         tasks: Sequence[Task[S, R]],

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -67,6 +68,28 @@ def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
 
     _check_nothing_is_left_to_do(spark, icestream, table_id, table)
     assert visible_rows(spark, table.identifier) == expected
+
+
+def test_worker_whose_spark_has_died_hands_its_job_back_and_is_replaced(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+) -> None:
+    table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
+    expected = visible_rows(spark, table.identifier)
+    worker = icestream.live_worker()
+    java = next(p for p in _descendants(worker["pid"]) if Path(f"/proc/{p}/comm").read_text() == "java\n")
+    os.kill(java, signal.SIGKILL)
+
+    job = icestream.wait_for_job(icestream.submit(table_id, "convert"))
+    assert job["status"] == "succeeded", job["error"]
+    assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
+    assert job["attempts"][1]["worker_id"] != worker["id"]
+    _check_nothing_is_left_to_do(spark, icestream, table_id, table)
+    assert visible_rows(spark, table.identifier) == expected
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
 def test_paused_worker_that_wakes_up_late_changes_nothing(

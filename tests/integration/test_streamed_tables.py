@@ -132,8 +132,11 @@ def test_table_is_converted_by_policy_while_flink_writes_it(
     _check_health(icestream, table_id, table)
 
 
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_conversions_on_request_win_against_a_running_writer(
+    format_version: Literal[2, 3],
     spark: SparkSession,
+    duckdb_rows: DuckDBRows,
     icestream: Icestream,
     registered: Catalog,
     flink_class_path: str,
@@ -141,7 +144,7 @@ def test_conversions_on_request_win_against_a_running_writer(
 ) -> None:
     """Each of them commits, however fast Flink does; none has an index to help it."""
     stream = UpsertStream(records=120_000, keys=20_000, seed=20, checkpoints=40, mode="changelog")
-    table = _create(spark, registered, 3, ())
+    table = _create(spark, registered, format_version, ())
     conversions = []
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "flink.log") as running:
         running.wait_for_commits(2)
@@ -153,6 +156,7 @@ def test_conversions_on_request_win_against_a_running_writer(
     assert sum(conversion["commits"] for conversion in conversions) >= 3
     assert equality_delete_files(spark, table.identifier) == []
     assert visible_rows(spark, table.identifier) == stream.expected_rows()
+    assert duckdb_rows(table) == stream.expected_rows()
 
 
 def _create(

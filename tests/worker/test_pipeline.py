@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ def test_an_unreachable_catalog_and_an_unknown_table_fail_with_the_cause(
     with pytest.raises(JobError, match="nowhere") as unknown:
         jobs.run("convert")
     assert unknown.value.code == "table_not_found"
-    jobs.catalog = Catalog("gone", tmp_path / "no" / "such" / "catalog.db", jobs.catalog.warehouse)
+    jobs.catalog = Catalog("gone", tmp_path / "no" / "such" / "catalog.db", tmp_path.as_uri())
     with pytest.raises(JobError) as unreachable:
         jobs.run("convert")
     assert unreachable.value.code == "catalog_unreachable"
@@ -467,3 +468,30 @@ def test_a_data_file_that_came_back_is_as_new_as_its_second_commit(
     assert sum(before.values()) == 7
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
     assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
+
+
+@dataclass(frozen=True)
+class HadoopCatalog:
+    name: str
+    warehouse: str
+    type: str = "hadoop"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"warehouse": self.warehouse}
+
+
+def test_a_table_of_a_hadoop_catalog_is_indexed_and_converted(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = HadoopCatalog("hadoop_lake", (tmp_path / "warehouse").as_uri())
+    key = f"spark.sql.catalog.{catalog.name}"
+    spark.conf.set(key, "org.apache.iceberg.spark.SparkCatalog")
+    spark.conf.set(f"{key}.type", "hadoop")
+    spark.conf.set(f"{key}.warehouse", catalog.warehouse)
+    spark.conf.set(f"{key}.cache-enabled", "false")
+    name = f"{catalog.name}.db.t"
+    upserted(spark, name, format_version=3, partitioned=True, key=["id"])
+    before = visible_rows(spark, name)
+    jobs = Jobs(spark, catalog, name, tmp_path / "index")
+    jobs.run("index")
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+    assert (visible_rows(spark, name), equality_delete_files(spark, name)) == (before, [])
