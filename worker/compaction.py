@@ -34,6 +34,8 @@ from worker.read import NULL_MASK
 from worker.sorted_runs import RunFile, write_run
 from worker.storage import Storage
 
+# How long what compaction replaced stays for those who still read it: longer than any lookup takes.
+KEEP_SECONDS = 3600.0
 TASK_ROWS = RUN_ROWS // 2  # a task holds its range twice while it sorts
 
 # The prefix of the primary key that ranges are cut by: partition_id, null_mask and the first key column.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from worker import compaction
 from worker.compaction import LiveAddresses, compaction_tasks
 from worker.index import (
+    KeySetIndex,
     addresses_needed,
     assign_addresses,
     build_tasks,
@@ -74,10 +76,13 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             "entries_after": before.rows,
             "bytes_read": 0,
             "bytes_written": 0,
+            "files_deleted": 0,
+            "bytes_deleted": 0,
         }
         results.append(report)
         if before.sorted_runs <= 1 and dead == 0:
             job.decide(f"Key set {index.key_set}: one sorted run without dead entries needs no compaction.")
+            _clean_up(job, table, index, report)
             continue
         tasks = compaction_tasks(index, table.storage)
         with job.stage("compact"):
@@ -97,10 +102,26 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             f"Key set {index.key_set}: {before.sorted_runs} sorted runs merged into one,"
             f" {before.rows - report['entries_after']:,} dead entries dropped."
         )
+        _clean_up(job, table, index, report)
     if not results:
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _clean_up(job: Job, table: PinnedTable, index: KeySetIndex, report: dict[str, Any]) -> None:
+    """Deletes what no snapshot of the index needs any more: replaced files, and those of dead attempts."""
+    with job.stage("clean_up"):
+        job.reporter.confirm_lease()
+        for part in (index.files_table, index.entries_table):
+            cleaned = part.clean_up(table.storage, compaction.KEEP_SECONDS)
+            report["files_deleted"] += cleaned.files
+            report["bytes_deleted"] += cleaned.size_bytes
+    if report["files_deleted"]:
+        job.decide(
+            f"Key set {index.key_set}: {report['files_deleted']:,} files that no snapshot of the index needs"
+            f" any more were deleted ({report['bytes_deleted']:,} bytes)."
+        )
 
 
 def _index_key_set(

@@ -8,6 +8,7 @@ rows are the union of the files' rows.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import pyarrow.parquet as pq
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
+from pypaimon.manifest.manifest_file_manager import ManifestFileManager
+from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
 from pypaimon.table.file_store_table import FileStoreTable
@@ -147,6 +150,14 @@ class LiveFiles:
         return sum(f.level == 0 for f in self.files) + len({f.level for f in self.files if f.level})
 
 
+@dataclass(frozen=True, slots=True)
+class CleanedUp:
+    """How many files were deleted, and their size."""
+
+    files: int
+    size_bytes: int
+
+
 class IndexWarehouse:
     """A Paimon filesystem catalog that holds the index tables of many Iceberg tables."""
 
@@ -235,6 +246,32 @@ class RunTable:
         snapshot = self._table.snapshot_manager().get_latest_snapshot()
         assert snapshot is not None
         return int(snapshot.id)
+
+    def clean_up(self, storage: Storage, keep_seconds: float) -> CleanedUp:
+        """Expires snapshots that nobody reads any more, and deletes every file that no kept one needs.
+
+        Kept are the snapshots of the last `keep_seconds`, and the one that was the latest before these. Files
+        younger than that stay as well: they may belong to a commit that is still to come. Snapshots go first,
+        so what an interruption leaves is found the next time. Only for the table's one writer.
+        """
+        horizon = time.time() - keep_seconds
+        snapshots = self._table.snapshot_manager().list_snapshots()
+        older = [snapshot.id for snapshot in snapshots if snapshot.time_millis / 1000 < horizon]
+        kept = [snapshot for snapshot in snapshots if snapshot.id >= max(older, default=0)]
+        needed = {f"snapshot-{snapshot.id}" for snapshot in kept} | {"LATEST", "EARLIEST"}
+        lists, manifests = ManifestListManager(self._table), ManifestFileManager(self._table)
+        for snapshot in kept:
+            files = lists.read_all(snapshot)
+            needed |= {snapshot.base_manifest_list, snapshot.delta_manifest_list}
+            needed |= {file.file_name for file in files}
+            needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(files)}
+        count = size_bytes = 0
+        for folder in ("snapshot", "manifest", BUCKET):
+            for file in storage.list(f"{self.location}/{folder}"):
+                if file.name not in needed and file.modified_at < horizon and storage.delete(file.location):
+                    count += 1
+                    size_bytes += file.size_bytes
+        return CleanedUp(count, size_bytes)
 
     def _live_metas(self) -> list[DataFileMeta]:
         splits = self._table.new_read_builder().new_scan().plan().splits()

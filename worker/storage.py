@@ -6,12 +6,23 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in a listing. modified_at: seconds since the epoch, by the store's clock."""
+
+    location: str
+    name: str
+    size_bytes: int
+    modified_at: float
 
 
 class Storage:
@@ -74,6 +85,16 @@ class Storage:
     def write(self, location: str, content: bytes) -> None:
         with self.open_output(location) as sink:
             sink.write(content)
+
+    def list(self, location: str) -> list[StoredFile]:
+        """The files directly in a directory, in any order; none when there is no such directory."""
+        filesystem, path = self.resolve(location)
+        found = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [
+            StoredFile(f"{location}/{info.base_name}", info.base_name, info.size, info.mtime_ns / 1e9)
+            for info in found
+            if info.is_file
+        ]
 
     def delete(self, location: str) -> bool:
         """Deletes one file; False if there was none."""

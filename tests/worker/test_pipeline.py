@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from tests.jobs import Jobs
-from worker import lookup
+from worker import compaction, lookup
 from worker.job import JobError
 from worker.session import JobCancelledError, TaskRunner
 
@@ -285,6 +285,36 @@ def test_the_index_is_a_paimon_table_of_every_row_before_and_after_compaction(
     visible = visible_rows(spark, table_name)
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
     assert visible_rows(spark, table_name) == visible
+
+
+def test_compaction_deletes_what_no_snapshot_of_the_index_needs(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    for start in (0, 50, 100):
+        table.upsert([{"id": i, "region": "eu", "value": i} for i in range(start, start + 60)], key=["id"])
+        jobs.run("index")
+    orphan = next(jobs.index.glob("*.db/entries_1_g1/bucket-0")) / "data-of-a-dead-attempt.parquet"
+    orphan.write_bytes(b"not yet committed")
+    assert jobs.run("compact").result["key_sets"][0]["files_deleted"] == 0
+    assert orphan.exists(), "it may still be committed"
+    before = paimon_rows(jobs.index, "entries_1_g1"), paimon_rows(jobs.index, "files_1_g1")
+
+    monkeypatch.setattr(compaction, "KEEP_SECONDS", 0.0)
+    cleaned = jobs.run("compact").result["key_sets"][0]
+    assert cleaned["files_deleted"] > 6
+    assert cleaned["bytes_deleted"] > 0
+    assert (paimon_rows(jobs.index, "entries_1_g1"), paimon_rows(jobs.index, "files_1_g1")) == before
+    for index_table in ("entries_1_g1", "files_1_g1"):
+        (folder,) = jobs.index.glob(f"*.db/{index_table}")
+        assert len(list((folder / "bucket-0").glob("*"))) == 1
+        assert len(list((folder / "snapshot").glob("snapshot-*"))) == 1
+    assert jobs.run("compact").result["key_sets"][0]["files_deleted"] == 0
+    visible = visible_rows(spark, table_name)
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+    assert visible_rows(spark, table_name) == visible
+    table.append([{"id": 1, "region": "us", "value": 1}])
+    assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 1
 
 
 def test_compaction_drops_the_entries_of_files_that_are_gone(
