@@ -1,14 +1,19 @@
-"""Merges the sorted runs of an index into one, and drops the entries of files that are no longer live.
+"""Merges sorted runs of an index, and drops the entries of files that are no longer live.
+
+Size-tiered: the smallest runs are merged, with every run that is no larger than what they come to. Most
+entries are therefore rewritten only when their run has grown several times over, while the number of runs
+that a lookup meets stays bounded.
 
 Invariants:
 - Dead files leave the dictionary before their entries go: entries without a dictionary row do not exist,
   while a dictionary row without entries would be a wrong answer.
-- A compacted run is split by key ranges into files that do not overlap, at the top level of the LSM tree;
-  Paimon does not check that for us.
+- A run of several files is split by key ranges into files that do not overlap, and has a level above 0 of
+  the LSM tree to itself; Paimon does not check that for us.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,8 +43,65 @@ from worker.storage import Storage
 KEEP_SECONDS = 3600.0
 TASK_ROWS = RUN_ROWS // 2  # a task holds its range twice while it sorts
 
+RUNS_KEPT = 8  # runs that a compaction leaves at most; a policy starts one at twice as many
+DEAD_RATIO = 0.3  # from which on everything is rewritten
+
 # The prefix of the primary key that ranges are cut by: partition_id, null_mask and the first key column.
 Bound = tuple[int, int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Files of some runs, to be merged into one run at `level`."""
+
+    files: tuple[RunFile, ...]
+    level: int
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
+    """The runs that are worth merging now; None when there are few, and few dead entries. Pure."""
+    by_run: dict[Any, list[RunFile]] = defaultdict(list)
+    for file in files:
+        by_run[file.level or file.file_name].append(file)
+    runs = sorted(by_run.values(), key=_rows)
+    total = _rows(files)
+    everything = Merge(tuple(files), TOP_LEVEL)
+    if dead_ratio >= DEAD_RATIO:
+        return everything
+    if len(runs) <= RUNS_KEPT:
+        is_cheap = total <= TASK_ROWS and (len(runs) > 1 or dead_ratio > 0)
+        return everything if is_cheap else None
+    count = len(runs) - RUNS_KEPT + 1
+    while count < len(runs):
+        merged = sum(map(_rows, runs[:count]))
+        level = 0 if merged <= TASK_ROWS else _free_level(runs[count:])
+        if _rows(runs[count]) > merged and level is not None:
+            return Merge(tuple(file for run in runs[:count] for file in run), level)
+        count += 1
+    return _without_untouched(everything)
+
+
+def _rows(run: Sequence[RunFile]) -> int:
+    return sum(file.rows for file in run)
+
+
+def _free_level(runs: Sequence[Sequence[RunFile]]) -> int | None:
+    taken = {run[0].level for run in runs}
+    return next((level for level in range(TOP_LEVEL - 1, 0, -1) if level not in taken), None)
+
+
+def _without_untouched(merge: Merge) -> Merge:
+    """Leaves out files of the top run that lie outside the keys of all others: they stay where they are."""
+    others = [file for file in merge.files if file.level != TOP_LEVEL]
+    if not others:
+        return merge
+    low, high = min(file.min_key for file in others), max(file.max_key for file in others)
+    touched = [f for f in merge.files if f.level != TOP_LEVEL or (f.max_key >= low and f.min_key <= high)]
+    return Merge(tuple(touched), merge.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +121,7 @@ class CompactionTask:
     schema: pa.Schema
     files: tuple[RunFile, ...]
     key_range: KeyRange
+    level: int
 
     def run(self, live: LiveAddresses) -> list[RunFile]:
         """The files of the merged range: empty when nothing in it is live. Nothing is committed."""
@@ -70,7 +133,7 @@ class CompactionTask:
             entries,
             primary_key=self.schema.names,
             max_file_rows=RUN_ROWS,
-            level=TOP_LEVEL,
+            level=self.level,
         )
 
     def _read(self, file: RunFile, live: LiveAddresses) -> pa.Table:
@@ -108,14 +171,15 @@ class LiveAddresses:
         return inside
 
 
-def compaction_tasks(index: KeySetIndex, storage: Storage) -> list[CompactionTask]:
-    """Cuts the index into key ranges of about TASK_ROWS entries, by the statistics of its row groups."""
+def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list[CompactionTask]:
+    """Cuts a merge into key ranges of about TASK_ROWS entries, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
     location = index.entries_table.location
-    cuts = _cuts(index.entries.files, storage, schema)
+    # What is at level 0 is one file, since there each file counts as a run.
+    cuts = _cuts(merge.files, storage, schema) if merge.level else []
     bounds: list[Bound | None] = [None, *cuts, None]
     return [
-        CompactionTask(storage, location, schema, index.entries.files, KeyRange(low, high))
+        CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level)
         for low, high in pairwise(bounds)
     ]
 

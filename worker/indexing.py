@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker import compaction
-from worker.compaction import LiveAddresses, compaction_tasks
+from worker.compaction import LiveAddresses, choose_merge, compaction_tasks
 from worker.index import (
     KeySetIndex,
     addresses_needed,
@@ -60,7 +60,7 @@ def rebuild_key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key
 
 
 def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
-    """Merges the sorted runs of every index into one and drops what belongs to files that are gone."""
+    """Merges sorted runs of every index where it pays, and drops what belongs to files that are gone."""
     live_paths = frozenset(file.path for file in table.files.data_files)
     results: list[dict[str, Any]] = []
     for index in indexes(table, warehouse):
@@ -80,27 +80,33 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             "bytes_deleted": 0,
         }
         results.append(report)
-        if before.sorted_runs <= 1 and dead == 0:
-            job.decide(f"Key set {index.key_set}: one sorted run without dead entries needs no compaction.")
+        merge = choose_merge(before.files, dead)
+        if merge is None:
+            job.decide(
+                f"Key set {index.key_set}: {before.sorted_runs} sorted runs with {dead:.0%} dead entries need"
+                " no compaction."
+            )
             _clean_up(job, table, index, report)
             continue
-        tasks = compaction_tasks(index, table.storage)
+        tasks = compaction_tasks(index, merge, table.storage)
         with job.stage("compact"):
             live = LiveAddresses.of(index.dictionary, live_paths)
-            merged = job.run_tasks("compact", tasks, live, before.rows)
+            merged = job.run_tasks("compact", tasks, live, merge.rows)
         written = [file for files in merged for file in files]
         with job.stage("commit_index"):
             job.reporter.confirm_lease()
             # The dictionary forgets dead files first: see worker.compaction.
             forget_files(index, live_paths, table.storage)
-            index.entries_table.commit_files(written, before.files)
-        report["sorted_runs_after"] = 1 if written else 0
-        report["entries_after"] = sum(file.rows for file in written)
-        report["bytes_read"] = before.size_bytes
+            index.entries_table.commit_files(written, merge.files)
+        after = index.entries_table.live_files()
+        report["sorted_runs_after"] = after.sorted_runs
+        report["entries_after"] = after.rows
+        report["bytes_read"] = sum(file.size_bytes for file in merge.files)
         report["bytes_written"] = sum(file.size_bytes for file in written)
         job.decide(
-            f"Key set {index.key_set}: {before.sorted_runs} sorted runs merged into one,"
-            f" {before.rows - report['entries_after']:,} dead entries dropped."
+            f"Key set {index.key_set}: {merge.rows:,} of {before.rows:,} entries merged;"
+            f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
+            f" {before.rows - after.rows:,} dead entries dropped."
         )
         _clean_up(job, table, index, report)
     if not results:

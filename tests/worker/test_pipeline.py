@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from tests.jobs import Jobs
 from worker import compaction, lookup
+from worker.index import TOP_LEVEL
 from worker.job import JobError
 from worker.session import JobCancelledError, TaskRunner
 
@@ -285,6 +286,38 @@ def test_the_index_is_a_paimon_table_of_every_row_before_and_after_compaction(
     visible = visible_rows(spark, table_name)
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
     assert visible_rows(spark, table_name) == visible
+
+
+def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "TASK_ROWS", 40)
+    monkeypatch.setattr(compaction, "RUNS_KEPT", 3)
+    monkeypatch.setattr("worker.sorted_runs.ROW_GROUP_ROWS", 8)
+    table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
+    levels = set()
+    for commit, rows in enumerate((300, 90, 30, 30, 10, 10, 10, 500, 5)):
+        region = "eu" if commit % 2 else "us"
+        table.upsert([{"id": i * 7 % 501, "region": region, "value": i} for i in range(rows)], key=["id"])
+        jobs.run("index")
+        compacted = jobs.run("compact").result["key_sets"][0]
+        assert compacted["sorted_runs_after"] <= 3
+        assert compacted["entries_after"] == rows_in_data_files(spark, table_name)
+        levels |= levels_of(jobs.index, "entries_1_g1")
+    assert levels == {0, TOP_LEVEL - 1}
+    entries = paimon_rows(jobs.index, "entries_1_g1")
+    assert len(entries) == len(set(entries)) == rows_in_data_files(spark, table_name)
+    visible = visible_rows(spark, table_name)
+    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+    assert visible_rows(spark, table_name) == visible
+
+
+def levels_of(index: Path, table: str) -> set[int]:
+    catalog = CatalogFactory.create({"warehouse": index.as_uri()})
+    (database,) = catalog.list_databases()
+    splits = catalog.get_table(f"{database}.{table}").new_read_builder().new_scan().plan().splits()
+    return {file.level for split in splits for file in split.files}
 
 
 def test_compaction_deletes_what_no_snapshot_of_the_index_needs(

@@ -1,0 +1,91 @@
+"""Which runs are merged: few runs, little rewriting, and files of one level that never overlap."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker import compaction
+from worker.compaction import DEAD_RATIO, RUNS_KEPT, TASK_ROWS, Merge, choose_merge
+from worker.index import RUN_ROWS, TOP_LEVEL
+from worker.sorted_runs import RunFile
+
+_names = count()
+TRIGGER = 16  # sorted runs at which the standard policy starts a compaction
+
+
+def run_file(rows: int, low: float = 0, high: float = 1_000, level: int = 0) -> RunFile:
+    name = f"file-{next(_names)}"
+    return RunFile(name, name, rows, rows, (low,), (high,), (low,), (high,), level)
+
+
+def merged(files: list[RunFile], merge: Merge) -> list[RunFile]:
+    """What is live after a merge, whose output is spread evenly over the keys of its input."""
+    gone = {file.file_name for file in merge.files}
+    kept = [file for file in files if file.file_name not in gone]
+    if merge.level == 0:
+        return [*kept, run_file(merge.rows, 0, 1_000)]
+    parts = max(1, -(-merge.rows // RUN_ROWS))
+    low = min(file.min_key[0] for file in merge.files)
+    step = (max(file.max_key[0] for file in merge.files) - low) / parts
+    cuts = [low + step * part for part in range(parts + 1)]
+    rows = merge.rows // parts
+    return kept + [run_file(rows, start, end - 1e-6, merge.level) for start, end in pairwise(cuts)]
+
+
+def sorted_runs(files: list[RunFile]) -> int:
+    return len({file.level or file.file_name for file in files})
+
+
+@pytest.mark.parametrize("commit_rows", [500, 20_000, 100_000])
+def test_a_month_of_commits_a_minute_keeps_runs_few_and_rewrites_little(commit_rows: int) -> None:
+    files: list[RunFile] = []
+    written = 0
+    for _ in range(30 * 24 * 60):
+        files.append(run_file(commit_rows))
+        written += commit_rows
+        if sorted_runs(files) < TRIGGER:
+            continue
+        merge = choose_merge(files, dead_ratio=0)
+        assert merge is not None
+        files = merged(files, merge)
+        written += merge.rows
+        assert sorted_runs(files) <= RUNS_KEPT
+    assert written / (30 * 24 * 60 * commit_rows) <= 10
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3 * RUN_ROWS), st.integers(0, 900), st.booleans()), max_size=30))
+def test_files_of_one_level_never_overlap(commits: list[tuple[int, int, bool]]) -> None:
+    files: list[RunFile] = []
+    for rows, low, many_are_dead in commits:
+        files.append(run_file(rows, low, low + 100))
+        merge = choose_merge(files, DEAD_RATIO if many_are_dead else 0.0)
+        if merge is None:
+            continue
+        files = merged(files, merge)
+        for level in range(1, TOP_LEVEL + 1):
+            ordered = sorted((file for file in files if file.level == level), key=lambda file: file.min_key)
+            assert all(before.max_key < after.min_key for before, after in pairwise(ordered))
+
+
+def test_files_of_the_top_run_that_new_keys_do_not_touch_stay() -> None:
+    top = [run_file(RUN_ROWS, start, start + 9, TOP_LEVEL) for start in range(0, 100, 10)]
+    new = [run_file(5 * RUN_ROWS, 95, 200) for _ in range(RUNS_KEPT + 1)]
+    merge = choose_merge([*top, *new], dead_ratio=0)
+    assert merge is not None
+    assert (set(merge.files), merge.level) == ({top[-1], *new}, TOP_LEVEL)
+
+
+def test_little_is_merged_at_once_and_much_only_when_it_is_worth_it() -> None:
+    small = [run_file(10), run_file(20)]
+    assert choose_merge(small, 0) == Merge(tuple(small), TOP_LEVEL)
+    assert choose_merge(small[:1], 0) is None
+    assert choose_merge(small[:1], 0.1) == Merge(tuple(small[:1]), TOP_LEVEL)
+    large = [run_file(TASK_ROWS), run_file(TASK_ROWS)]
+    assert choose_merge(large, 0.2) is None
+    assert choose_merge(large, compaction.DEAD_RATIO) == Merge(tuple(large), TOP_LEVEL)
+    assert choose_merge([], 0) is None
