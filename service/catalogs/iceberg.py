@@ -67,11 +67,13 @@ class PyIcebergSource:
         while waiting:
             parent = waiting.pop(0)
             for namespace in self.catalog.list_namespaces(parent):
-                # Catalogs disagree whether children are named in full; one without nesting lists all again.
                 full = tuple(namespace)
+                if full in found:
+                    continue  # a catalog without nesting lists all again, whatever the parent
+                # Catalogs disagree whether children are named in full.
                 if len(full) <= len(parent):
                     full = (*parent, *full)
-                if full not in found and full != parent:
+                if full not in found:
                     found.append(full)
                     waiting.append(full)
         return found

@@ -8,6 +8,7 @@ import pytest
 from service.auth.models import Role
 from service.catalogs.iceberg import unreachable
 from service.catalogs.models import Catalog
+from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -119,6 +120,18 @@ def test_a_rest_catalog_that_does_not_answer_is_told_in_words(service: Running) 
     checked = service.admin.post("/catalogs/rest/check").json()
     assert checked["ok"] is False
     assert "reach it over the network" in checked["remedy"]
+
+
+def test_tables_of_a_rest_catalog_are_found_and_enrolled(service: Running, iceberg: IcebergCatalog) -> None:
+    with running_rest_catalog(iceberg.catalog) as rest:
+        body = {"name": rest.name, "type": rest.type, "properties": rest.properties}
+        assert service.admin.post("/catalogs", json=body).status_code == 201
+        checked = service.admin.post(f"/catalogs/{rest.name}/check").json()
+        assert (checked["status"], checked["tables"]) == ("ok", ["db.t"])
+        enrolled = service.admin.post("/tables", json={"catalog": rest.name, "identifier": ["db", "t"]})
+        assert enrolled.status_code == 201, enrolled.text
+        unknown = service.admin.post("/tables", json={"catalog": rest.name, "identifier": ["db", "nowhere"]})
+        assert (unknown.status_code, unknown.json()["type"]) == (422, "table-not-found")
 
 
 def test_an_update_needs_the_version_that_it_was_made_from(service: Running, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from tests.jobs import Jobs
+from tests.rest_catalog import running_rest_catalog
 from worker import compaction, lookup
 from worker.index import TOP_LEVEL
 from worker.job import JobError
@@ -558,3 +560,24 @@ def test_a_table_of_a_hadoop_catalog_is_indexed_and_converted(spark: SparkSessio
     jobs.run("index")
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
     assert (visible_rows(spark, name), equality_delete_files(spark, name)) == (before, [])
+
+
+def test_a_table_of_a_rest_catalog_is_indexed_and_converted(
+    spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path
+) -> None:
+    upserted(spark, table_name, format_version=2, partitioned=True, key=["id"])
+    before = visible_rows(spark, table_name)
+    # The same tables, seen through HTTP.
+    with (
+        SqlCatalog(catalog.name, **catalog.properties) as tables,
+        running_rest_catalog(tables) as rest,
+    ):
+        jobs = Jobs(spark, rest, table_name, tmp_path / "index")
+        jobs.run("index")
+        assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+        path = f"/v1/namespaces/db/tables/{table_name.rpartition('.')[2]}"
+        assert rest.requests.count(f"POST {path}") == 1
+        with pytest.raises(JobError) as unknown:
+            Jobs(spark, rest, f"{catalog.name}.db.nowhere", tmp_path / "index").run("convert")
+        assert unknown.value.code == "table_not_found"
+    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])

@@ -1,0 +1,108 @@
+"""A real Iceberg REST catalog on loopback: HTTP in front of PyIceberg's SqlCatalog, tables only."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import CommitTableRequest
+
+
+@dataclass(frozen=True)
+class RestCatalog:
+    """The record of the running catalog, as it is registered; what was asked of it, for tests to look at."""
+
+    name: str
+    url: str
+    requests: list[str]
+    type: str = "rest"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"uri": self.url}
+
+
+@contextmanager
+def running_rest_catalog(catalog: Catalog) -> Iterator[RestCatalog]:
+    """Serves the tables of `catalog`."""
+    requests: list[str] = []
+    config = uvicorn.Config(_app(catalog, requests), host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield RestCatalog("rest_lake", f"http://127.0.0.1:{port}", requests)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def _app(catalog: Catalog, requests: list[str]) -> FastAPI:
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def remember(request: Request, call_next: Any) -> Response:
+        requests.append(f"{request.method} {request.url.path}")
+        response: Response = await call_next(request)
+        return response
+
+    @app.exception_handler(NoSuchTableError)
+    def not_found(_: Request, error: NoSuchTableError) -> JSONResponse:
+        return _error(404, "NoSuchTableException", error)
+
+    @app.exception_handler(CommitFailedException)
+    def conflict(_: Request, error: CommitFailedException) -> JSONResponse:
+        return _error(409, "CommitFailedException", error)
+
+    @app.get("/v1/config")
+    def config() -> dict[str, Any]:
+        return {"defaults": {}, "overrides": {}}
+
+    @app.get("/v1/namespaces")
+    def namespaces() -> dict[str, Any]:
+        """All of them, whatever the parent asked for: like a catalog without nested namespaces."""
+        return {"namespaces": [list(namespace) for namespace in catalog.list_namespaces()]}
+
+    @app.get("/v1/namespaces/{namespace}/tables")
+    def tables(namespace: str) -> dict[str, Any]:
+        found = catalog.list_tables(namespace)
+        return {"identifiers": [{"namespace": list(table[:-1]), "name": table[-1]} for table in found]}
+
+    @app.get("/v1/namespaces/{namespace}/tables/{name}")
+    def load(namespace: str, name: str) -> dict[str, Any]:
+        table = catalog.load_table((namespace, name))
+        return _loaded(table.metadata_location, table.metadata)
+
+    @app.post("/v1/namespaces/{namespace}/tables/{name}")
+    def commit(namespace: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        table = catalog.load_table((namespace, name))
+        body.setdefault("identifier", {"namespace": [namespace], "name": name})
+        request = CommitTableRequest.model_validate(body)
+        done = catalog.commit_table(table, request.requirements, request.updates)
+        return _loaded(done.metadata_location, done.metadata)
+
+    @app.post("/v1/namespaces/{namespace}/tables/{name}/metrics", status_code=204)
+    def report_metrics(namespace: str, name: str) -> None:
+        """Java's client tells how its commits went."""
+
+    return app
+
+
+def _loaded(location: str, metadata: Any) -> dict[str, Any]:
+    content = metadata.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"metadata-location": location, "metadata": content, "config": {}}
+
+
+def _error(status: int, kind: str, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": {"message": str(error), "type": kind, "code": status}}, status)
