@@ -172,3 +172,19 @@ def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     first, second = (footer(Storage({"a": "b"}), run.location, pa.int64()) for _ in range(2))
     assert second is first
     assert footer(Storage({"a": "c"}), run.location, pa.int64()) is not first
+
+
+def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
+    """Even if the control plane has forgotten which addresses it granted."""
+    storage, key_set = Storage(), key_set_of("long")
+    warehouse = IndexWarehouse(f"file://{tmp_path}/index", storage)
+    index = open_index(warehouse, "t_table", key_set, create=True)
+    assert index is not None
+    file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
+    reader = KeyReader(storage, key_set, None, {})
+    (task,) = build_tasks(reader, index.entries_table.location, assign_addresses([file], 40, {}), 1)
+    index.entries_table.commit_files(task.run(None).runs)
+
+    index = open_index(warehouse, "t_table", key_set)
+    assert index is not None
+    assert (len(index.dictionary), index.dictionary.end_address, index.end_address) == (0, 0, 42)
