@@ -127,7 +127,7 @@ class Conversion:
                 committed = self._commit(deletes, delete_files)
             if not refused:
                 self._remove_leftovers()
-        else:
+        elif not self.dry_run:
             self.remove_outputs()
         result = self._result(resolved, delete_files, deletes, committed)
         left = set(files.delete_files) - (set() if self.dry_run else set(delete_files))

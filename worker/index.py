@@ -80,7 +80,6 @@ class FileDictionary:
         self.base_addresses: Int64Array = self._rows["base_address"].to_numpy()
         self.record_counts: Int64Array = self._rows["record_count"].to_numpy()
         self.partition_ids: Int64Array = self._rows[PARTITION_ID].to_numpy()
-        self.data_sequence_numbers: Int64Array = self._rows["data_sequence_number"].to_numpy()
         self.paths: list[str] = self._rows["path"].to_pylist()
         self._partitions = [
             PartitionKey(spec, values)
@@ -219,6 +218,8 @@ def newest_generation(warehouse: IndexWarehouse, database: str, suffix: str) -> 
 
 
 def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeySetIndex) -> None:
+    if index.generation == 1:
+        return  # as nearly always: no listing is needed to know that
     suffix = "_".join(map(str, index.key_set.equality_field_ids))
     present = set(warehouse.table_names(database))
     for generation in range(1, index.generation):
