@@ -126,7 +126,7 @@ class CompactionTask:
     def run(self, live: LiveAddresses) -> list[RunFile]:
         """The files of the merged range: empty when nothing in it is live. Nothing is committed."""
         parts = [self._read(file, live) for file in self.files]
-        entries = sort_entries(pa.concat_tables(parts).sort_by(ADDRESS))
+        entries = sort_entries(pa.concat_tables(parts))
         return write_run(
             self.storage,
             self.table_location,

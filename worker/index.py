@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
-from worker.read import NULL_MASK, KeyColumnError, KeyReader, KeySet
+from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
+from worker.sorting import sort_order, take
 from worker.storage import Storage
 
 RUN_ROWS = 8_000_000  # rows sorted at once by one task: about 300 MB for an int64 key
@@ -410,27 +411,8 @@ def _entry_batch(keys: pa.RecordBatch, partition_id: int, address: int) -> pa.Re
 
 
 def sort_entries(entries: pa.Table) -> pa.Table:
-    """Entries in primary-key order, which for Arrow and Paimon alike is byte order for strings.
-
-    A single fixed-width key without nulls is sorted by numpy, a few times faster than Arrow's many-column
-    sort: per partition, stable, since addresses already ascend.
-    """
-    keys = [n for n in entries.schema.names if n not in (PARTITION_ID, NULL_MASK, ADDRESS)]
-    mask: npt.NDArray[np.int32] = entries[NULL_MASK].to_numpy()
-    if len(keys) > 1 or not pa.types.is_integer(entries.schema.field(keys[0]).type) or mask.any():
-        return entries.sort_by([(name, "ascending") for name in entries.schema.names])
-    order_in_time = entries[ADDRESS].to_numpy()
-    if not (order_in_time[1:] > order_in_time[:-1]).all():
-        entries = entries.sort_by(ADDRESS)
-    partition_ids: Int64Array = entries[PARTITION_ID].to_numpy()
-    key = entries[keys[0]].to_numpy()
-    if (partition_ids[1:] == partition_ids[:-1]).all():
-        order = np.argsort(key, kind="stable")
-    else:
-        order = np.lexsort((key, partition_ids))
-    return pa.Table.from_arrays(
-        [pa.array(column.to_numpy()[order]) for column in entries.columns], schema=entries.schema
-    )
+    """Entries in primary-key order, which for Arrow and Paimon alike is byte order for strings."""
+    return take(entries, sort_order([column.combine_chunks() for column in entries.columns]))
 
 
 def commit_index(

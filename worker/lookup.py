@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
+from worker.sorting import sort_order, take
 from worker.storage import Storage
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
@@ -32,6 +33,7 @@ _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
 _READ_BYTES = 256 * 1024**2  # the same bound for wide keys, uncompressed
 _TASK_ROWS = 2_000_000  # rows of one file that one task reads at most, so that threads share a large file
 _NO_ROWS = np.empty(0, np.int64)
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class DeleteKeys:
         self.null_masks: npt.NDArray[np.int32] = self.rows[NULL_MASK].to_numpy()
         self.sequence_numbers: Int64Array = self.rows[MAX_SEQUENCE_NUMBER].to_numpy()
         self._matchers: dict[tuple[int, int], tuple[KeyMatcher, Int64Array] | None] = {}
+        self._comparable: dict[int, npt.NDArray[Any]] = {}
 
     @classmethod
     def of(cls, batches: Iterable[tuple[int, int, pa.RecordBatch]], schema: pa.Schema) -> DeleteKeys:
@@ -122,10 +125,15 @@ class DeleteKeys:
     def __reduce__(self) -> tuple[type[DeleteKeys], tuple[pa.Table]]:
         return DeleteKeys, (self.rows,)
 
-    @cached_property
-    def first_keys(self) -> npt.NDArray[Any]:
-        """Values of the first key column, as numpy compares them: numbers, or Python objects."""
-        return _comparable(self.rows[self.key_names[1]].combine_chunks())
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        return tuple(self.rows.schema.field(name).type for name in self.key_names[1:])
+
+    def values(self, column: int) -> npt.NDArray[Any]:
+        """Values of one key column, as numpy compares them: numbers, or Python objects."""
+        if column not in self._comparable:
+            self._comparable[column] = _comparable(self.rows[self.key_names[1 + column]].chunk(0))
+        return self._comparable[column]
 
     @cached_property
     def scopes(self) -> list[tuple[int, int, int, int]]:
@@ -148,18 +156,18 @@ class DeleteKeys:
         rows, numbers = [_NO_ROWS], [_NO_ROWS]
         for scope in (partition_id, GLOBAL):
             start, end = self._rows_of(scope, null_mask)
-            first = columns[0]
-            if start == end or not len(first):
+            if start == end or not len(columns[0]):
                 continue
-            low, high = _comparable(first.slice(0, 1))[0], _comparable(first.slice(len(first) - 1))[0]
             start, end = (
-                start + int(np.searchsorted(self.first_keys[start:end], low, side="left")),
-                start + int(np.searchsorted(self.first_keys[start:end], high, side="right")),
+                self._bound(start, end, [_comparable(column.slice(0, 1))[0] for column in columns], "left"),
+                self._bound(
+                    start, end, [_comparable(column.slice(len(column) - 1))[0] for column in columns], "right"
+                ),
             )
             if start == end:
                 continue
-            if len(columns) == 1 and pa.types.is_integer(first.type):
-                found, keys = match_sorted(first.to_numpy(), self.first_keys[start:end])
+            if len(columns) == 1 and pa.types.is_integer(columns[0].type):
+                found, keys = match_sorted(columns[0].to_numpy(), self.values(0)[start:end])
             else:
                 selected = self.rows.slice(start, end - start)
                 matcher = KeyMatcher([selected[name].combine_chunks() for name in self.key_names[1:]])
@@ -168,6 +176,16 @@ class DeleteKeys:
             rows.append(found)
             numbers.append(self.sequence_numbers[start + keys])
         return np.concatenate(rows), np.concatenate(numbers)
+
+    def _bound(self, start: int, end: int, key: Sequence[Any], side: Literal["left", "right"]) -> int:
+        """Where a key would be inserted among the rows from start to end, left or right of an equal one."""
+        for column, value in enumerate(key):
+            values = self.values(column)[start:end]
+            low, high = (start + int(np.searchsorted(values, value, side=s)) for s in _SIDES)
+            start, end = low, high
+            if low == high:
+                break
+        return start if side == "left" else end
 
     def _rows_of(self, partition_id: int, null_mask: int) -> tuple[int, int]:
         start, end = np.searchsorted(self.partition_ids, [partition_id, partition_id + 1]).tolist()
@@ -219,27 +237,21 @@ class DeleteKeys:
 
 def _distinct(rows: pa.Table) -> pa.Table:
     """Sorted by all columns but the last, which is the highest of equal rows."""
-    names = rows.schema.names[:-1]
-    numbers: Int64Array = rows.column(len(names)).to_numpy()
-    if len(names) == 3 and pa.types.is_integer(rows.schema.field(2).type):
-        # numpy sorts numbers a few times faster than Arrow's many-column sort.
-        columns = [rows.column(i).to_numpy() for i in range(3)]
-        varying = [column for column in columns if len(column) and (column != column[0]).any()]
-        order = np.lexsort(varying[::-1]) if varying else np.arange(rows.num_rows)
-        columns = [column[order] for column in columns]
-        changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    else:
-        order = pc.sort_indices(rows, [(name, "ascending") for name in names]).to_numpy()
-        changes = np.zeros(max(0, rows.num_rows - 1), np.bool_)
-        ordered = rows.select(names).take(pa.array(order)).combine_chunks()
-        for column in ordered.columns:
-            changes |= pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy()
     if not rows.num_rows:
         return rows
-    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    highest = np.maximum.reduceat(numbers[order], starts)
-    kept = rows.select(names).take(pa.array(order[starts]))
-    return kept.append_column(rows.schema.field(len(names)), pa.array(highest))
+    ordered = take(rows, sort_order([column.combine_chunks() for column in rows.columns]))
+    # The last of equal rows has the highest number.
+    last = np.ones(rows.num_rows, np.bool_)
+    last[:-1] = np.logical_or.reduce([_changes(column.chunk(0)) for column in ordered.columns[:-1]])
+    return ordered if last.all() else ordered.filter(pa.array(last))
+
+
+def _changes(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where a value differs from the next one."""
+    changes: npt.NDArray[np.bool_] = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(
+        zero_copy_only=False
+    )
+    return changes
 
 
 def _comparable(values: pa.Array) -> npt.NDArray[Any]:
@@ -284,30 +296,36 @@ class ScanTask:
 class KeyRanges:
     """What each of some pieces of the index (row groups, or files) may hold.
 
-    Bounds are inclusive, keys those of the first column; None where some piece tells no bounds of its keys.
+    Bounds are inclusive, one array per key column; none where some piece tells no bounds of its keys.
     """
 
     partition_low: Int64Array
     partition_high: Int64Array
     mask_low: Int64Array
     mask_high: Int64Array
-    key_low: npt.NDArray[Any] | None
-    key_high: npt.NDArray[Any] | None
+    key_low: tuple[npt.NDArray[Any], ...]
+    key_high: tuple[npt.NDArray[Any], ...]
 
     @classmethod
     def of(
-        cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_type: pa.DataType
+        cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_types: Sequence[pa.DataType]
     ) -> KeyRanges:
-        """low and high: of each piece the bounds of partition_id, null mask and first key (None: unknown)."""
-        keys = [[bounds[2] for bounds in side] for side in (low, high)]
-        known = all(value is not None for side in keys for value in side)
+        """low and high: of each piece the bounds of partition_id, null mask and keys (None: unknown)."""
+        known = all(value is not None for side in (low, high) for bounds in side for value in bounds)
+        keys = [
+            tuple(
+                _comparable(pa.array([bounds[2 + column] for bounds in side], key_type))
+                for column, key_type in enumerate(key_types if known else ())
+            )
+            for side in (low, high)
+        ]
         return cls(
             np.array([bounds[0] for bounds in low], np.int64),
             np.array([bounds[0] for bounds in high], np.int64),
             np.array([bounds[1] for bounds in low], np.int64),
             np.array([bounds[1] for bounds in high], np.int64),
-            _comparable(pa.array(keys[0], key_type)) if known else None,
-            _comparable(pa.array(keys[1], key_type)) if known else None,
+            keys[0],
+            keys[1],
         )
 
     def __len__(self) -> int:
@@ -327,16 +345,29 @@ class KeyRanges:
             inside = ~survivors & (self.mask_low <= null_mask) & (self.mask_high >= null_mask)
             if partition_id != GLOBAL:
                 inside &= (self.partition_low <= partition_id) & (self.partition_high >= partition_id)
-            candidates = np.flatnonzero(inside)
-            if self.key_low is None or self.key_high is None:
-                survivors[candidates] = True
-            elif len(candidates):
-                # Some key lies within: the keys below `low` and the keys up to `high` differ in number.
-                keys = deletes.first_keys[start:end]
-                low = np.searchsorted(keys, self.key_low[candidates], side="left")
-                high = np.searchsorted(keys, self.key_high[candidates], side="right")
-                survivors[candidates[low < high]] = True
+            pieces = np.flatnonzero(inside)
+            if len(pieces):
+                survivors[pieces] = self._hold(pieces, deletes, start, end) if self.key_low else True
         return np.flatnonzero(survivors)
+
+    def _hold(
+        self, pieces: Int64Array, deletes: DeleteKeys, start: int, end: int, column: int = 0
+    ) -> npt.NDArray[np.bool_]:
+        """Which pieces may hold one of the delete keys from start to end, by this and the later columns."""
+        keys = deletes.values(column)[start:end]
+        lower, upper = self.key_low[column][pieces], self.key_high[column][pieces]
+        # Some key lies within: the keys below `lower` and the keys up to `upper` differ in number.
+        low = np.searchsorted(keys, lower, side="left")
+        high = np.searchsorted(keys, upper, side="right")
+        held: npt.NDArray[np.bool_] = low < high
+        if column + 1 < len(self.key_low):
+            # Where a piece has one value only, the next column is sorted within it, and its bounds count.
+            constant = np.flatnonzero(held & (lower == upper))
+            for first in np.unique(low[constant]):
+                same = constant[low[constant] == first]
+                within = start + int(first), start + int(high[same[0]])
+                held[same] = self._hold(pieces[same], deletes, *within, column + 1)
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +381,14 @@ class Footer:
     uncompressed_bytes: Int64Array
 
     @classmethod
-    def of(cls, metadata: pq.FileMetaData, key_type: pa.DataType) -> Footer:
+    def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Footer:
         names = metadata.schema.names
         first = names.index(PARTITION_ID)
         low, high, sizes = [], [], []
         for i in range(metadata.num_row_groups):
             group = metadata.row_group(i)
             columns = [group.column(c) for c in range(first, len(names))]
-            statistics = [column.statistics for column in columns[:3]]
+            statistics = [column.statistics for column in columns[: 2 + len(key_types)]]
             bounded = [s is not None and s.has_min_max for s in statistics]
             low.append([s.min if known else None for s, known in zip(statistics, bounded, strict=True)])
             high.append([s.max if known else None for s, known in zip(statistics, bounded, strict=True)])
@@ -369,14 +400,14 @@ class Footer:
                 )
             )
         rows, compressed, uncompressed = np.array(sizes, np.int64).reshape(-1, 3).T
-        return cls(metadata, KeyRanges.of(low, high, key_type), rows, compressed, uncompressed)
+        return cls(metadata, KeyRanges.of(low, high, key_types), rows, compressed, uncompressed)
 
 
 @lru_cache(maxsize=128)
-def footer(storage: Storage, location: str, key_type: pa.DataType) -> Footer:
+def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
     """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
     with storage.open_input(location) as source:
-        return Footer.of(pq.read_metadata(source), key_type)
+        return Footer.of(pq.read_metadata(source), key_types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +420,7 @@ class LookupTask:
     parts: int = 1
 
     def run(self, deletes: DeleteKeys) -> AddressMatches:
-        key_type = deletes.rows.schema.field(deletes.key_names[1]).type
-        known = footer(self.storage, self.file.location, key_type)
+        known = footer(self.storage, self.file.location, deletes.key_types)
         selected = np.array_split(known.ranges.may_hold(deletes), self.parts)[self.part]
         found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
@@ -490,8 +520,8 @@ def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys
     """Tasks for the files whose key ranges may hold a delete key, large ones in parts."""
     if not files:
         return []
-    key_type = deletes.rows.schema.field(deletes.key_names[1]).type
-    ranges = KeyRanges.of([f.lower_bounds for f in files], [f.upper_bounds for f in files], key_type)
+    low, high = [f.lower_bounds for f in files], [f.upper_bounds for f in files]
+    ranges = KeyRanges.of(low, high, deletes.key_types)
     tasks = []
     for file in (files[i] for i in ranges.may_hold(deletes)):
         parts = -(-min(file.rows, len(deletes) * ROW_GROUP_ROWS) // _TASK_ROWS)
@@ -517,7 +547,12 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
 
 def _read_columns(parquet: pq.ParquetFile, row_groups: Int64Array, names: Sequence[str]) -> list[pa.Array]:
     table = parquet.read_row_groups(row_groups.tolist(), columns=list(names), use_threads=False)
-    return [table[name].combine_chunks() for name in names]
+    return [_contiguous(table[name]) for name in names]
+
+
+def _contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """Fixed-width columns come as one chunk, which `combine_chunks` would copy."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _find_in_mixed(columns: Sequence[pa.Array], deletes: DeleteKeys) -> tuple[Int64Array, Int64Array]:

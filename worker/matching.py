@@ -1,7 +1,6 @@
-"""Equi-join of a fixed set of delete keys with batches of rows: vectorised, no hashing of whole rows.
+"""Equi-join of a fixed set of delete keys with batches of rows: vectorised and exact.
 
-Each key column is reduced to codes (its position among the delete keys' distinct values); rows that miss
-in one column are dropped before the next is looked at, so most rows cost one binary search.
+Keys are found by a 64-bit hash and then compared value by value, so two keys of one hash do no harm.
 """
 
 from __future__ import annotations
@@ -12,80 +11,94 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from worker.sorting import sort_order
+
 Int64Array = npt.NDArray[np.int64]
-_NONE = np.empty(0, np.int64)
+UInt64Array = npt.NDArray[np.uint64]
 
-
-class _ColumnCodes:
-    """Maps values of one column to their position among the sorted distinct values; -1 where absent."""
-
-    def __init__(self, values: pa.Array) -> None:
-        distinct = pc.unique(values)
-        self._integer = pa.types.is_integer(values.type)
-        if self._integer:
-            self._sorted: npt.NDArray[Any] = np.sort(distinct.to_numpy())
-        self._distinct = pa.array(self._sorted, values.type) if self._integer else distinct
-        self.size = len(distinct)
-        self.codes = self.of(values)
-
-    def of(self, values: pa.Array) -> Int64Array:
-        if not self._integer:
-            found = pc.index_in(values, self._distinct)
-            codes: Int64Array = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            return codes
-        numbers = values.to_numpy()
-        if self.size == 1:
-            return np.where(numbers == self._sorted[0], 0, -1)
-        if not len(numbers):
-            return _NONE
-        # Most batches lie outside the deletes' range: two comparisons are cheaper than a search.
-        candidates = np.flatnonzero((numbers >= self._sorted[0]) & (numbers <= self._sorted[-1]))
-        codes = np.full(len(numbers), -1, np.int64)
-        positions = np.searchsorted(self._sorted, numbers[candidates])
-        codes[candidates] = np.where(self._sorted[positions] == numbers[candidates], positions, -1)
-        return codes
+_SLOTS_PER_KEY = 4  # most rows meet an empty slot, and cost one look into the table
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Pairs of matching rows: `rows[i]` of the batch equals `keys[i]` of the delete keys; rows ascend."""
+    """Pairs of matching rows: `rows[i]` of the batch equals `keys[i]` of the delete keys; in any order."""
 
     rows: Int64Array
     keys: Int64Array
 
 
 class KeyMatcher:
-    """Delete keys prepared for probing."""
+    """Delete keys prepared for probing: about 32 bytes a key beside the keys themselves."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         """keys: one array a column, equally long, no nulls, rows distinct."""
-        self._columns = [_ColumnCodes(column) for column in keys]
-        # Codes of the first k columns are combined pairwise and made dense again, so they never overflow.
-        self._combined: list[Int64Array] = []
-        codes = self._columns[0].codes
-        for column in self._columns[1:]:
-            combined, codes = np.unique(codes * column.size + column.codes, return_inverse=True)
-            self._combined.append(combined)
-        self._key_of_code: Int64Array = np.empty(len(codes), np.int64)
-        self._key_of_code[codes] = np.arange(len(codes))
+        self._keys = keys
+        hashes = _hashes(keys)
+        self._key_of = sort_order([pa.array(hashes)])
+        self._hashes = hashes[self._key_of]
+        slot_bits = max(1, (_SLOTS_PER_KEY * len(hashes)).bit_length())
+        self._slot_shift = np.uint64(64 - slot_bits)
+        # Slot i holds the sorted hashes from starts[i] to starts[i + 1]: those with upper bits i.
+        counts = np.bincount(self._slots(self._hashes), minlength=1 << slot_bits)
+        self._starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=self._starts[1:])
 
     def probe(self, columns: Sequence[pa.Array]) -> Probe:
         """Rows of a batch (columns as the keys', of the same types, no nulls) that equal a delete key."""
-        codes = self._columns[0].of(columns[0])
-        rows = np.flatnonzero(codes >= 0)
-        codes = codes[rows]
-        for column, combined, values in zip(self._columns[1:], self._combined, columns[1:], strict=True):
-            if not len(rows):
-                break
-            column_codes = column.of(values.take(pa.array(rows)))
-            pairs = codes * column.size + column_codes
-            positions = np.minimum(np.searchsorted(combined, pairs), len(combined) - 1)
-            hit = (column_codes >= 0) & (combined[positions] == pairs)
-            rows, codes = rows[hit], positions[hit]
-        return Probe(rows, self._key_of_code[codes] if len(rows) else _NONE)
+        hashes = _hashes(columns)
+        slots = self._slots(hashes)
+        at, end = self._starts[slots], self._starts[slots + 1]
+        rows = np.flatnonzero(at < end)
+        at, end, hashes = at[rows], end[rows], hashes[rows]
+        found_rows, found_keys = [rows[:0]], [self._key_of[:0]]
+        while len(rows):
+            equal = self._hashes[at] == hashes
+            found_rows.append(rows[equal])
+            found_keys.append(self._key_of[at[equal]])
+            at = at + 1
+            left = at < end
+            rows, at, end, hashes = rows[left], at[left], end[left], hashes[left]
+        pairs = Probe(np.concatenate(found_rows), np.concatenate(found_keys))
+        same = self._same(columns, pairs)
+        return Probe(pairs.rows[same], pairs.keys[same])
+
+    def _slots(self, hashes: UInt64Array) -> Int64Array:
+        return (hashes >> self._slot_shift).astype(np.int64)
+
+    def _same(self, columns: Sequence[pa.Array], pairs: Probe) -> npt.NDArray[np.bool_]:
+        rows, keys = pa.array(pairs.rows), pa.array(pairs.keys)
+        same = np.ones(len(pairs.rows), np.bool_)
+        for column, key in zip(columns, self._keys, strict=True):
+            same &= pc.equal(column.take(rows), key.take(keys)).to_numpy(zero_copy_only=False)
+        return same
+
+
+def _hashes(columns: Sequence[pa.Array]) -> UInt64Array:
+    """One hash a row; the same in every batch of this process."""
+    combined: UInt64Array | None = None
+    for column in columns:
+        hashes = _column_hashes(column)
+        combined = hashes if combined is None else (combined ^ (combined >> np.uint64(29))) * _MIX + hashes
+    assert combined is not None
+    return combined
+
+
+def _column_hashes(column: pa.Array) -> UInt64Array:
+    if pa.types.is_decimal128(column.type):
+        words = np.frombuffer(column.buffers()[1], np.uint64)[2 * column.offset :][: 2 * len(column)]
+        numbers = words[::2] + words[1::2] * _MIX
+    elif pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        numbers = column.cast(pa.int64()).to_numpy().view(np.uint64)
+    else:  # polars hashes strings far faster than numpy or Arrow could be made to
+        hashes: UInt64Array = pl.Series(column).hash().to_numpy()
+        return hashes
+    mixed: UInt64Array = (numbers ^ (numbers >> np.uint64(32))) * _MIX
+    return mixed
 
 
 def match_sorted(entries: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[Int64Array, Int64Array]:

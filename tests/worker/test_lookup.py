@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
 from worker import index as index_module
+from worker import sorted_runs
 from worker.index import (
     addresses_needed,
     assign_addresses,
@@ -94,8 +96,19 @@ def tables(draw: st.DrawFn) -> tuple[tuple[str, ...], list[Any], list[Any]]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tables(), st.integers(0, 5), st.booleans())
+@given(tables(), st.integers(0, 5), st.booleans(), st.sampled_from([2, 5, 8192]))
 def test_index_and_scan_find_the_rows_of_a_brute_force_join(
+    tmp_path_factory: pytest.TempPathFactory,
+    table: tuple[Any, Any, Any],
+    split: int,
+    partitions_are_named_twice: bool,
+    row_group_rows: int,
+) -> None:
+    with patch.object(sorted_runs, "ROW_GROUP_ROWS", row_group_rows):
+        _compare_with_a_brute_force_join(tmp_path_factory, table, split, partitions_are_named_twice)
+
+
+def _compare_with_a_brute_force_join(
     tmp_path_factory: pytest.TempPathFactory,
     table: tuple[Any, Any, Any],
     split: int,
@@ -169,9 +182,27 @@ def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     indexed = assign_addresses([file], 0, {})
     (task,) = build_tasks(reader, f"file://{tmp_path}", indexed, 1)
     (run,) = task.run(None).runs
-    first, second = (footer(Storage({"a": "b"}), run.location, pa.int64()) for _ in range(2))
+    first, second = (footer(Storage({"a": "b"}), run.location, (pa.int64(),)) for _ in range(2))
     assert second is first
-    assert footer(Storage({"a": "c"}), run.location, pa.int64()) is not first
+    assert footer(Storage({"a": "c"}), run.location, (pa.int64(),)) is not first
+
+
+def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp_path: Path) -> None:
+    key_set = key_set_of("string", "long")
+    reader = KeyReader(Storage(), key_set, None, {})
+    rows = [(tenant, number) for tenant in ("a", "b", "c") for number in range(60_000)]
+    file = write_data_file(tmp_path, "a.parquet", ("string", "long"), rows, "p", 1)
+    (task,) = build_tasks(reader, f"file://{tmp_path}", assign_addresses([file], 0, {}), 1)
+    (run,) = task.run(None).runs
+    wanted = pa.RecordBatch.from_arrays(
+        [pa.array([0], pa.int32()), pa.array(["b"]), pa.array([30_000])], schema=key_set.schema
+    )
+    deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
+    (lookup,) = lookup_tasks(Storage(), [run], deletes)
+    found = lookup.run(deletes)
+    assert found.addresses.tolist() == [90_000]
+    # That of the key, and the two where b begins and ends.
+    assert (found.row_groups_read, found.row_groups_total) == (3, 22)
 
 
 def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
