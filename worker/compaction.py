@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,33 +22,32 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from worker.footers import Footer, footer
 from worker.index import (
     ADDRESS,
-    PARTITION_ID,
     RUN_ROWS,
-    TOP_LEVEL,
     FileDictionary,
-    Int64Array,
+    IndexedFile,
     KeySetIndex,
     entries_schema,
+    owners,
     sort_entries,
 )
-from worker.read import NULL_MASK
-from worker.sorted_runs import RunFile, write_run
+from worker.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.sorting import Int64Array
 from worker.storage import Storage
 
 # How long what compaction replaced stays for those who still read it: longer than any lookup takes.
 KEEP_SECONDS = 3600.0
-TASK_ROWS = RUN_ROWS // 2  # a task holds its range twice while it sorts
+TASK_ROWS = RUN_ROWS
 
 RUNS_KEPT = 8  # runs that a compaction leaves at most; a policy starts one at twice as many
 DEAD_RATIO = 0.3  # from which on everything is rewritten
 
-# The prefix of the primary key that ranges are cut by: partition_id, null_mask and the first key column.
-Bound = tuple[int, int, Any]
+# The leading values of a primary key, as many as tell two entries apart: strings as bytes.
+Prefix = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,13 @@ def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
     for file in files:
         by_run[file.level or file.file_name].append(file)
     runs = sorted(by_run.values(), key=_rows)
-    total = _rows(files)
     everything = Merge(tuple(files), TOP_LEVEL)
     if dead_ratio >= DEAD_RATIO:
         return everything
+    if len(runs) > 1 and has_doubled(files):
+        return _without_untouched(everything)
     if len(runs) <= RUNS_KEPT:
-        is_cheap = total <= TASK_ROWS and (len(runs) > 1 or dead_ratio > 0)
+        is_cheap = _rows(files) <= TASK_ROWS and (len(runs) > 1 or dead_ratio > 0)
         return everything if is_cheap else None
     count = len(runs) - RUNS_KEPT + 1
     while count < len(runs):
@@ -83,6 +84,15 @@ def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
             return Merge(tuple(file for run in runs[:count] for file in run), level)
         count += 1
     return _without_untouched(everything)
+
+
+def has_doubled(files: Sequence[RunFile]) -> bool:
+    """Whether the runs above the top one, if any, have come to as many entries as it has.
+
+    Merging everything then costs each entry one more write each time the index doubles, and leaves one run.
+    """
+    top = _rows([file for file in files if file.level == TOP_LEVEL])
+    return _rows(files) - top >= max(top, TASK_ROWS)
 
 
 def _rows(run: Sequence[RunFile]) -> int:
@@ -106,10 +116,10 @@ def _without_untouched(merge: Merge) -> Merge:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Entries with low <= (partition_id, null_mask, first key) < high; None is unbounded."""
+    """Entries whose primary keys begin with `low` or more, and with less than `high`; None is unbounded."""
 
-    low: Bound | None
-    high: Bound | None
+    low: Prefix | None
+    high: Prefix | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +147,14 @@ class CompactionTask:
         )
 
     def _read(self, file: RunFile, live: LiveAddresses) -> pa.Table:
+        known = _footer(self.storage, file, self.schema)
+        groups = _row_groups_inside(known, self.key_range)
         with self.storage.open_input(file.location) as source:
-            parquet = pq.ParquetFile(source)
-            groups = [
-                i
-                for i in range(parquet.num_row_groups)
-                if _overlaps(_row_group_bounds(parquet.metadata.row_group(i), self.schema), self.key_range)
-            ]
+            parquet = pq.ParquetFile(source, metadata=known.metadata)
             entries = parquet.read_row_groups(groups, columns=self.schema.names, use_threads=False)
-        entries = entries.filter(_inside(entries, self.key_range))
-        return entries.filter(pa.array(live.contain(entries[ADDRESS].to_numpy()))).cast(self.schema)
+        entries = _rows_inside(entries.cast(self.schema), self.key_range)
+        is_live = live.contain(entries[ADDRESS].to_numpy())
+        return entries if is_live.all() else entries.filter(pa.array(is_live))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +169,16 @@ class LiveAddresses:
         live = np.array([path in live_paths for path in dictionary.paths], np.bool_)
         return cls(dictionary.base_addresses[live], dictionary.record_counts[live])
 
+    @classmethod
+    def of_files(cls, dictionary: FileDictionary, files: Sequence[IndexedFile]) -> LiveAddresses:
+        """Those of all files of the dictionary, and of some that are about to join it."""
+        bases = np.concatenate([dictionary.base_addresses, [file.base_address for file in files]])
+        counts = np.concatenate([dictionary.record_counts, [file.file.record_count for file in files]])
+        order = np.argsort(bases)
+        return cls(bases[order], counts[order])
+
     def contain(self, addresses: Int64Array) -> np.typing.NDArray[np.bool_]:
-        if not len(self.base_addresses):
-            return np.zeros(len(addresses), np.bool_)
-        found = np.searchsorted(self.base_addresses, addresses, side="right") - 1
-        inside: np.typing.NDArray[np.bool_] = (found >= 0) & (
-            addresses < self.base_addresses[found] + self.record_counts[found]
-        )
+        inside: np.typing.NDArray[np.bool_] = owners(self.base_addresses, self.record_counts, addresses) >= 0
         return inside
 
 
@@ -177,66 +188,64 @@ def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list
     location = index.entries_table.location
     # What is at level 0 is one file, since there each file counts as a run.
     cuts = _cuts(merge.files, storage, schema) if merge.level else []
-    bounds: list[Bound | None] = [None, *cuts, None]
+    bounds: list[Prefix | None] = [None, *cuts, None]
     return [
         CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level)
         for low, high in pairwise(bounds)
     ]
 
 
-def _cuts(files: Sequence[RunFile], storage: Storage, schema: pa.Schema) -> list[Bound]:
-    """First keys of row groups, about every TASK_ROWS entries over all files; ascending and distinct."""
-    starts: list[tuple[Bound, int]] = []
+def _cuts(files: Sequence[RunFile], storage: Storage, schema: pa.Schema) -> list[Prefix]:
+    """Where row groups begin, about every TASK_ROWS entries over all files; ascending and distinct."""
+    starts: list[tuple[Prefix, int]] = []
     for file in files:
-        with storage.open_input(file.location) as source:
-            metadata = pq.read_metadata(source)
-        for i in range(metadata.num_row_groups):
-            group = metadata.row_group(i)
-            low, high = _row_group_bounds(group, schema)
-            # Only where partition and mask are constant is the smallest key the first one.
-            if low is not None and high is not None and low[:2] == high[:2]:
-                starts.append((low, group.num_rows))
-    cuts: list[Bound] = []
+        known = _footer(storage, file, schema)
+        starts += [(known.ranges.prefixes(i)[0], rows) for i, rows in enumerate(known.rows.tolist())]
+    cuts: list[Prefix] = []
     rows = 0
-    for bound, group_rows in sorted(starts, key=lambda start: start[0]):
-        if rows >= TASK_ROWS and (not cuts or bound > cuts[-1]):
-            cuts.append(bound)
+    for prefix, group_rows in sorted(starts, key=lambda start: start[0]):
+        if rows >= TASK_ROWS and (not cuts or prefix > cuts[-1]):
+            cuts.append(prefix)
             rows = 0
         rows += group_rows
     return cuts
 
 
-def _row_group_bounds(group: Any, schema: pa.Schema) -> tuple[Bound | None, Bound | None]:
-    """Per column the smallest and largest value; None where statistics are missing."""
-    columns = {group.column(i).path_in_schema: group.column(i).statistics for i in range(group.num_columns)}
-    statistics = [columns[name] for name in schema.names[:3]]
-    if any(s is None or not s.has_min_max for s in statistics):
-        return None, None
-    low, high = (tuple(getattr(s, side) for s in statistics) for side in ("min", "max"))
-    return low, high
+def _footer(storage: Storage, file: RunFile, schema: pa.Schema) -> Footer:
+    """With bounds of the address too: entries of one key are told apart by it."""
+    return footer(storage, file.location, tuple(field.type for field in schema)[2:])
 
 
-def _overlaps(bounds: tuple[Bound | None, Bound | None], key_range: KeyRange) -> bool:
-    low, high = bounds
-    below = key_range.high is not None and low is not None and low >= key_range.high
-    above = key_range.low is not None and high is not None and high < key_range.low
-    return not (below or above)
-
-
-def _inside(entries: pa.Table, key_range: KeyRange) -> pa.ChunkedArray:
-    inside = pa.chunked_array([pa.repeat(pa.scalar(True), entries.num_rows)])
+def _row_groups_inside(known: Footer, key_range: KeyRange) -> list[int]:
+    """The row groups that may hold entries of the range; they are next to each other."""
+    count = len(known.rows)
+    start, end = 0, count
     if key_range.low is not None:
-        inside = pc.and_(inside, pc.invert(_below(entries, key_range.low)))
+        low = key_range.low
+        start = bisect_left(range(count), True, key=lambda i: _shortened(known.ranges.prefixes(i)[1], low))
     if key_range.high is not None:
-        inside = pc.and_(inside, _below(entries, key_range.high))
-    return inside
+        high = key_range.high
+        end = bisect_left(range(count), True, key=lambda i: known.ranges.prefixes(i)[0] >= high)
+    return list(range(start, end))
 
 
-def _below(entries: pa.Table, bound: Bound) -> pa.ChunkedArray:
-    """Rows whose (partition_id, null_mask, first key) is smaller than the bound."""
-    names = [PARTITION_ID, NULL_MASK, entries.schema.names[2]]
-    below = pc.less(entries[names[2]], pa.scalar(bound[2], entries.schema.field(names[2]).type))
-    for name, value in ((names[1], bound[1]), (names[0], bound[0])):
-        scalar = pa.scalar(value, entries.schema.field(name).type)
-        below = pc.or_(pc.less(entries[name], scalar), pc.and_(pc.equal(entries[name], scalar), below))
-    return below
+def _shortened(last: Prefix, low: Prefix) -> bool:
+    """Whether entries up to `last` may begin with `low` or more."""
+    return last >= low[: len(last)]
+
+
+def _rows_inside(entries: pa.Table, key_range: KeyRange) -> pa.Table:
+    """Entries are sorted: two binary searches."""
+
+    def position(bound: Prefix) -> int:
+        columns = entries.columns[: len(bound)]
+        prefix = lambda row: tuple(_as_bound(column[row].as_py()) for column in columns)  # noqa: E731
+        return bisect_left(range(entries.num_rows), bound, key=prefix)
+
+    start = position(key_range.low) if key_range.low is not None else 0
+    end = position(key_range.high) if key_range.high is not None else entries.num_rows
+    return entries.slice(start, end - start)
+
+
+def _as_bound(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value

@@ -5,13 +5,10 @@ plan -> read -> index | scan -> deletes -> commit. Safe to repeat: what is done 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count
 from typing import Any
-
-import numpy as np
 
 from worker.commit import (
     CommitConflictError,
@@ -32,13 +29,15 @@ from worker.deletes import (
     remove_written,
     write_planned,
 )
-from worker.index import Int64Array, damage_of, open_index
+from worker.index import damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, applies, plan_conversion
+from worker.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
 from worker.resolution import Choice, PendingDeletes, Resolved, explain
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse
+from worker.sorting import Int64Array
 from worker.storage import Storage
 
 PLANNING_ATTEMPTS = 5
@@ -109,7 +108,7 @@ class Conversion:
             job.decide("The table holds no equality deletes: there is nothing to convert.")
         resolved = [self._resolve(plan) for plan in plans]
         refused = [refusal for one in resolved for refusal in one.refused]
-        positions = _merged(resolved)
+        positions = [one.positions for one in resolved]
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes(positions)
@@ -145,7 +144,7 @@ class Conversion:
         except KeyColumnError as error:
             refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in plan.delete_files]
             choice = Choice(Source.NONE, str(error))
-            return Resolved((), tuple(refused), {}, explain(plan.equality_field_ids, [], choice))
+            return Resolved((), tuple(refused), Positions(()), explain(plan.equality_field_ids, [], choice))
         reader = key_reader(table.metadata, table.storage, key_set)
         with job.stage("plan"):
             index = open_index(self.warehouse, table.index_database, key_set)
@@ -172,31 +171,36 @@ class Conversion:
 
     # deletes
 
-    def _write_deletes(self, positions: Mapping[DataFile, Int64Array]) -> DeletesOutcome:
-        metadata, storage = self.table.metadata, self.table.storage
-        granularity = DeleteGranularity.of_table(metadata.properties)
-        tasks = []
-        ordered = sorted(positions, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
-        for number, group in enumerate(_grouped(ordered, FILES_PER_DELETES_TASK)):
-            locations = DeleteFileLocations(
-                metadata.location, metadata.properties, f"{self._prefix}-{number:05d}"
-            )
-            self._locations.append(locations)
-            chosen = {file: positions[file] for file in group}
-            existing = _deletes_of(group, self.table.files.position_deletes)
-            tasks.append(
-                DeletesTask(
-                    storage,
-                    chosen,
-                    existing,
-                    metadata.format_version,
-                    granularity,
-                    locations,
-                    self.dry_run,
-                )
-            )
-        rows = sum(len(found) for found in positions.values())
-        return DeletesOutcome.union(self.job.run_tasks("deletes", tasks, None, rows))
+    def _write_deletes(self, positions: Sequence[Positions]) -> DeletesOutcome:
+        """As many data files at a time as have no more positions than the driver should hold."""
+        found = {file for one in positions for file in one.data_files()}
+        ordered = sorted(found, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
+        outcomes: list[DeletesOutcome] = []
+        number = count()
+        for batch in in_batches(ordered, positions, len(ordered), MEMORY_POSITIONS):
+            groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, MEMORY_POSITIONS // 8)
+            tasks = [self._deletes_task(next(number), group, positions) for group in groups]
+            rows = sum(len(found) for task in tasks for found in task.positions.values())
+            outcomes += self.job.run_tasks("deletes", tasks, None, rows)
+        return DeletesOutcome.union(outcomes)
+
+    def _deletes_task(
+        self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
+    ) -> DeletesTask:
+        metadata = self.table.metadata
+        locations = DeleteFileLocations(
+            metadata.location, metadata.properties, f"{self._prefix}-{number:05d}"
+        )
+        self._locations.append(locations)
+        return DeletesTask(
+            self.table.storage,
+            {file: union(positions, file) for file in files},
+            _deletes_of(files, self.table.files.position_deletes),
+            metadata.format_version,
+            DeleteGranularity.of_table(metadata.properties),
+            locations,
+            self.dry_run,
+        )
 
     def _blocked(
         self, delete_files: Sequence[DeleteFile], unreadable: Sequence[tuple[DataFile, str]]
@@ -376,12 +380,6 @@ def _output_prefix(assignment: Assignment, attempt: int, planning_attempt: int) 
     return f"icestream-{assignment.job.id}-{attempt}-{planning_attempt}"
 
 
-def _grouped(files: Sequence[DataFile], size: int) -> Iterator[list[DataFile]]:
-    iterator = iter(files)
-    while group := list(islice(iterator, size)):
-        yield group
-
-
 def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
     """The position deletes that may apply to the data files of a group."""
     paths = {file.path for file in group}
@@ -395,15 +393,6 @@ def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile
             else delete.partition in partitions
         )
     )
-
-
-def _merged(resolved: Iterable[Resolved]) -> dict[DataFile, Int64Array]:
-    """Positions per data file over all key sets: sorted, each once."""
-    parts: dict[DataFile, list[Int64Array]] = defaultdict(list)
-    for one in resolved:
-        for file, positions in one.positions.items():
-            parts[file].append(positions)
-    return {file: np.unique(np.concatenate(positions)) for file, positions in parts.items()}
 
 
 def _recovered(

@@ -17,29 +17,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
-from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
-from worker.sorting import sort_order, take
+from worker.sorted_runs import TOP_LEVEL, IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
+from worker.sorting import Int64Array, sort_order, take
 from worker.storage import Storage
 
-RUN_ROWS = 8_000_000  # rows sorted at once by one task: about 300 MB for an int64 key
+RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
 MIN_TASK_ROWS = 1_000_000
 COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a lost attempt loses little
-TOP_LEVEL = 5  # of Paimon's LSM tree by default: a compacted run lies there
 PARTITION_ID = "partition_id"
 ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
 
 _ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
 
-Int64Array = npt.NDArray[np.int64]
 
 DICTIONARY_SCHEMA = pa.schema(
     [
@@ -119,11 +116,16 @@ class FileDictionary:
 
     def ordinals(self, addresses: Int64Array) -> Int64Array:
         """The dictionary row of each address; -1 for an address that no covered file owns."""
-        if not len(self):
-            return np.full(len(addresses), -1, np.int64)
-        found = np.searchsorted(self.base_addresses, addresses, side="right") - 1
-        inside = (found >= 0) & (addresses < self.base_addresses[found] + self.record_counts[found])
-        return np.where(inside, found, -1)
+        return owners(self.base_addresses, self.record_counts, addresses)
+
+
+def owners(base_addresses: Int64Array, record_counts: Int64Array, addresses: Int64Array) -> Int64Array:
+    """Which of the ranges, ascending and disjoint, each address lies in; -1 for none."""
+    if not len(base_addresses):
+        return np.full(len(addresses), -1, np.int64)
+    found = np.searchsorted(base_addresses, addresses, side="right") - 1
+    inside = (found >= 0) & (addresses < base_addresses[found] + record_counts[found])
+    return np.where(inside, found, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,11 +418,18 @@ def sort_entries(entries: pa.Table) -> pa.Table:
 
 
 def commit_index(
-    index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile], storage: Storage
+    index: KeySetIndex,
+    runs: Sequence[RunFile],
+    files: Sequence[IndexedFile],
+    storage: Storage,
+    replaced: Sequence[RunFile] = (),
 ) -> KeySetIndex:
-    """Entries first, then their files: after the second commit, and only then, the files are covered."""
-    if runs:
-        index.entries_table.commit_files(runs)
+    """Entries first, then their files: after the second commit, and only then, the files are covered.
+
+    replaced: files of the index whose entries `runs` hold too.
+    """
+    if runs or replaced:
+        index.entries_table.commit_files(runs, replaced)
     rows = write_run(
         storage,
         index.files_table.location,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker import compaction
-from worker.compaction import LiveAddresses, choose_merge, compaction_tasks
+from worker.compaction import LiveAddresses, Merge, choose_merge, compaction_tasks, has_doubled
 from worker.index import (
+    IndexedFile,
     KeySetIndex,
     addresses_needed,
     assign_addresses,
@@ -21,7 +22,7 @@ from worker.index import (
 )
 from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
 from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
-from worker.sorted_runs import IndexWarehouse
+from worker.sorted_runs import IndexWarehouse, RunFile
 
 
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
@@ -88,16 +89,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             )
             _clean_up(job, table, index, report)
             continue
-        tasks = compaction_tasks(index, merge, table.storage)
-        with job.stage("compact"):
-            live = LiveAddresses.of(index.dictionary, live_paths)
-            merged = job.run_tasks("compact", tasks, live, merge.rows)
-        written = [file for files in merged for file in files]
-        with job.stage("commit_index"):
-            job.reporter.confirm_lease()
-            # The dictionary forgets dead files first: see worker.compaction.
-            forget_files(index, live_paths, table.storage)
-            index.entries_table.commit_files(written, merge.files)
+        written = _merge(job, table, index, merge, live_paths)
         after = index.entries_table.live_files()
         report["sorted_runs_after"] = after.sorted_runs
         report["entries_after"] = after.rows
@@ -113,6 +105,22 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _merge(
+    job: Job, table: PinnedTable, index: KeySetIndex, merge: Merge, live_paths: frozenset[str]
+) -> list[RunFile]:
+    tasks = compaction_tasks(index, merge, table.storage)
+    with job.stage("compact"):
+        live = LiveAddresses.of(index.dictionary, live_paths)
+        merged = job.run_tasks("compact", tasks, live, merge.rows)
+    written = [file for files in merged for file in files]
+    with job.stage("commit_index"):
+        job.reporter.confirm_lease()
+        # The dictionary forgets dead files first: see worker.compaction.
+        forget_files(index, live_paths, table.storage)
+        index.entries_table.commit_files(written, merge.files)
+    return written
 
 
 def _clean_up(job: Job, table: PinnedTable, index: KeySetIndex, report: dict[str, Any]) -> None:
@@ -162,12 +170,16 @@ def _index_key_set(
         readable = [entry for entry in indexed if entry.file.path not in failures]
         if not readable:
             continue
+        bytes_written += sum(run.size_bytes for run in runs)
+        replaced: list[RunFile] = []
+        if len(runs) > 1 and has_doubled([*index.entries.files, *runs]):
+            runs, replaced = _merge_new_runs(job, table, index, runs, readable)
+            bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
             job.reporter.confirm_lease()
-            index = commit_index(index, runs, readable, table.storage)
+            index = commit_index(index, runs, readable, table.storage, replaced)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
-        bytes_written += sum(run.size_bytes for run in runs)
         runs_written += len(runs)
         job.reporter.progress("index", rows_indexed, total, "rows")
     drop_older_generations(warehouse, table.index_database, index)
@@ -180,6 +192,26 @@ def _index_key_set(
         "sorted_runs_written": runs_written,
         "generation": index.generation,
     }
+
+
+def _merge_new_runs(
+    job: Job, table: PinnedTable, index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile]
+) -> tuple[list[RunFile], list[RunFile]]:
+    """What to commit instead of `runs`, and which files of the index it replaces.
+
+    A first load, and any that doubles the index, leaves one run for lookups to read. What was merged here
+    and not committed is known to nobody else, and deleted.
+    """
+    merge = choose_merge([*index.entries.files, *runs], 0.0)
+    assert merge is not None
+    tasks = compaction_tasks(index, merge, table.storage)
+    with job.stage("compact"):
+        live = LiveAddresses.of_files(index.dictionary, files)
+        merged = job.run_tasks("compact", tasks, live, merge.rows)
+    for run in runs:
+        table.storage.delete(run.location)
+    new = set(runs)
+    return [file for part in merged for file in part], [file for file in merge.files if file not in new]
 
 
 def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> str:

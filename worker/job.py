@@ -123,10 +123,23 @@ class Job:
                 known["seconds"] = round(known["seconds"] + seconds, 3)
 
     def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
+        """planned_rows: what all tasks together may read. Progress is told in rows, a task at a time."""
+
         def on_progress(done: int) -> None:
-            self.reporter.progress(stage, done, len(tasks), "tasks")
+            rows = planned_rows * done // len(tasks)
+            self.reporter.progress(stage, rows, planned_rows, "rows")
 
         return list(self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress))
+
+    def shuffle(
+        self, stage: str, tasks: Sequence[Any], shared: Any, reducer: Any, partitions: int
+    ) -> Iterator[Any]:
+        """See `TaskRunner.shuffle`."""
+
+        def on_progress(done: int, total: int) -> None:
+            self.reporter.progress(stage, done, total, "tasks")
+
+        yield from self.runner.shuffle(tasks, shared, reducer, partitions, on_progress=on_progress)
 
 
 def pin_table(job: Job) -> PinnedTable:

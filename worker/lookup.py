@@ -8,8 +8,8 @@ number is smaller (so the highest number alone decides).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from worker.index import ADDRESS, PARTITION_ID, FileDictionary, Int64Array
+from worker.footers import Footer, KeyRanges, comparable, footer
+from worker.index import ADDRESS, PARTITION_ID, FileDictionary
 from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
-from worker.sorting import sort_order, take
+from worker.sorting import Int64Array, sort_order, take
 from worker.storage import Storage
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
@@ -60,6 +61,10 @@ class Matches:
     bytes_read: int = 0
     rows_read: int = 0
     failures: tuple[ReadFailure, ...] = ()
+
+    def without_rows(self) -> Matches:
+        """The counters and failures alone."""
+        return replace(self, ordinals=_NO_ROWS, positions=_NO_ROWS)
 
     @staticmethod
     def failed(failure: ReadFailure) -> Matches:
@@ -132,7 +137,7 @@ class DeleteKeys:
     def values(self, column: int) -> npt.NDArray[Any]:
         """Values of one key column, as numpy compares them: numbers, or Python objects."""
         if column not in self._comparable:
-            self._comparable[column] = _comparable(self.rows[self.key_names[1 + column]].chunk(0))
+            self._comparable[column] = comparable(self.rows[self.key_names[1 + column]].chunk(0))
         return self._comparable[column]
 
     @cached_property
@@ -159,9 +164,9 @@ class DeleteKeys:
             if start == end or not len(columns[0]):
                 continue
             start, end = (
-                self._bound(start, end, [_comparable(column.slice(0, 1))[0] for column in columns], "left"),
+                self._bound(start, end, [comparable(column.slice(0, 1))[0] for column in columns], "left"),
                 self._bound(
-                    start, end, [_comparable(column.slice(len(column) - 1))[0] for column in columns], "right"
+                    start, end, [comparable(column.slice(len(column) - 1))[0] for column in columns], "right"
                 ),
             )
             if start == end:
@@ -254,14 +259,6 @@ def _changes(column: pa.Array) -> npt.NDArray[np.bool_]:
     return changes
 
 
-def _comparable(values: pa.Array) -> npt.NDArray[Any]:
-    """Values as a numpy array that compares like Arrow sorts; strings as bytes (byte order)."""
-    if pa.types.is_string(values.type):
-        values = values.cast(pa.binary())
-    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return array
-
-
 @dataclass(frozen=True, slots=True)
 class ScanTask:
     """Reads the key columns of some data files and matches them. Pickles.
@@ -293,124 +290,6 @@ class ScanTask:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRanges:
-    """What each of some pieces of the index (row groups, or files) may hold.
-
-    Bounds are inclusive, one array per key column; none where some piece tells no bounds of its keys.
-    """
-
-    partition_low: Int64Array
-    partition_high: Int64Array
-    mask_low: Int64Array
-    mask_high: Int64Array
-    key_low: tuple[npt.NDArray[Any], ...]
-    key_high: tuple[npt.NDArray[Any], ...]
-
-    @classmethod
-    def of(
-        cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_types: Sequence[pa.DataType]
-    ) -> KeyRanges:
-        """low and high: of each piece the bounds of partition_id, null mask and keys (None: unknown)."""
-        known = all(value is not None for side in (low, high) for bounds in side for value in bounds)
-        keys = [
-            tuple(
-                _comparable(pa.array([bounds[2 + column] for bounds in side], key_type))
-                for column, key_type in enumerate(key_types if known else ())
-            )
-            for side in (low, high)
-        ]
-        return cls(
-            np.array([bounds[0] for bounds in low], np.int64),
-            np.array([bounds[0] for bounds in high], np.int64),
-            np.array([bounds[1] for bounds in low], np.int64),
-            np.array([bounds[1] for bounds in high], np.int64),
-            keys[0],
-            keys[1],
-        )
-
-    def __len__(self) -> int:
-        return len(self.partition_low)
-
-    def uniform(self) -> npt.NDArray[np.bool_]:
-        """Where all entries have the same partition and null mask."""
-        same: npt.NDArray[np.bool_] = (self.partition_low == self.partition_high) & (
-            self.mask_low == self.mask_high
-        )
-        return same
-
-    def may_hold(self, deletes: DeleteKeys) -> Int64Array:
-        """The pieces whose ranges may hold a delete key; ascending."""
-        survivors = np.zeros(len(self), np.bool_)
-        for partition_id, null_mask, start, end in deletes.scopes:
-            inside = ~survivors & (self.mask_low <= null_mask) & (self.mask_high >= null_mask)
-            if partition_id != GLOBAL:
-                inside &= (self.partition_low <= partition_id) & (self.partition_high >= partition_id)
-            pieces = np.flatnonzero(inside)
-            if len(pieces):
-                survivors[pieces] = self._hold(pieces, deletes, start, end) if self.key_low else True
-        return np.flatnonzero(survivors)
-
-    def _hold(
-        self, pieces: Int64Array, deletes: DeleteKeys, start: int, end: int, column: int = 0
-    ) -> npt.NDArray[np.bool_]:
-        """Which pieces may hold one of the delete keys from start to end, by this and the later columns."""
-        keys = deletes.values(column)[start:end]
-        lower, upper = self.key_low[column][pieces], self.key_high[column][pieces]
-        # Some key lies within: the keys below `lower` and the keys up to `upper` differ in number.
-        low = np.searchsorted(keys, lower, side="left")
-        high = np.searchsorted(keys, upper, side="right")
-        held: npt.NDArray[np.bool_] = low < high
-        if column + 1 < len(self.key_low):
-            # Where a piece has one value only, the next column is sorted within it, and its bounds count.
-            constant = np.flatnonzero(held & (lower == upper))
-            for first in np.unique(low[constant]):
-                same = constant[low[constant] == first]
-                within = start + int(first), start + int(high[same[0]])
-                held[same] = self._hold(pieces[same], deletes, *within, column + 1)
-        return held
-
-
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """The footer of one index file, with what a lookup needs of it as arrays in the order of row groups."""
-
-    metadata: pq.FileMetaData
-    ranges: KeyRanges
-    rows: Int64Array
-    compressed_bytes: Int64Array  # of the columns that a lookup reads
-    uncompressed_bytes: Int64Array
-
-    @classmethod
-    def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Footer:
-        names = metadata.schema.names
-        first = names.index(PARTITION_ID)
-        low, high, sizes = [], [], []
-        for i in range(metadata.num_row_groups):
-            group = metadata.row_group(i)
-            columns = [group.column(c) for c in range(first, len(names))]
-            statistics = [column.statistics for column in columns[: 2 + len(key_types)]]
-            bounded = [s is not None and s.has_min_max for s in statistics]
-            low.append([s.min if known else None for s, known in zip(statistics, bounded, strict=True)])
-            high.append([s.max if known else None for s, known in zip(statistics, bounded, strict=True)])
-            sizes.append(
-                (
-                    group.num_rows,
-                    sum(column.total_compressed_size for column in columns),
-                    sum(column.total_uncompressed_size for column in columns),
-                )
-            )
-        rows, compressed, uncompressed = np.array(sizes, np.int64).reshape(-1, 3).T
-        return cls(metadata, KeyRanges.of(low, high, key_types), rows, compressed, uncompressed)
-
-
-@lru_cache(maxsize=128)
-def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
-    """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
-    with storage.open_input(location) as source:
-        return Footer.of(pq.read_metadata(source), key_types)
-
-
-@dataclass(frozen=True, slots=True)
 class LookupTask:
     """Looks delete keys up in one file of the index, or in a part of its row groups. Pickles."""
 
@@ -421,7 +300,7 @@ class LookupTask:
 
     def run(self, deletes: DeleteKeys) -> AddressMatches:
         known = footer(self.storage, self.file.location, deletes.key_types)
-        selected = np.array_split(known.ranges.may_hold(deletes), self.parts)[self.part]
+        selected = np.array_split(may_hold(known.ranges, deletes), self.parts)[self.part]
         found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
             with self.storage.open_input(self.file.location) as source:
@@ -523,10 +402,43 @@ def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys
     low, high = [f.lower_bounds for f in files], [f.upper_bounds for f in files]
     ranges = KeyRanges.of(low, high, deletes.key_types)
     tasks = []
-    for file in (files[i] for i in ranges.may_hold(deletes)):
+    for file in (files[i] for i in may_hold(ranges, deletes)):
         parts = -(-min(file.rows, len(deletes) * ROW_GROUP_ROWS) // _TASK_ROWS)
         tasks += [LookupTask(storage, file, part, parts) for part in range(parts)]
     return tasks
+
+
+def may_hold(ranges: KeyRanges, deletes: DeleteKeys) -> Int64Array:
+    """The pieces whose ranges may hold a delete key; ascending."""
+    survivors = np.zeros(len(ranges), np.bool_)
+    for partition_id, null_mask, start, end in deletes.scopes:
+        inside = ~survivors & (ranges.mask_low <= null_mask) & (ranges.mask_high >= null_mask)
+        if partition_id != GLOBAL:
+            inside &= (ranges.partition_low <= partition_id) & (ranges.partition_high >= partition_id)
+        pieces = np.flatnonzero(inside)
+        if len(pieces):
+            survivors[pieces] = _hold(ranges, pieces, deletes, start, end) if ranges.key_low else True
+    return np.flatnonzero(survivors)
+
+
+def _hold(
+    ranges: KeyRanges, pieces: Int64Array, deletes: DeleteKeys, start: int, end: int, column: int = 0
+) -> npt.NDArray[np.bool_]:
+    """Which pieces may hold one of the delete keys from start to end, by this and the later columns."""
+    keys = deletes.values(column)[start:end]
+    lower, upper = ranges.key_low[column][pieces], ranges.key_high[column][pieces]
+    # Some key lies within: the keys below `lower` and the keys up to `upper` differ in number.
+    low = np.searchsorted(keys, lower, side="left")
+    high = np.searchsorted(keys, upper, side="right")
+    held: npt.NDArray[np.bool_] = low < high
+    if column + 1 < len(ranges.key_low):
+        # Where a piece has one value only, the next column is sorted within it, and its bounds count.
+        constant = np.flatnonzero(held & (lower == upper))
+        for first in np.unique(low[constant]):
+            same = constant[low[constant] == first]
+            within = start + int(first), start + int(high[same[0]])
+            held[same] = _hold(ranges, pieces[same], deletes, *within, column + 1)
+    return held
 
 
 def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:

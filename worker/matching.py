@@ -15,9 +15,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from worker.sorting import sort_order
+from worker.sorting import Int64Array, sort_order
 
-Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 _SLOTS_PER_KEY = 4  # most rows meet an empty slot, and cost one look into the table

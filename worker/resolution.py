@@ -6,13 +6,13 @@ that can't be read, or that applies to a data file that can't be read, is refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
-from worker.index import Int64Array, KeySetIndex
+from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
 from worker.lookup import GLOBAL, DeleteKeys, Matches, ScanTask, lookup_tasks
 from worker.plan import (
@@ -25,8 +25,13 @@ from worker.plan import (
     applies,
     index_is_cheaper,
 )
-from worker.read import KeyColumnError, KeyReader, KeySet
+from worker.positions import Positions
+from worker.read import KeyReader, KeySet
+from worker.shuffle import SAMPLES_PER_RANGE, KeysRead, RangeTask, ReadTask, ShuffleTask, cuts_between
 from worker.sorted_runs import ROW_GROUP_ROWS
+
+# Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
+DRIVER_KEYS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,24 @@ class Resolved:
 
     delete_files: tuple[DeleteFile, ...]
     refused: tuple[Unconvertible, ...]
-    positions: Mapping[DataFile, Int64Array]
+    positions: Positions
     explanation: dict[str, Any]
 
 
 @dataclass(slots=True)
 class PendingDeletes:
-    """The equality deletes of one key set, read, and the data files that they apply to."""
+    """The equality deletes of one key set, read, and the data files that they apply to.
+
+    keys: all of them; or none when `cuts` says into which ranges Spark is to sort them.
+    """
 
     job: Job
     table: PinnedTable
     reader: KeyReader
     index: KeySetIndex | None
     keys: DeleteKeys
+    cuts: pa.Table | None
+    keys_planned: int
     delete_files: list[DeleteFile]
     refused: list[Unconvertible]
     data_files: tuple[DataFile, ...]
@@ -70,32 +80,23 @@ class PendingDeletes:
     ) -> PendingDeletes:
         """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
         partitions = dict(index.dictionary.partitions()) if index else {}
-        batches, readable, refused = [], [], []
-        for done, file in enumerate(plan.delete_files):
-            job.reporter.progress("read", done, len(plan.delete_files), "files")
-            everywhere = file.partition.spec_id in table.files.global_spec_ids
-            partition_ids = (GLOBAL,) if everywhere else _partition_ids(partitions, file.partition)
-            try:
-                keys = list(reader.read_delete_file(file))
-            except KeyColumnError as error:
-                refused.append(Unconvertible(file.path, error.code, str(error), error.remedy))
-            except FileNotFoundError as error:
-                refused.append(Unconvertible(file.path, "missing_file", str(error), "Restore the file."))
-            else:
-                readable.append(file)
-                batches += [
-                    (partition_id, file.data_sequence_number, batch)
-                    for partition_id in partition_ids
-                    for batch in keys
-                ]
+        ranges = -(-plan.keys_planned // DRIVER_KEYS)
+        every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
+        tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
+        read: list[KeysRead] = job.run_tasks("read", tasks, None, plan.keys_planned)
+        readable = [one.file for one in read if one.refused is None]
+        batches = [batch for one in read for batch in one.batches]
+        schema = reader.key_set.schema
         return cls(
             job,
             table,
             reader,
             index,
-            DeleteKeys.of(batches, reader.key_set.schema),
+            DeleteKeys.of(batches if ranges <= 1 else [], schema),
+            cuts_between(batches, ranges, schema) if ranges > 1 else None,
+            sum(file.record_count for file in readable),
             readable,
-            refused,
+            [one.refused for one in read if one.refused is not None],
             affected_files(table.files, readable),
             partitions,
         )
@@ -116,29 +117,62 @@ class PendingDeletes:
             covered, uncovered = [], list(self.data_files)
         self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
         ordinals = {file.path: ordinal for ordinal, file in enumerate(self.data_files)}
-        parts = []
-        if covered and len(self.keys) and self.index is not None:
-            with self.job.stage("lookup"):
-                parts.append(self.look_up(self.index, covered, ordinals))
-        if uncovered and len(self.keys):
-            with self.job.stage("scan"):
-                parts.append(self.scan(uncovered, ordinals))
-        found = Matches.combined(parts)
+        positions = Positions(self.data_files)
+        if self.cuts is not None:
+            keys, found = self._resolve_by_ranges(covered, uncovered, ordinals, positions)
+        else:
+            keys, parts = len(self.keys), []
+            if covered and keys and self.index is not None:
+                with self.job.stage("lookup"):
+                    parts.append(self.look_up(self.index, covered, ordinals))
+            if uncovered and keys:
+                with self.job.stage("scan"):
+                    parts.append(self.scan(uncovered, ordinals))
+            found = Matches.combined(parts)
+            positions.add(found)
         for failure in found.failures:
             reason = f"it applies to a data file that can't be read: {failure.reason}"
             self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
         explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
-            "keys": len(self.keys),
-            "matches": len(found.positions),
+            "keys": keys,
+            "key_ranges": self.cuts.num_rows + 1 if self.cuts is not None else 1,
+            "matches": positions.matches,
             "row_groups_read": found.row_groups_read,
             "row_groups_total": found.row_groups_total,
             "bytes_read": found.bytes_read,
             "data_files_from_index": len(covered),
             "data_files_scanned": len(uncovered),
         }
-        return Resolved(
-            tuple(self.delete_files), tuple(self.refused), _by_file(found, self.data_files), explanation
+        return Resolved(tuple(self.delete_files), tuple(self.refused), positions, explanation)
+
+    def _resolve_by_ranges(
+        self,
+        covered: Sequence[DataFile],
+        uncovered: Sequence[DataFile],
+        ordinals: Mapping[str, int],
+        positions: Positions,
+    ) -> tuple[int, Matches]:
+        """Fills `positions`, one range of keys after the other; the number of keys, and the counters."""
+        assert self.cuts is not None
+        index = self.index if covered else None
+        task = RangeTask(
+            self.table.storage,
+            self.reader,
+            index.entries.files if index else (),
+            index.dictionary if index else None,
+            tuple(covered),
+            tuple(self._scanned(uncovered, ordinals)),
+            dict(ordinals),
         )
+        reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
+        keys, counters = 0, []
+        with self.job.stage("shuffle"):
+            tasks = [ShuffleTask(read) for read in reads]
+            for part in self.job.shuffle("shuffle", tasks, self.cuts, task, self.cuts.num_rows + 1):
+                keys += part.keys
+                positions.add(part.matches)
+                counters.append(part.matches.without_rows())
+        return keys, Matches.combined(counters)
 
     def look_up(self, index: KeySetIndex, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
         """Asks the index about `files`, all of which it must cover. ordinals: by path."""
@@ -150,14 +184,17 @@ class PendingDeletes:
     def scan(self, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
         """Reads the key columns of `files`; same result as `look_up`, and failures for unreadable files."""
         tasks = [
-            ScanTask(
-                self.reader,
-                tuple((ordinals[f.path], _partition_ids(self.partitions, f.partition)[0], f) for f in group),
-            )
+            ScanTask(self.reader, tuple(self._scanned(group, ordinals)))
             for group in _balanced(files, self.job.runner.parallelism * 4)
         ]
         rows = sum(file.record_count for file in files)
         return Matches.combined(self.job.run_tasks("scan", tasks, self.keys, rows))
+
+    def _scanned(
+        self, files: Iterable[DataFile], ordinals: Mapping[str, int]
+    ) -> Iterator[tuple[int, int, DataFile]]:
+        for file in files:
+            yield ordinals[file.path], _partition_ids(self.partitions, file.partition)[0], file
 
     def _choose(self, covered: Sequence[DataFile], uncovered: Sequence[DataFile]) -> Choice:
         if not self.data_files:
@@ -167,11 +204,12 @@ class PendingDeletes:
         if not covered:
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
         cheaper, why = index_is_cheaper(
-            len(self.keys),
+            len(self.keys) or self.keys_planned,
             self.index.entries.rows,
             len(self.index.entries.files),
             ROW_GROUP_ROWS,
-            sum(file.record_count for file in covered),
+            # Each range of keys takes a scan of its own.
+            sum(file.record_count for file in covered) * (1 + (self.cuts.num_rows if self.cuts else 0)),
         )
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
@@ -191,7 +229,7 @@ class PendingDeletes:
 
 def explain(ids: Sequence[int], columns: Sequence[str], choice: Choice) -> dict[str, Any]:
     """How a key set was resolved, for the job's result; counters zero until something is read."""
-    counters = ("keys", "matches", "row_groups_read", "row_groups_total", "bytes_read")
+    counters = ("keys", "key_ranges", "matches", "row_groups_read", "row_groups_total", "bytes_read")
     return {
         "equality_field_ids": list(ids),
         "columns": list(columns),
@@ -222,13 +260,21 @@ def _balanced(files: Sequence[DataFile], groups: int) -> list[list[DataFile]]:
     return result
 
 
-def _by_file(matches: Matches, data_files: Sequence[DataFile]) -> dict[DataFile, Int64Array]:
-    if not len(matches.ordinals):
-        return {}
-    order = np.argsort(matches.ordinals, kind="stable")
-    ordinals, positions = matches.ordinals[order], matches.positions[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordinals[1:] != ordinals[:-1]]))
-    return {
-        data_files[int(ordinals[start])]: part
-        for start, part in zip(starts, np.split(positions, starts[1:]), strict=True)
-    }
+def _read_tasks(
+    table: PinnedTable,
+    reader: KeyReader,
+    files: Iterable[DeleteFile],
+    partitions: dict[PartitionKey, tuple[int, ...]],
+    every: int = 1,
+) -> list[ReadTask]:
+    return [
+        ReadTask(
+            reader,
+            file,
+            (GLOBAL,)
+            if file.partition.spec_id in table.files.global_spec_ids
+            else _partition_ids(partitions, file.partition),
+            every,
+        )
+        for file in files
+    ]

@@ -10,11 +10,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
@@ -23,6 +24,8 @@ LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are fa
 
 S = TypeVar("S", contravariant=True)
 R = TypeVar("R", covariant=True)
+V = TypeVar("V")
+A = TypeVar("A")
 
 
 class Task(Protocol[S, R]):
@@ -123,45 +126,81 @@ class TaskRunner:
         self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]
     ) -> Iterator[R]:
         context = self.spark.sparkContext
-        group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
         broadcast = context.broadcast(shared)
-        outcome: list[list[R] | BaseException] = []
+        mapped = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
+        try:
+            yield from self._watched(mapped.collect, on_progress=lambda done, _: on_progress(done))
+        finally:
+            broadcast.unpersist()
 
-        def collect() -> None:
+    def shuffle(
+        self,
+        tasks: Sequence[Task[S, Iterator[tuple[int, V]]]],
+        shared: S,
+        reducer: Task[Iterable[V], R],
+        partitions: int,
+        *,
+        on_progress: Callable[[int, int], None],
+    ) -> Iterator[R]:
+        """Each task yields (partition, value); `reducer` sees all values of a partition, in any order.
+
+        Values and results lie on the disks of Spark's executors; the driver gets one result at a time.
+        `on_progress` is told of Spark tasks: how many are done, and of how many.
+        """
+        context = self.spark.sparkContext
+        broadcast, reduce = context.broadcast(shared), context.broadcast(reducer)
+        results = (
+            context.parallelize(tasks, len(tasks))
+            .flatMap(lambda task: task.run(broadcast.value))
+            .groupByKey(partitions, lambda partition: partition)
+            .map(lambda group: reduce.value.run(group[1]))
+            .persist(StorageLevel.DISK_ONLY)
+        )
+        try:
+            self._watched(results.count, on_progress=on_progress)
+            for partition in range(partitions):
+                yield from context.runJob(results, list, [partition])
+        finally:
+            results.unpersist()
+            for used in (broadcast, reduce):
+                used.unpersist()
+
+    def _watched(self, action: Callable[[], A], *, on_progress: Callable[[int, int], None]) -> A:
+        """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
+        context = self.spark.sparkContext
+        group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
+        outcome: list[A] = []
+        failure: list[BaseException] = []
+
+        def act() -> None:
             context.setJobGroup(group, "icestream stage", interruptOnCancel=True)
             try:
-                outcome.append(
-                    context.parallelize(tasks, len(tasks))
-                    .map(lambda task: task.run(broadcast.value))
-                    .collect()
-                )
+                outcome.append(action())
             except BaseException as error:  # handed to the caller's thread
-                outcome.append(error)
+                failure.append(error)
 
-        thread = threading.Thread(target=collect, name="spark-stage", daemon=True)
+        thread = threading.Thread(target=act, name="spark-stage", daemon=True)
         thread.start()
         try:
             while thread.is_alive():
                 thread.join(timeout=0.5)
-                on_progress(self._tasks_done(group))
+                on_progress(*self._tasks_done(group))
         except BaseException:
             context.cancelJobGroup(group)
             raise
-        finally:
-            broadcast.unpersist()
-        result = outcome[0]
-        if isinstance(result, BaseException):
-            raise result
-        yield from result
+        if failure:
+            raise failure[0]
+        return outcome[0]
 
-    def _tasks_done(self, group: str) -> int:
+    def _tasks_done(self, group: str) -> tuple[int, int]:
         tracker: Any = self.spark.sparkContext.statusTracker()
         stages = [
             tracker.getStageInfo(stage_id)
             for job_id in tracker.getJobIdsForGroup(group)
             for stage_id in tracker.getJobInfo(job_id).stageIds
         ]
-        return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        known = [stage for stage in stages if stage is not None]
+        return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
 
 
 if __name__ == "__main__":  # fetches the JARs, once

@@ -34,7 +34,13 @@ from worker.storage import Storage
 
 ROW_GROUP_ROWS = 8_192
 BUCKET = "bucket-0"
-_TABLE_OPTIONS = {"bucket": "1", "file.format": "parquet", "data-file.thin-mode": "true"}
+TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
+_TABLE_OPTIONS = {
+    "bucket": "1",
+    "file.format": "parquet",
+    "data-file.thin-mode": "true",
+    "num-levels": str(TOP_LEVEL + 1),
+}
 
 
 class IndexCommitConflictError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from worker.index import ADDRESS, FileDictionary, Int64Array, KeySetIndex, damage_of
+from worker.index import ADDRESS, FileDictionary, KeySetIndex, damage_of
 from worker.indexing import rebuild_key_set
 from worker.job import Job, Outcome, PinnedTable, indexes, outcome
 from worker.lookup import Matches
@@ -21,6 +21,7 @@ from worker.read import key_reader
 from worker.resolution import PendingDeletes
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse, RunFile
+from worker.sorting import Int64Array
 from worker.storage import Storage
 
 EXAMPLES = 10

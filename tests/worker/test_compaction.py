@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from worker import compaction
 from worker.compaction import DEAD_RATIO, RUNS_KEPT, TASK_ROWS, Merge, choose_merge
-from worker.index import RUN_ROWS, TOP_LEVEL
-from worker.sorted_runs import RunFile
+from worker.index import RUN_ROWS
+from worker.sorted_runs import TOP_LEVEL, RunFile
 
 _names = count()
 TRIGGER = 16  # sorted runs at which the standard policy starts a compaction
@@ -40,7 +40,7 @@ def sorted_runs(files: list[RunFile]) -> int:
     return len({file.level or file.file_name for file in files})
 
 
-@pytest.mark.parametrize("commit_rows", [500, 20_000, 100_000])
+@pytest.mark.parametrize("commit_rows", [500, 20_000, 100_000, 1_000_000])
 def test_a_month_of_commits_a_minute_keeps_runs_few_and_rewrites_little(commit_rows: int) -> None:
     files: list[RunFile] = []
     written = 0
@@ -85,7 +85,12 @@ def test_little_is_merged_at_once_and_much_only_when_it_is_worth_it() -> None:
     assert choose_merge(small, 0) == Merge(tuple(small), TOP_LEVEL)
     assert choose_merge(small[:1], 0) is None
     assert choose_merge(small[:1], 0.1) == Merge(tuple(small[:1]), TOP_LEVEL)
-    large = [run_file(TASK_ROWS), run_file(TASK_ROWS)]
+    large = [run_file(3 * TASK_ROWS, level=TOP_LEVEL), run_file(TASK_ROWS)]
     assert choose_merge(large, 0.2) is None
     assert choose_merge(large, compaction.DEAD_RATIO) == Merge(tuple(large), TOP_LEVEL)
+    # As a first load leaves it, and as it is when it has doubled since.
+    loaded = [run_file(TASK_ROWS), run_file(TASK_ROWS)]
+    assert choose_merge(loaded, 0) == Merge(tuple(loaded), TOP_LEVEL)
+    assert choose_merge([*large, run_file(TASK_ROWS)], 0) is None
+    assert choose_merge([*large, *loaded], 0) == Merge((*large, *loaded), TOP_LEVEL)
     assert choose_merge([], 0) is None

@@ -16,6 +16,7 @@ from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
 from worker import index as index_module
 from worker import sorted_runs
+from worker.footers import footer
 from worker.index import (
     addresses_needed,
     assign_addresses,
@@ -24,7 +25,7 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, footer, lookup_tasks
+from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, lookup_tasks
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
-from worker import compaction, lookup
-from worker.index import TOP_LEVEL
+from worker import compaction, footers, positions, resolution
 from worker.job import JobError
 from worker.session import JobCancelledError, TaskRunner
+from worker.sorted_runs import TOP_LEVEL
 
 pytestmark = pytest.mark.integration
 
@@ -296,6 +296,7 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
     monkeypatch.setattr(compaction, "TASK_ROWS", 40)
     monkeypatch.setattr(compaction, "RUNS_KEPT", 3)
     monkeypatch.setattr("worker.sorted_runs.ROW_GROUP_ROWS", 8)
+    monkeypatch.setattr("worker.plan.INDEX_FILE_SECONDS", 0)  # so many tiny files are not worth a lookup
     table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
     levels = set()
     for commit, rows in enumerate((300, 90, 30, 30, 10, 10, 10, 500, 5)):
@@ -306,7 +307,7 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
         assert compacted["sorted_runs_after"] <= 3
         assert compacted["entries_after"] == rows_in_data_files(spark, table_name)
         levels |= levels_of(jobs.index, "entries_1_g1")
-    assert levels == {0, TOP_LEVEL - 1}
+    assert levels == {0, TOP_LEVEL - 1, TOP_LEVEL}
     entries = paimon_rows(jobs.index, "entries_1_g1")
     assert len(entries) == len(set(entries)) == rows_in_data_files(spark, table_name)
     visible = visible_rows(spark, table_name)
@@ -384,7 +385,7 @@ def test_verification_finds_a_wrong_index_and_rebuilds_it(
     else:
         entries = entries.set_column(4, entries.schema.field(4), [keys + 1])
     pq.write_table(entries, run)
-    lookup.footer.cache_clear()
+    footers.footer.cache_clear()
 
     verified = jobs.run("verify").result["key_sets"][0]
     assert verified["differences"] > 0
@@ -415,6 +416,56 @@ def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: J
     assert equality_delete_files(spark, table_name) == []
 
 
+@pytest.mark.parametrize(
+    ("indexed", "partitioned", "key"),
+    [
+        ("all", True, ["id"]),
+        ("all", False, ["id", "region"]),
+        ("some", True, ["id", "region"]),
+        ("none", True, ["id"]),
+    ],
+)
+def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    partitioned: bool,
+    key: list[str],
+    indexed: str,
+) -> None:
+    monkeypatch.setattr(resolution, "DRIVER_KEYS", 25)
+    monkeypatch.setattr(positions, "MEMORY_POSITIONS", 20)
+    table = upserted(spark, table_name, format_version=3, partitioned=partitioned, key=key)
+    if indexed != "none":
+        jobs.run("index")
+    if indexed == "some":
+        rows = [{"id": i, "region": "eu", "value": 7} for i in range(90)]
+        table.upsert(rows, key=key)
+        table.upsert(rows[::2], key=key)
+    before = visible_rows(spark, table_name)
+
+    result = jobs.run("convert").result
+    (key_set,) = result["key_sets"]
+    assert key_set["key_ranges"] > 2
+    assert key_set["source"] == {"all": "index", "some": "index_and_scan", "none": "scan"}[indexed]
+    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
+    assert "shuffle" in [stage["name"] for stage in result["stages"]]
+
+
+def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "DRIVER_KEYS", 25)
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    Path(table.data_file_paths[0].removeprefix("file:")).unlink()
+    result = jobs.run("convert").result
+    assert result["equality_delete_files_removed"] == 0
+    assert {one["code"] for one in result["unconvertible"]} == {"missing_file"}
+    paths = [one["file_path"] for one in result["unconvertible"]]
+    assert len(paths) == len(set(paths)) == len(equality_delete_files(spark, table_name))
+
+
 @pytest.mark.parametrize("damage", ["missing", "garbled"])
 def test_a_damaged_index_is_not_used_again(
     spark: SparkSession, jobs: Jobs, table_name: str, damage: str
@@ -427,7 +478,7 @@ def test_a_damaged_index_is_not_used_again(
         run.unlink()
     else:
         garble(run)
-    lookup.footer.cache_clear()
+    footers.footer.cache_clear()
 
     converted = jobs.run("convert")
     assert [one["source"] for one in converted.result["key_sets"]] == ["scan"]

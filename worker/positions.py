@@ -1,0 +1,94 @@
+"""Positions of rows to delete, by data file; beyond a bound they lie in a temporary file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+import numpy as np
+
+from worker.lookup import Matches
+from worker.plan import DataFile
+from worker.sorting import Int64Array
+
+MEMORY_POSITIONS = 16_000_000  # 8 bytes each
+
+
+class Positions:
+    """0-based positions by data file: filled with `add`, then read file by file, sorted, each once."""
+
+    def __init__(self, data_files: Sequence[DataFile]) -> None:
+        """data_files: those that the ordinals of matches mean."""
+        self.matches = 0
+        self._data_files = data_files
+        self._in_memory: dict[DataFile, list[Int64Array]] = defaultdict(list)
+        self._rows_in_memory = 0
+        self._on_disk: dict[DataFile, list[tuple[int, int]]] = defaultdict(list)  # offset and rows
+        self._file: IO[bytes] | None = None
+
+    def add(self, found: Matches) -> None:
+        """Raises OSError when the disk is full."""
+        order = np.argsort(found.ordinals, kind="stable")
+        ordinals, positions = found.ordinals[order], found.positions[order]
+        starts = np.flatnonzero(np.concatenate([[len(ordinals) > 0], ordinals[1:] != ordinals[:-1]]))
+        for start, part in zip(starts, np.split(positions, starts[1:]), strict=False):
+            self._in_memory[self._data_files[int(ordinals[start])]].append(part)
+        self.matches += len(positions)
+        self._rows_in_memory += len(positions)
+        if self._rows_in_memory > MEMORY_POSITIONS:
+            self._spill()
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="icestream-positions-")  # noqa: SIM115
+        self._file.seek(0, 2)
+        for file, parts in self._in_memory.items():
+            rows = np.concatenate(parts)
+            self._on_disk[file].append((self._file.tell(), len(rows)))
+            self._file.write(rows.tobytes())
+        self._in_memory.clear()
+        self._rows_in_memory = 0
+
+    def data_files(self) -> set[DataFile]:
+        return {*self._in_memory, *self._on_disk}
+
+    def of(self, file: DataFile) -> Int64Array:
+        """Those of one data file; none if it has none."""
+        parts = list(self._in_memory.get(file, ()))
+        for offset, rows in self._on_disk.get(file, ()):
+            assert self._file is not None
+            self._file.seek(offset)
+            parts.append(np.frombuffer(self._file.read(8 * rows), np.int64))
+        return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+    def rows_of(self, file: DataFile) -> int:
+        """How many were added for one data file, repeated ones included."""
+        return sum(map(len, self._in_memory.get(file, ()))) + sum(n for _, n in self._on_disk.get(file, ()))
+
+
+def union(all_positions: Sequence[Positions], file: DataFile) -> Int64Array:
+    """The positions that any of several key sets found in one data file: sorted, each once."""
+    return np.unique(np.concatenate([positions.of(file) for positions in all_positions]))
+
+
+def in_batches(
+    files: Iterable[DataFile], all_positions: Sequence[Positions], files_at_most: int, rows_at_most: int
+) -> Iterator[list[DataFile]]:
+    """Files in order, in groups bounded by number and by positions (a larger one is a group of its own)."""
+    group: list[DataFile] = []
+    rows = 0
+    for file in files:
+        more = sum(positions.rows_of(file) for positions in all_positions)
+        if group and (len(group) >= files_at_most or rows + more > rows_at_most):
+            yield group
+            group, rows = [], 0
+        group.append(file)
+        rows += more
+    if group:
+        yield group
