@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from worker.footers import Footer, footer
 from worker.index import (
     ADDRESS,
+    RUN_BYTES,
     RUN_ROWS,
     FileDictionary,
     IndexedFile,
@@ -42,6 +43,7 @@ from worker.storage import Storage
 # How long what compaction replaced stays for those who still read it: longer than any lookup takes.
 KEEP_SECONDS = 3600.0
 TASK_ROWS = RUN_ROWS
+TASK_BYTES = RUN_BYTES // 4  # the same bound for wide keys, as they lie in files
 
 RUNS_KEPT = 8  # runs that a compaction leaves at most; a policy starts one at twice as many
 DEAD_RATIO = 0.3  # from which on everything is rewritten
@@ -74,14 +76,15 @@ def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
     if len(runs) > 1 and has_doubled(files):
         return _without_untouched(everything)
     if len(runs) <= RUNS_KEPT:
-        is_cheap = _rows(files) <= TASK_ROWS and (len(runs) > 1 or dead_ratio > 0)
+        is_cheap = _fits_one_task(files) and (len(runs) > 1 or dead_ratio > 0)
         return everything if is_cheap else None
     count = len(runs) - RUNS_KEPT + 1
     while count < len(runs):
         merged = sum(map(_rows, runs[:count]))
-        level = 0 if merged <= TASK_ROWS else _free_level(runs[count:])
+        files_merged = tuple(file for run in runs[:count] for file in run)
+        level = 0 if _fits_one_task(files_merged) else _free_level(runs[count:])
         if _rows(runs[count]) > merged and level is not None:
-            return Merge(tuple(file for run in runs[:count] for file in run), level)
+            return Merge(files_merged, level)
         count += 1
     return _without_untouched(everything)
 
@@ -97,6 +100,10 @@ def has_doubled(files: Sequence[RunFile]) -> bool:
 
 def _rows(run: Sequence[RunFile]) -> int:
     return sum(file.rows for file in run)
+
+
+def _fits_one_task(files: Sequence[RunFile]) -> bool:
+    return _rows(files) <= TASK_ROWS and sum(file.size_bytes for file in files) <= TASK_BYTES
 
 
 def _free_level(runs: Sequence[Sequence[RunFile]]) -> int | None:
@@ -183,7 +190,7 @@ class LiveAddresses:
 
 
 def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list[CompactionTask]:
-    """Cuts a merge into key ranges of about TASK_ROWS entries, by the statistics of its row groups."""
+    """Cuts a merge into key ranges that each fit one task, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
     location = index.entries_table.location
     # What is at level 0 is one file, since there each file counts as a run.
@@ -196,18 +203,19 @@ def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list
 
 
 def _cuts(files: Sequence[RunFile], storage: Storage, schema: pa.Schema) -> list[Prefix]:
-    """Where row groups begin, about every TASK_ROWS entries over all files; ascending and distinct."""
-    starts: list[tuple[Prefix, int]] = []
+    """Where row groups begin, whenever those before have filled a task; ascending and distinct."""
+    starts: list[tuple[Prefix, float]] = []
     for file in files:
         known = _footer(storage, file, schema)
-        starts += [(known.ranges.prefixes(i)[0], rows) for i, rows in enumerate(known.rows.tolist())]
+        filled = np.maximum(known.rows / TASK_ROWS, known.compressed_bytes / TASK_BYTES)
+        starts += [(known.ranges.prefixes(i)[0], share) for i, share in enumerate(filled.tolist())]
     cuts: list[Prefix] = []
-    rows = 0
-    for prefix, group_rows in sorted(starts, key=lambda start: start[0]):
-        if rows >= TASK_ROWS and (not cuts or prefix > cuts[-1]):
+    task = 0.0  # how much of a task is filled
+    for prefix, share in sorted(starts, key=lambda start: start[0]):
+        if task >= 1 and (not cuts or prefix > cuts[-1]):
             cuts.append(prefix)
-            rows = 0
-        rows += group_rows
+            task = 0.0
+        task += share
     return cuts
 
 

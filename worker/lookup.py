@@ -408,6 +408,15 @@ def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys
     return tasks
 
 
+def rows_to_read(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> int:
+    """How many entries of the index a lookup decodes, by the statistics in the footers."""
+    rows = 0
+    for location in dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes)):
+        known = footer(storage, location, deletes.key_types)
+        rows += int(known.rows[may_hold(known.ranges, deletes)].sum())
+    return rows
+
+
 def may_hold(ranges: KeyRanges, deletes: DeleteKeys) -> Int64Array:
     """The pieces whose ranges may hold a delete key; ascending."""
     survivors = np.zeros(len(ranges), np.bool_)

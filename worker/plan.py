@@ -155,14 +155,11 @@ INDEX_ROWS_PER_SECOND = 60_000_000
 INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
 
 
-def index_is_cheaper(
-    keys: int, index_rows: int, index_files: int, row_group_rows: int, scan_rows: int
-) -> tuple[bool, str]:
+def index_is_cheaper(keys: int, lookup_rows: int, index_files: int, scan_rows: int) -> tuple[bool, str]:
     """Whether to ask the index for files that it covers, rather than scan them; and why, in words.
 
-    Each key may touch one row group in each file of the index, and never more than all of its rows.
+    lookup_rows: entries of the index that a lookup reads at most.
     """
-    lookup_rows = min(index_rows, keys * index_files * row_group_rows)
     lookup_seconds = lookup_rows / INDEX_ROWS_PER_SECOND + index_files * INDEX_FILE_SECONDS
     scan_seconds = scan_rows / SCAN_ROWS_PER_SECOND
     # Estimates this small are within each other's error: the index touches fewer bytes of the table.

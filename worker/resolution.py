@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
-from worker.lookup import GLOBAL, DeleteKeys, Matches, ScanTask, lookup_tasks
+from worker.lookup import GLOBAL, DeleteKeys, Matches, ScanTask, lookup_tasks, rows_to_read
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -203,14 +203,16 @@ class PendingDeletes:
             return Choice(Source.SCAN, "there is no index of this key set yet")
         if not covered:
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
-        cheaper, why = index_is_cheaper(
-            len(self.keys) or self.keys_planned,
-            self.index.entries.rows,
-            len(self.index.entries.files),
-            ROW_GROUP_ROWS,
-            # Each range of keys takes a scan of its own.
-            sum(file.record_count for file in covered) * (1 + (self.cuts.num_rows if self.cuts else 0)),
-        )
+        entries = self.index.entries
+        keys, ranges = len(self.keys) or self.keys_planned, self.cuts.num_rows + 1 if self.cuts else 1
+        # Each range of keys takes a scan of its own.
+        scan_rows = sum(file.record_count for file in covered) * ranges
+        # Each key may touch one row group in each file of the index, and never more than all of its rows.
+        lookup_rows = min(entries.rows, keys * len(entries.files) * ROW_GROUP_ROWS)
+        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows)
+        if not cheaper and self.cuts is None:
+            lookup_rows = rows_to_read(self.table.storage, entries.files, self.keys)
+            cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
         if uncovered:

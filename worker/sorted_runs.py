@@ -57,7 +57,7 @@ class RunFile:
     rows: int
     min_key: tuple[Any, ...]
     max_key: tuple[Any, ...]
-    lower_bounds: tuple[Any, ...]  # the smallest value of each key column by itself
+    lower_bounds: tuple[Any, ...]  # the smallest value of each key column by itself; None: unknown
     upper_bounds: tuple[Any, ...]
     level: int = 0
 
@@ -284,15 +284,17 @@ class RunTable:
         return [meta for split in splits for meta in split.files]
 
     def _run_file(self, meta: DataFileMeta) -> RunFile:
+        min_key, max_key = tuple(meta.min_key.values), tuple(meta.max_key.values)
+        constant = next((i for i, (a, b) in enumerate(zip(min_key, max_key, strict=True)) if a != b), len(min_key))
         return RunFile(
             f"{self.location}/{BUCKET}/{meta.file_name}",
             meta.file_name,
             meta.file_size,
             meta.row_count,
-            tuple(meta.min_key.values),
-            tuple(meta.max_key.values),
-            _values(meta.key_stats.min_values),
-            _values(meta.key_stats.max_values),
+            min_key,
+            max_key,
+            _filled(_values(meta.key_stats.min_values), min_key, constant),
+            _filled(_values(meta.key_stats.max_values), max_key, constant),
             meta.level,
         )
 
@@ -305,8 +307,8 @@ class RunTable:
             min_key=GenericRow(list(file.min_key), fields),
             max_key=GenericRow(list(file.max_key), fields),
             key_stats=SimpleStats(
-                GenericRow(list(file.lower_bounds), fields),
-                GenericRow(list(file.upper_bounds), fields),
+                GenericRow(_told(file.lower_bounds), fields),
+                GenericRow(_told(file.upper_bounds), fields),
                 [0] * len(fields),
             ),
             value_stats=SimpleStats.empty_stats(),
@@ -323,3 +325,16 @@ class RunTable:
 
 def _values(row: InternalRow) -> tuple[Any, ...]:
     return tuple(row.get_field(i) for i in range(len(row)))
+
+
+def _told(bounds: Sequence[Any]) -> list[Any]:
+    """Statistics without those of binary columns: Paimon's Java reader compares these as signed bytes.
+
+    It would skip files that hold what is asked for (mended after 1.4, apache/paimon#8237).
+    """
+    return [None if isinstance(bound, bytes) else bound for bound in bounds]
+
+
+def _filled(bounds: Sequence[Any], key: Sequence[Any], constant: int) -> tuple[Any, ...]:
+    """Bounds with what the first or last key tells: as many leading columns are constant in the file."""
+    return tuple(key[i] if bound is None and i <= constant else bound for i, bound in enumerate(bounds))

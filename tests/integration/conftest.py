@@ -11,6 +11,7 @@ import duckdb_extensions
 import pytest
 from pyspark.sql import SparkSession
 
+from tests import maven
 from tests.factories import Catalog, TableBuilder, spark_session, sqlite_catalog
 from tests.integration import upsert_stream
 from tests.integration.icestream import Icestream
@@ -41,7 +42,7 @@ def duckdb_rows() -> Callable[[TableBuilder], Counter[tuple[Any, ...]]]:
 
 @pytest.fixture(scope="session")
 def flink_class_path() -> str:
-    return upsert_stream.build()
+    return maven.build(upsert_stream.PROJECT)
 
 
 @pytest.fixture(scope="session")

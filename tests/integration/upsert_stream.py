@@ -31,15 +31,6 @@ JAVA_OPTIONS = [
 ]
 
 
-def build() -> str:
-    """Compile the Flink job and return its class path; asks no repository for what is there already."""
-    compile_ = ["mvn", "--quiet", "--batch-mode", "compile"]
-    offline = subprocess.run([*compile_, "--offline"], cwd=PROJECT, capture_output=True, check=False)
-    if offline.returncode:
-        subprocess.run(compile_, cwd=PROJECT, check=True)
-    return f"{PROJECT / 'target' / 'classes'}:{(PROJECT / 'target' / 'classpath').read_text().strip()}"
-
-
 @dataclass(frozen=True)
 class UpsertStream:
     """What a job writes: record n is a function of `seed` and n alone."""
