@@ -23,8 +23,11 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import orc
+from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -34,6 +37,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType
 from pyspark.sql import Row, SparkSession
 
@@ -107,7 +111,13 @@ def visible_rows(
     if branch is not None:
         version = f" VERSION AS OF '{branch}'"
     rows = spark.sql(f"SELECT * FROM {identifier}{version}").toArrow()
-    return Counter(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+    return Counter(zip(*(map(_hashable, column.to_pylist()) for column in rows.columns), strict=True))
+
+
+def _hashable(value: Any) -> Any:
+    return (
+        tuple((name, _hashable(part)) for name, part in value.items()) if isinstance(value, dict) else value
+    )
 
 
 def live_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
@@ -142,6 +152,7 @@ class TableBuilder:
     def __init__(self, spark: SparkSession, identifier: str) -> None:
         self.spark = spark
         self.identifier = identifier
+        self.file_format = "parquet"  # of the next files: parquet, orc or avro
 
     @classmethod
     def create(
@@ -383,34 +394,39 @@ class TableBuilder:
         description: dict[str, Any],
         row_group_rows: int | None = None,
     ) -> WrittenFile:
-        """Write one Parquet file with field ids and describe it with the statistics that writers add."""
-        path = self._new_path("parquet")
+        """Write one file with field ids; a Parquet file is described with the statistics that writers add."""
+        path = self._new_path(self.file_format)
         local = _local(path)
         local.parent.mkdir(parents=True, exist_ok=True)
         arrow_schema = schema_to_pyarrow(schema)
         columns = [rows.column(field.name).cast(field.type) for field in arrow_schema]
-        pq.write_table(
-            pa.Table.from_arrays(columns, schema=arrow_schema),
-            local,
-            compression="zstd",
-            row_group_size=row_group_rows,
-            store_schema=False,
-        )
-        statistics = data_file_statistics_from_parquet_metadata(
-            pq.read_metadata(local), compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
-        ).to_serialized_dict()
+        typed = pa.Table.from_arrays(columns, schema=arrow_schema)
+        statistics: dict[str, Any] = {}
+        if self.file_format == "orc":
+            orc.write_table(typed.cast(pa.schema([_orc_field(field) for field in arrow_schema])), local)
+        elif self.file_format == "avro":
+            _write_avro(typed, schema, path)
+        else:
+            pq.write_table(
+                typed, local, compression="zstd", row_group_size=row_group_rows, store_schema=False
+            )
+            plan, ids = compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
+            statistics = data_file_statistics_from_parquet_metadata(
+                pq.read_metadata(local), plan, ids
+            ).to_serialized_dict()
         return WrittenFile(
             {
                 **description,
                 "spec-id": spec.spec_id,
                 "partition": partition,
                 "file-path": path,
-                "file-format": "parquet",
+                "file-format": self.file_format,
                 "file-size-in-bytes": local.stat().st_size,
                 "record-count": rows.num_rows,
                 **{
                     name.replace("_", "-"): _json_map(statistics[name])
                     for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+                    if name in statistics
                 },
             }
         )
@@ -425,6 +441,33 @@ class TableBuilder:
         spec = _spec(metadata, entry["spec_id"])
         values = [entry["partition"][field.name] for field in spec.fields]
         return spec, _partition_json(values, metadata.schema(), spec)
+
+
+def _orc_field(field: pa.Field) -> pa.Field:
+    """The field with its id under the name that ORC files use."""
+    field_type = field.type
+    if pa.types.is_struct(field_type):
+        field_type = pa.struct([_orc_field(child) for child in field_type])
+    ids = {
+        "iceberg.id": field.metadata[b"PARQUET:field_id"],
+        "iceberg.required": str(not field.nullable).lower(),
+    }
+    return pa.field(field.name, field_type, field.nullable, metadata=ids)
+
+
+def _write_avro(rows: pa.Table, schema: Schema, path: str) -> None:
+    columns = [_avro_values(column) for column in rows.columns]
+    with AvroOutputFile[Record](PyArrowFileIO().new_output(path), schema, "table") as file:
+        file.write_block([Record(*values) for values in zip(*columns, strict=True)])
+
+
+def _avro_values(column: pa.ChunkedArray) -> list[Any]:
+    """Days and ticks as numbers, as Avro has them."""
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type):
+        column = column.cast(pa.int64())
+    return [Record(*value.values()) if isinstance(value, dict) else value for value in column.to_pylist()]
 
 
 def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:

@@ -20,16 +20,11 @@ from enum import StrEnum
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
-from pyiceberg.avro.file import AvroFile
-from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
-from pyiceberg.typedef import Record
-from pyiceberg.types import LongType, NestedField, StringType
 from pyroaring import BitMap64
 
+from worker.file_formats import FORMATS, field_id_of, open_columns
 from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
 from worker.puffin import (
     CorruptDeletionVectorError,
@@ -43,10 +38,6 @@ from worker.storage import Storage
 
 FILE_PATH_FIELD_ID = 2147483546
 POS_FIELD_ID = 2147483545
-_AVRO_SCHEMA = Schema(
-    NestedField(FILE_PATH_FIELD_ID, "file_path", StringType(), required=True),
-    NestedField(POS_FIELD_ID, "pos", LongType(), required=True),
-)
 _PARQUET_SCHEMA = pa.schema(
     [
         # Dictionary-encoded in memory only: Parquet knows it as a required string.
@@ -531,12 +522,12 @@ def _read_position_deletes(
     """The deleted positions per data file that a file applies to; a path may come several times."""
     delete, paths = applied
     with _unreadable(storage, delete):
-        if delete.file_format not in _BATCH_READERS:
+        if delete.file_format not in FORMATS:
             raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
         wanted = pa.array(list(paths), pa.string())
         return [
             grouped
-            for batch in _BATCH_READERS[delete.file_format](storage, delete.path)
+            for batch in _position_batches(storage, delete)
             for grouped in _group_by_path(batch.column(0), batch.column(1), wanted)
         ]
 
@@ -586,39 +577,21 @@ def _parquet_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch
             yield from file.read_row_group(index, names).select(names).to_batches()
 
 
-def _orc_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
-    with storage.open_input(location) as source:
-        file = orc.ORCFile(source)
+def _position_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
+    """Batches of two columns: path and position."""
+    if delete.file_format == "parquet":
+        yield from _parquet_batches(storage, delete.path)
+        return
+    with open_columns(storage, delete.path, delete.file_format) as file:
         names = _column_names(file.schema)
-        for index in range(file.nstripes):
-            yield file.read_stripe(index, names).select(names)
-
-
-def _avro_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
-    source = PyArrowFileIO(storage.properties).new_input(location)
-    with AvroFile[Record](source, _AVRO_SCHEMA) as file:
-        rows = list(file)
-    paths = pa.array([row[0] for row in rows], pa.string())
-    yield pa.record_batch([paths, pa.array([row[1] for row in rows], pa.int64())], ["file_path", "pos"])
-
-
-_BATCH_READERS: Mapping[str, Callable[[Storage, str], Iterator[pa.RecordBatch]]] = {
-    "parquet": _parquet_batches,
-    "orc": _orc_batches,
-    "avro": _avro_batches,
-}
+        for batch in file.batches([(name,) for name in names]):
+            yield batch.select(names)
 
 
 def _column_names(schema: pa.Schema) -> list[str]:
     """The names of path and position, found by field id; by the spec's names in files without ids."""
-    by_id = {_field_id(field): field.name for field in schema}
+    by_id = {field_id_of(field): field.name for field in schema}
     return [
         by_id.get(field_id, name)
         for field_id, name in ((FILE_PATH_FIELD_ID, "file_path"), (POS_FIELD_ID, "pos"))
     ]
-
-
-def _field_id(field: pa.Field) -> int | None:
-    metadata = field.metadata or {}
-    field_id = metadata.get(b"PARQUET:field_id", metadata.get(b"iceberg.id"))
-    return None if field_id is None else int(field_id)

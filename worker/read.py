@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from datetime import time as time_of_day
@@ -16,7 +17,6 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.conversions import from_json
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -48,13 +48,12 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from worker.file_formats import BATCH_ROWS, FORMATS, field_id_of, open_columns
 from worker.plan import DataFile, DeleteFile
 from worker.storage import Storage
 
 NULL_MASK = "null_mask"
-BATCH_ROWS = 262_144
 NANOSECOND_TYPES = TimestampNanoType | TimestamptzNanoType
-_FIELD_ID = b"PARQUET:field_id"
 
 
 class KeyColumnError(Exception):
@@ -154,34 +153,20 @@ class KeyReader:
                 f"{file.path} is encrypted and no keys are at hand",
                 "Rewrite the files unencrypted, or convert with a writer that holds the table's keys.",
             )
-        if file.file_format != "parquet":
+        if file.file_format not in FORMATS:
             raise KeyColumnError(
                 "unsupported_file_format",
-                f"{file.path} is {file.file_format.upper()}; key columns are read from Parquet files only",
+                f"{file.path} is {file.file_format.upper()}; key columns are read from Parquet, ORC and Avro",
                 "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet).",
             )
-        yield from self._read_parquet(file, constants, required=required)
+        with self._corrupt_unless_unreadable(file):
+            yield from self._read_columns(file, constants, required=required)
 
-    def _read_parquet(
+    def _read_columns(
         self, file: DataFile | DeleteFile, constants: Mapping[int, Any], *, required: bool
     ) -> Iterator[pa.RecordBatch]:
-        with self.storage.open_input(file.path) as source:
-            try:
-                parquet = pq.ParquetFile(source)
-                leaves = _leaf_paths(parquet.schema_arrow, self.name_mapping)
-            except pa.ArrowInvalid as error:
-                raise KeyColumnError(
-                    "corrupt_file",
-                    f"{file.path} is not a readable Parquet file: {error}",
-                    "Restore the file, or remove it from the table with its writer.",
-                ) from error
-            rows = parquet.metadata.num_rows
-            if rows != file.record_count:
-                raise KeyColumnError(
-                    "corrupt_file",
-                    f"{file.path} holds {rows} rows, but its manifest says {file.record_count}",
-                    "Restore the file that the manifest describes.",
-                )
+        with open_columns(self.storage, file.path, file.file_format) as source:
+            leaves = _leaf_paths(source.schema, self.name_mapping)
             paths = {c.field_id: leaves.get(c.field_id) for c in self.key_set.columns}
             missing = [c for c in self.key_set.columns if paths[c.field_id] is None]
             if required and missing:
@@ -190,26 +175,36 @@ class KeyReader:
                     f"{file.path} lacks its equality column {missing[0].name} (field {missing[0].field_id})",
                     "Have the writer of the deletes fix the file; nothing can be matched without the column.",
                 )
-            columns = [".".join(path) for path in paths.values() if path is not None]
-            if not columns:
-                for start in range(0, rows, BATCH_ROWS):
-                    yield self._to_key_batch({}, min(BATCH_ROWS, rows - start), constants)
+            found = [path for path in paths.values() if path is not None]
+            if file.file_format == "orc":
+                _refuse_timestamps(file, source.schema, found)
+            if source.rows is not None:
+                _check_rows(file, source.rows)
+            if not found:
+                for start in range(0, file.record_count, BATCH_ROWS):
+                    yield self._to_key_batch({}, min(BATCH_ROWS, file.record_count - start), constants)
                 return
-            batches = parquet.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
-            while (batch := self._next(batches, file.path)) is not None:
+            rows = 0
+            for batch in source.batches(found):
                 leaf = {i: _leaf(batch, path) for i, path in paths.items() if path is not None}
                 yield self._to_key_batch(leaf, batch.num_rows, constants)
+                rows += batch.num_rows
+            _check_rows(file, rows)
 
-    def _next(self, batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
+    @contextmanager
+    def _corrupt_unless_unreadable(self, file: DataFile | DeleteFile) -> Iterator[None]:
+        """Says of a damaged file what is wrong; the store's own errors are worth a retry and go through."""
         try:
-            return next(batches, None)
-        except (OSError, pa.ArrowException) as error:
-            # Arrow raises OSError for damaged pages too; only the store's own errors are worth a retry.
-            if isinstance(error, FileNotFoundError) or not self.storage.is_readable(path):
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException, ValueError, EOFError) as error:
+            # Arrow raises OSError for damaged pages too.
+            if isinstance(error, OSError) and not self.storage.is_readable(file.path):
                 raise
             raise KeyColumnError(
                 "corrupt_file",
-                f"{path} can't be decoded: {error}",
+                f"{file.path} is not a readable {file.file_format.upper()} file: {error}",
                 "Restore the file, or remove it from the table with its writer.",
             ) from error
 
@@ -229,6 +224,32 @@ class KeyReader:
                 array = array.fill_null(placeholder(column.key_type))
             arrays.append(array)
         return pa.RecordBatch.from_arrays([null_mask, *arrays], schema=self.key_set.schema)
+
+
+def _refuse_timestamps(
+    file: DataFile | DeleteFile, schema: pa.Schema, paths: Sequence[Sequence[str]]
+) -> None:
+    """Arrow's ORC reader turns timestamps into nanoseconds that wrap around: two may look the same."""
+    for path in paths:
+        leaf: pa.DataType = pa.struct(list(schema))
+        for name in path:
+            leaf = leaf.field(name).type
+        if pa.types.is_timestamp(leaf):
+            raise KeyColumnError(
+                "unsupported_orc_timestamp",
+                f"{file.path} is an ORC file whose key column {'.'.join(path)} is a timestamp, and those"
+                " outside the years 1678 to 2261 can't be told apart there",
+                "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet).",
+            )
+
+
+def _check_rows(file: DataFile | DeleteFile, rows: int) -> None:
+    if rows != file.record_count:
+        raise KeyColumnError(
+            "corrupt_file",
+            f"{file.path} holds {rows} rows, but its manifest says {file.record_count}",
+            "Restore the file that the manifest describes.",
+        )
 
 
 def key_reader(metadata: TableMetadata, storage: Storage, key_set: KeySet) -> KeyReader:
@@ -438,9 +459,9 @@ def _leaf_paths(schema: pa.Schema, name_mapping: str | None) -> dict[int, tuple[
 
     def visit(field: pa.Field, parents: tuple[str, ...]) -> bool:
         path = (*parents, field.name)
-        field_id = (field.metadata or {}).get(_FIELD_ID)
+        field_id = field_id_of(field)
         if field_id is not None:
-            paths[int(field_id)] = path
+            paths[field_id] = path
         below = [visit(child, path) for child in field.type] if pa.types.is_struct(field.type) else []
         return field_id is not None or any(below)
 

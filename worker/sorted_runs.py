@@ -285,7 +285,9 @@ class RunTable:
 
     def _run_file(self, meta: DataFileMeta) -> RunFile:
         min_key, max_key = tuple(meta.min_key.values), tuple(meta.max_key.values)
-        constant = next((i for i, (a, b) in enumerate(zip(min_key, max_key, strict=True)) if a != b), len(min_key))
+        constant = next(
+            (i for i, (a, b) in enumerate(zip(min_key, max_key, strict=True)) if a != b), len(min_key)
+        )
         return RunFile(
             f"{self.location}/{BUCKET}/{meta.file_name}",
             meta.file_name,

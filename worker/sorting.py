@@ -122,6 +122,11 @@ def _buffers(strings: pa.Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.
 
 
 def _take(column: pa.Array, order: Int64Array) -> pa.Array:
+    if pa.types.is_integer(column.type):
+        numbers = column.to_numpy()
+        # A column that is the same everywhere, as the partition often is, has one order only.
+        is_constant = len(order) == len(numbers) > 0 and numbers.min() == numbers.max()
+        return column if is_constant else pa.array(numbers[order])
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return column.take(pa.array(order))
     starts, lengths, data = _buffers(column)

@@ -1,0 +1,135 @@
+"""Columns of Parquet, ORC and Avro files as Arrow batches, found by field id."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from worker.storage import Storage
+
+BATCH_ROWS = 262_144
+
+# From the top-level column down to a leaf outside lists and maps.
+Path = tuple[str, ...]
+
+
+class ColumnFile(ABC):
+    """An open file. Any call may raise pa.ArrowException, ValueError or OSError: damage, or the store."""
+
+    schema: pa.Schema
+    rows: int | None  # None where only reading tells
+
+    @abstractmethod
+    def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        """All rows in order, with at least the columns that the paths lead to."""
+
+
+@contextmanager
+def open_columns(storage: Storage, location: str, file_format: str) -> Iterator[ColumnFile]:
+    """file_format: a key of FORMATS. Raises as ColumnFile does, and FileNotFoundError."""
+    with storage.open_input(location) as source:
+        yield FORMATS[file_format](source)
+
+
+class _ParquetColumns(ColumnFile):
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._file = pq.ParquetFile(source)
+        self.schema = self._file.schema_arrow
+        self.rows = self._file.metadata.num_rows
+
+    def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        columns = [".".join(path) for path in paths]
+        batches: Iterator[pa.RecordBatch] = self._file.iter_batches(
+            BATCH_ROWS, columns=columns, use_threads=False
+        )
+        return batches
+
+
+class _OrcColumns(ColumnFile):
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._file = orc.ORCFile(source)
+        self.schema = self._file.schema
+        self.rows = self._file.nrows
+
+    def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        # Whole top-level columns, by number: a name with a dot in it would mean a nested column.
+        columns = sorted({self.schema.get_field_index(path[0]) for path in paths})
+        for stripe in range(self._file.nstripes):
+            batch = self._file.read_stripe(stripe, columns=columns)
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+
+class _AvroColumns(ColumnFile):
+    """Row by row, by fastavro: PyIceberg's own decoder can crash the process in columns that it skips."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._file = fastavro.block_reader(source)
+        avro: dict[str, Any] = json.loads(self._file.metadata["avro.schema"])
+        self.schema = schema_to_pyarrow(AvroSchemaConversion().avro_to_iceberg(avro))
+        self.rows = None
+        self._avro = avro
+
+    def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        wanted = {path[0] for path in paths}
+        columns = [field for field in self.schema if field.name in wanted]
+        written = fastavro.parse_schema(_physical(self._avro))
+        fields = [field for field in self._avro["fields"] if field["name"] in wanted]
+        read = fastavro.parse_schema(_physical({**self._avro, "fields": fields}))
+        blocks: Iterator[Any] = iter(self._file)
+        for block in blocks:
+            rows: list[Any] = [
+                fastavro.schemaless_reader(block.bytes_, written, read) for _ in range(block.num_records)
+            ]
+            arrays = [_array([row[field.name] for row in rows], field.type) for field in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=[field.name for field in columns])
+
+
+def _physical(avro: Any) -> Any:
+    """The schema without logical types but decimal: days and ticks stay numbers, of any size."""
+    if isinstance(avro, list):
+        return [_physical(part) for part in avro]
+    if isinstance(avro, dict):
+        is_decimal = avro.get("logicalType") == "decimal"
+        return {k: _physical(v) for k, v in avro.items() if k != "logicalType" or is_decimal}
+    return avro
+
+
+FORMATS: Mapping[str, Callable[[pa.NativeFile], ColumnFile]] = {
+    "parquet": _ParquetColumns,
+    "orc": _OrcColumns,
+    "avro": _AvroColumns,
+}
+
+
+def field_id_of(field: pa.Field) -> int | None:
+    """The Iceberg field id that a Parquet or ORC file gives a column."""
+    metadata = field.metadata or {}
+    field_id = metadata.get(b"PARQUET:field_id", metadata.get(b"iceberg.id"))
+    return None if field_id is None else int(field_id)
+
+
+def _array(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(arrow_type):
+        children = [
+            _array([value and value[child.name] for value in values], child.type) for child in arrow_type
+        ]
+        is_null = pa.array([value is None for value in values])
+        return pa.StructArray.from_arrays(children, fields=list(arrow_type), mask=is_null)
+    if isinstance(arrow_type, pa.ExtensionType):
+        arrow_type = arrow_type.storage_type
+    if pa.types.is_date32(arrow_type):
+        return pa.array(values, pa.int32()).cast(arrow_type)
+    if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+        return pa.array(values, pa.int64()).cast(arrow_type)
+    return pa.array(values, arrow_type)
