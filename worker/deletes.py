@@ -540,11 +540,8 @@ def _unreadable(storage: Storage, delete: DeleteFile) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise UnreadableDeleteFileError(delete, "it is missing", missing=True) from error
-    except (pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
-        raise UnreadableDeleteFileError(delete, str(error)) from error
-    except OSError as error:
-        # Arrow raises OSError for damaged pages too; only the store's own errors are worth a retry.
-        if not storage.is_readable(delete.path):
+    except (OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
+        if storage.is_at_fault(error, delete.path):
             raise
         raise UnreadableDeleteFileError(delete, str(error)) from error
 

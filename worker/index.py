@@ -245,7 +245,7 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
         except FileNotFoundError:
             return f"{file.location} is missing"
         except (OSError, pa.ArrowException) as error:
-            if isinstance(error, OSError) and not storage.is_readable(file.location):
+            if storage.is_at_fault(error, file.location):
                 raise
             return f"{file.location} can't be decoded: {error}"
     return None

@@ -199,8 +199,7 @@ class KeyReader:
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException, ValueError, EOFError) as error:
-            # Arrow raises OSError for damaged pages too.
-            if isinstance(error, OSError) and not self.storage.is_readable(file.path):
+            if self.storage.is_at_fault(error, file.path):
                 raise
             raise KeyColumnError(
                 "corrupt_file",

@@ -72,15 +72,20 @@ class Storage:
             source.seek(offset)
             return bytes(source.read(length) if length is not None else source.read())
 
-    def is_readable(self, location: str) -> bool:
-        """Whether every byte can be read, which tells damaged content from a store that doesn't answer."""
+    def is_at_fault(self, error: Exception, location: str) -> bool:
+        """Whether an error in reading a file is the store's own, so that a retry can help, or damage.
+
+        Arrow raises OSError for damaged pages too: it is damage if every byte can be read.
+        """
+        if not isinstance(error, OSError):
+            return False
         try:
             with self.open_input(location) as source:
                 while source.read(16 * 1024**2):
                     pass
         except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def write(self, location: str, content: bytes) -> None:
         with self.open_output(location) as sink:
