@@ -36,14 +36,16 @@ from worker.index import (
     owners,
     sort_entries,
 )
-from worker.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.sorting import Int64Array
 from worker.storage import Storage
 
 # How long what compaction replaced stays for those who still read it: longer than any lookup takes.
 KEEP_SECONDS = 3600.0
 TASK_ROWS = RUN_ROWS
-TASK_BYTES = RUN_BYTES // 4  # the same bound for wide keys, as they lie in files
+TASK_BYTES = RUN_BYTES  # the same bound for wide keys
+FILE_ROWS = 4 * TASK_ROWS  # of a run of several files: about 60 MB for an int64 key
+FILE_BYTES = 8 * TASK_BYTES
 
 RUNS_KEPT = 8  # runs that a compaction leaves at most; a policy starts one at twice as many
 DEAD_RATIO = 0.3  # from which on everything is rewritten
@@ -66,27 +68,46 @@ class Merge:
 
 def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
     """The runs that are worth merging now; None when there are few, and few dead entries. Pure."""
-    by_run: dict[Any, list[RunFile]] = defaultdict(list)
-    for file in files:
-        by_run[file.level or file.file_name].append(file)
-    runs = sorted(by_run.values(), key=_rows)
+    runs = _runs(files)
     everything = Merge(tuple(files), TOP_LEVEL)
     if dead_ratio >= DEAD_RATIO:
         return everything
     if len(runs) > 1 and has_doubled(files):
         return _without_untouched(everything)
     if len(runs) <= RUNS_KEPT:
-        is_cheap = _fits_one_task(files) and (len(runs) > 1 or dead_ratio > 0)
+        is_cheap = _rows(files) <= TASK_ROWS and (len(runs) > 1 or dead_ratio > 0)
         return everything if is_cheap else None
     count = len(runs) - RUNS_KEPT + 1
     while count < len(runs):
         merged = sum(map(_rows, runs[:count]))
-        files_merged = tuple(file for run in runs[:count] for file in run)
-        level = 0 if _fits_one_task(files_merged) else _free_level(runs[count:])
+        level = 0 if merged <= TASK_ROWS else _free_level(runs[count:])
         if _rows(runs[count]) > merged and level is not None:
-            return Merge(files_merged, level)
+            return Merge(tuple(file for run in runs[:count] for file in run), level)
         count += 1
     return _without_untouched(everything)
+
+
+def choose_merge_of_new(files: Sequence[RunFile], new: Sequence[RunFile]) -> Merge | None:
+    """The same for runs that are about to join an index of `files`; None: they may join as they are. Pure.
+
+    A load that at least doubles the index, as the first one does, leaves one run; any other large one adds
+    one.
+    """
+    if len(new) < 2 or _rows(new) < TASK_ROWS:
+        return None
+    together = [*files, *new]
+    if has_doubled(together):
+        return _without_untouched(Merge(tuple(together), TOP_LEVEL))
+    level = _free_level(_runs(files))
+    return Merge(tuple(new), level) if level is not None else None
+
+
+def _runs(files: Sequence[RunFile]) -> list[list[RunFile]]:
+    """Each run's files, the smallest run first."""
+    by_run: dict[Any, list[RunFile]] = defaultdict(list)
+    for file in files:
+        by_run[file.level or file.file_name].append(file)
+    return sorted(by_run.values(), key=_rows)
 
 
 def has_doubled(files: Sequence[RunFile]) -> bool:
@@ -100,10 +121,6 @@ def has_doubled(files: Sequence[RunFile]) -> bool:
 
 def _rows(run: Sequence[RunFile]) -> int:
     return sum(file.rows for file in run)
-
-
-def _fits_one_task(files: Sequence[RunFile]) -> bool:
-    return _rows(files) <= TASK_ROWS and sum(file.size_bytes for file in files) <= TASK_BYTES
 
 
 def _free_level(runs: Sequence[Sequence[RunFile]]) -> int | None:
@@ -141,25 +158,26 @@ class CompactionTask:
     level: int
 
     def run(self, live: LiveAddresses) -> list[RunFile]:
-        """The files of the merged range: empty when nothing in it is live. Nothing is committed."""
-        parts = [self._read(file, live) for file in self.files]
-        entries = sort_entries(pa.concat_tables(parts))
-        return write_run(
-            self.storage,
-            self.table_location,
-            entries,
-            primary_key=self.schema.names,
-            max_file_rows=RUN_ROWS,
-            level=self.level,
-        )
+        """The file of the merged range: none when nothing in it is live. Nothing is committed.
 
-    def _read(self, file: RunFile, live: LiveAddresses) -> pa.Table:
+        One part of the range after the other is held in memory.
+        """
+        writer = RunWriter(self.storage, self.table_location, self.schema.names, self.level)
+        low, high = self.key_range.low, self.key_range.high
+        cuts = _cuts(self.files, self.storage, self.schema, TASK_ROWS, TASK_BYTES)
+        within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
+        for bounds in pairwise([low, *within, high]):
+            parts = [self._read(file, KeyRange(*bounds), live) for file in self.files]
+            writer.write(sort_entries(pa.concat_tables(parts)))
+        return writer.close()
+
+    def _read(self, file: RunFile, key_range: KeyRange, live: LiveAddresses) -> pa.Table:
         known = _footer(self.storage, file, self.schema)
-        groups = _row_groups_inside(known, self.key_range)
+        groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location) as source:
             parquet = pq.ParquetFile(source, metadata=known.metadata)
             entries = parquet.read_row_groups(groups, columns=self.schema.names, use_threads=False)
-        entries = _rows_inside(entries.cast(self.schema), self.key_range)
+        entries = _rows_inside(entries.cast(self.schema), key_range)
         is_live = live.contain(entries[ADDRESS].to_numpy())
         return entries if is_live.all() else entries.filter(pa.array(is_live))
 
@@ -189,12 +207,16 @@ class LiveAddresses:
         return inside
 
 
-def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list[CompactionTask]:
-    """Cuts a merge into key ranges that each fit one task, by the statistics of its row groups."""
+def compaction_tasks(
+    index: KeySetIndex, merge: Merge, storage: Storage, parallelism: int
+) -> list[CompactionTask]:
+    """Cuts a merge into key ranges of one file each, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
     location = index.entries_table.location
-    # What is at level 0 is one file, since there each file counts as a run.
-    cuts = _cuts(merge.files, storage, schema) if merge.level else []
+    cuts: list[Prefix] = []
+    if merge.level:  # what is at level 0 is one file, since there each file counts as a run
+        rows = min(FILE_ROWS, max(TASK_ROWS, -(-merge.rows // (2 * parallelism))))
+        cuts = _cuts(merge.files, storage, schema, rows, FILE_BYTES)
     bounds: list[Prefix | None] = [None, *cuts, None]
     return [
         CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level)
@@ -202,20 +224,22 @@ def compaction_tasks(index: KeySetIndex, merge: Merge, storage: Storage) -> list
     ]
 
 
-def _cuts(files: Sequence[RunFile], storage: Storage, schema: pa.Schema) -> list[Prefix]:
-    """Where row groups begin, whenever those before have filled a task; ascending and distinct."""
+def _cuts(
+    files: Sequence[RunFile], storage: Storage, schema: pa.Schema, rows_at_most: int, bytes_at_most: int
+) -> list[Prefix]:
+    """Where row groups begin, with about so many rows and decoded bytes between two cuts; ascending."""
     starts: list[tuple[Prefix, float]] = []
     for file in files:
         known = _footer(storage, file, schema)
-        filled = np.maximum(known.rows / TASK_ROWS, known.compressed_bytes / TASK_BYTES)
+        filled = np.maximum(known.rows / rows_at_most, known.decoded_bytes / bytes_at_most)
         starts += [(known.ranges.prefixes(i)[0], share) for i, share in enumerate(filled.tolist())]
     cuts: list[Prefix] = []
-    task = 0.0  # how much of a task is filled
+    part = 0.0  # how much of a part is filled
     for prefix, share in sorted(starts, key=lambda start: start[0]):
-        if task >= 1 and (not cuts or prefix > cuts[-1]):
+        if part + share > 1 and part > 0 and (not cuts or prefix > cuts[-1]):
             cuts.append(prefix)
-            task = 0.0
-        task += share
+            part = 0.0
+        part += share
     return cuts
 
 

@@ -74,25 +74,52 @@ class _AvroColumns(ColumnFile):
     """Row by row, by fastavro: PyIceberg's own decoder can crash the process in columns that it skips."""
 
     def __init__(self, source: pa.NativeFile) -> None:
-        self._file = fastavro.block_reader(source)
-        avro: dict[str, Any] = json.loads(self._file.metadata["avro.schema"])
-        self.schema = schema_to_pyarrow(AvroSchemaConversion().avro_to_iceberg(avro))
+        with _arrow_errors():
+            self._file = fastavro.block_reader(source)
+            avro: dict[str, Any] = json.loads(self._file.metadata["avro.schema"])
+            self.schema = schema_to_pyarrow(AvroSchemaConversion().avro_to_iceberg(_inlined(avro, {})))
         self.rows = None
         self._avro = avro
 
     def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         wanted = {path[0] for path in paths}
         columns = [field for field in self.schema if field.name in wanted]
-        written = fastavro.parse_schema(_physical(self._avro))
-        fields = [field for field in self._avro["fields"] if field["name"] in wanted]
-        read = fastavro.parse_schema(_physical({**self._avro, "fields": fields}))
-        blocks: Iterator[Any] = iter(self._file)
-        for block in blocks:
-            rows: list[Any] = [
-                fastavro.schemaless_reader(block.bytes_, written, read) for _ in range(block.num_records)
-            ]
-            arrays = [_array([row[field.name] for row in rows], field.type) for field in columns]
-            yield pa.RecordBatch.from_arrays(arrays, names=[field.name for field in columns])
+        with _arrow_errors():
+            written = fastavro.parse_schema(_physical(self._avro))
+            blocks: Iterator[Any] = iter(self._file)
+            for block in blocks:
+                records = range(block.num_records)
+                rows: list[Any] = [fastavro.schemaless_reader(block.bytes_, written, None) for _ in records]
+                arrays = [_array([row[field.name] for row in rows], field.type) for field in columns]
+                yield pa.RecordBatch.from_arrays(arrays, names=[field.name for field in columns])
+
+
+@contextmanager
+def _arrow_errors() -> Iterator[None]:
+    """What a damaged file makes fastavro and its codecs raise, of many kinds, as pa.ArrowInvalid."""
+    try:
+        yield
+    except (OSError, pa.ArrowException):
+        raise
+    except Exception as error:
+        raise pa.ArrowInvalid(f"{type(error).__name__}: {error}") from error
+
+
+def _inlined(avro: Any, named: dict[str, Any]) -> Any:
+    """The schema with each reference to a named type replaced by its definition."""
+    if isinstance(avro, str):
+        return named.get(avro, avro)
+    if isinstance(avro, list):
+        return [_inlined(part, named) for part in avro]
+    inlined = dict(avro)
+    for key in ("type", "items", "values"):
+        if key in avro:
+            inlined[key] = _inlined(avro[key], named)
+    if "fields" in avro:
+        inlined["fields"] = [_inlined(field, named) for field in avro["fields"]]
+    if avro.get("type") in ("fixed", "enum", "record"):
+        named[avro["name"]] = inlined
+    return inlined
 
 
 def _physical(avro: Any) -> Any:

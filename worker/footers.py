@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from worker.index import PARTITION_ID
+from worker.sorted_runs import DECODED_BYTES
 from worker.sorting import Int64Array
 from worker.storage import Storage
 
@@ -91,8 +92,9 @@ class Footer:
     metadata: pq.FileMetaData
     ranges: KeyRanges
     rows: Int64Array
-    compressed_bytes: Int64Array  # of the table's own columns
-    uncompressed_bytes: Int64Array
+    key_bytes: Int64Array  # compressed, of all the table's own columns but the last, which is the address
+    address_bytes: Int64Array
+    decoded_bytes: Int64Array  # in memory, of all the table's own columns
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Footer:
@@ -106,15 +108,14 @@ class Footer:
             bounded = [s is not None and s.has_min_max for s in statistics]
             low.append([s.min if known else None for s, known in zip(statistics, bounded, strict=True)])
             high.append([s.max if known else None for s, known in zip(statistics, bounded, strict=True)])
-            sizes.append(
-                (
-                    group.num_rows,
-                    sum(column.total_compressed_size for column in columns),
-                    sum(column.total_uncompressed_size for column in columns),
-                )
-            )
-        rows, compressed, uncompressed = np.array(sizes, np.int64).reshape(-1, 3).T
-        return cls(metadata, KeyRanges.of(low, high, key_types), rows, compressed, uncompressed)
+            compressed = [column.total_compressed_size for column in columns]
+            sizes.append((group.num_rows, sum(compressed[:-1]), compressed[-1]))
+        rows, key_bytes, address_bytes = np.array(sizes, np.int64).reshape(-1, 3).T
+        decoded = int((metadata.metadata or {}).get(DECODED_BYTES.encode(), 0))
+        decoded_bytes = rows * decoded // max(1, metadata.num_rows)
+        return cls(
+            metadata, KeyRanges.of(low, high, key_types), rows, key_bytes, address_bytes, decoded_bytes
+        )
 
 
 @lru_cache(maxsize=128)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
-from worker.sorted_runs import TOP_LEVEL, IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
+from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
 from worker.sorting import Int64Array, sort_order, take
 from worker.storage import Storage
 
@@ -31,6 +31,7 @@ RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
 MIN_TASK_ROWS = 1_000_000
 COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a lost attempt loses little
+DICTIONARY_FILES = 16  # that a compaction leaves at most, more or less
 PARTITION_ID = "partition_id"
 ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
@@ -255,7 +256,7 @@ def load_index(
     key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know."""
-    dictionary = FileDictionary(_read_rows(storage, files_table.live_files(), DICTIONARY_SCHEMA))
+    dictionary = FileDictionary(_read_rows(storage, files_table.live_files().files, DICTIONARY_SCHEMA))
     return KeySetIndex(
         key_set, generation, entries_table, files_table, entries_table.live_files(), dictionary
     )
@@ -272,8 +273,8 @@ def entries_schema(key_set: KeySet) -> pa.Schema:
     )
 
 
-def _read_rows(storage: Storage, live: LiveFiles, schema: pa.Schema) -> pa.Table:
-    tables = [pq.read_table(storage.open_input(f.location), columns=schema.names) for f in live.files]
+def _read_rows(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -> pa.Table:
+    tables = [pq.read_table(storage.open_input(f.location), columns=schema.names) for f in files]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
@@ -369,7 +370,6 @@ class BuildTask:
             self.table_location,
             run,
             primary_key=run.schema.names,
-            max_file_rows=RUN_ROWS,
         )
 
 
@@ -435,28 +435,37 @@ def commit_index(
         index.files_table.location,
         _dictionary_rows(files),
         primary_key=["base_address"],
-        max_file_rows=RUN_ROWS,
     )
     index.files_table.commit_files(rows)
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
 
 
 def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> None:
-    """Rewrites the dictionary without the files that are not in `live_paths`: they are no longer covered."""
-    live = index.files_table.live_files()
-    rows = _read_rows(storage, live, DICTIONARY_SCHEMA).sort_by("base_address")
-    kept = rows.filter(pc.is_in(rows["path"], pa.array(sorted(live_paths), pa.string())))
-    if kept.num_rows == rows.num_rows and len(live.files) <= 1:
+    """Takes the files that are not in `live_paths` out of the dictionary: they are no longer covered.
+
+    Merges small files of the dictionary too, each into one at least twice its size.
+    """
+    files = sorted(index.files_table.live_files().files, key=lambda file: file.rows)
+    wanted = pa.array(sorted(live_paths), pa.string())
+    kept = []
+    for file in files:
+        rows = _read_rows(storage, [file], DICTIONARY_SCHEMA)
+        kept.append(rows.filter(pc.is_in(rows["path"], wanted)))
+    merged = 0
+    if len(files) > DICTIONARY_FILES:
+        merged = 2
+        while merged < len(files) and files[merged].rows <= sum(file.rows for file in files[:merged]):
+            merged += 1
+    replaced = [i for i, file in enumerate(files) if i < merged or kept[i].num_rows < file.rows]
+    if not replaced:
         return
     written = write_run(
         storage,
         index.files_table.location,
-        kept,
+        pa.concat_tables([kept[i] for i in replaced]).sort_by("base_address"),
         primary_key=["base_address"],
-        max_file_rows=RUN_ROWS,
-        level=TOP_LEVEL,
     )
-    index.files_table.commit_files(written, live.files)
+    index.files_table.commit_files(written, [files[i] for i in replaced])
 
 
 def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:

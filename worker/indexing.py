@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker import compaction
-from worker.compaction import LiveAddresses, Merge, choose_merge, compaction_tasks, has_doubled
+from worker.compaction import LiveAddresses, Merge, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index import (
     IndexedFile,
     KeySetIndex,
@@ -110,7 +110,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
 def _merge(
     job: Job, table: PinnedTable, index: KeySetIndex, merge: Merge, live_paths: frozenset[str]
 ) -> list[RunFile]:
-    tasks = compaction_tasks(index, merge, table.storage)
+    tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
     with job.stage("compact"):
         live = LiveAddresses.of(index.dictionary, live_paths)
         merged = job.run_tasks("compact", tasks, live, merge.rows)
@@ -172,8 +172,9 @@ def _index_key_set(
             continue
         bytes_written += sum(run.size_bytes for run in runs)
         replaced: list[RunFile] = []
-        if len(runs) > 1 and has_doubled([*index.entries.files, *runs]):
-            runs, replaced = _merge_new_runs(job, table, index, runs, readable)
+        merge = choose_merge_of_new(index.entries.files, runs)
+        if merge is not None:
+            runs, replaced = _merge_new_runs(job, table, index, merge, runs, readable)
             bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
             job.reporter.confirm_lease()
@@ -195,16 +196,18 @@ def _index_key_set(
 
 
 def _merge_new_runs(
-    job: Job, table: PinnedTable, index: KeySetIndex, runs: Sequence[RunFile], files: Sequence[IndexedFile]
+    job: Job,
+    table: PinnedTable,
+    index: KeySetIndex,
+    merge: Merge,
+    runs: Sequence[RunFile],
+    files: Sequence[IndexedFile],
 ) -> tuple[list[RunFile], list[RunFile]]:
     """What to commit instead of `runs`, and which files of the index it replaces.
 
-    A first load, and any that doubles the index, leaves one run for lookups to read. What was merged here
-    and not committed is known to nobody else, and deleted.
+    What was merged here and not committed is known to nobody else, and deleted.
     """
-    merge = choose_merge([*index.entries.files, *runs], 0.0)
-    assert merge is not None
-    tasks = compaction_tasks(index, merge, table.storage)
+    tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
     with job.stage("compact"):
         live = LiveAddresses.of_files(index.dictionary, files)
         merged = job.run_tasks("compact", tasks, live, merge.rows)

@@ -123,13 +123,19 @@ class Job:
                 known["seconds"] = round(known["seconds"] + seconds, 3)
 
     def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
-        """planned_rows: what all tasks together may read. Progress is told in rows, a task at a time."""
+        return list(self.each_task(stage, tasks, shared, planned_rows))
+
+    def each_task(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
+        """Results as they come. planned_rows: what all tasks together may read.
+
+        Progress is told in rows, a task at a time.
+        """
 
         def on_progress(done: int) -> None:
             rows = planned_rows * done // len(tasks)
             self.reporter.progress(stage, rows, planned_rows, "rows")
 
-        return list(self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress))
+        yield from self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress)
 
     def shuffle(
         self, stage: str, tasks: Sequence[Any], shared: Any, reducer: Any, partitions: int

@@ -31,7 +31,7 @@ from worker.storage import Storage
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
-_READ_BYTES = 256 * 1024**2  # the same bound for wide keys, uncompressed
+_READ_BYTES = 256 * 1024**2  # the same bound for wide keys
 _TASK_ROWS = 2_000_000  # rows of one file that one task reads at most, so that threads share a large file
 _NO_ROWS = np.empty(0, np.int64)
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
@@ -322,7 +322,7 @@ class LookupTask:
             rows, numbers = _find_in_mixed(
                 _read_columns(parquet, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
             )
-        addresses = _NO_ROWS
+        addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
         if len(rows):
             ends = np.cumsum(known.rows[chunk])
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
@@ -330,12 +330,13 @@ class LookupTask:
             # From the row's place in the chunk to its place in the row groups that were read.
             moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
             addresses = column.to_numpy()[rows - moved[of_group]]
+            bytes_read += int(known.address_bytes[chunk[groups]].sum())
         return AddressMatches(
             addresses,
             numbers,
             len(chunk),
             0,
-            int(known.compressed_bytes[chunk].sum()),
+            bytes_read,
             int(known.rows[chunk].sum()),
         )
 
@@ -368,30 +369,38 @@ class AddressMatches:
             sum(p.rows_read for p in parts),
         )
 
-    def resolve(
-        self, dictionary: FileDictionary, files: Sequence[DataFile], ordinals: Mapping[str, int]
-    ) -> Matches:
-        """Rows of the wanted files only: live, older than their delete.
 
-        files: the data files asked about, with their ordinals by path; entries of others are dropped, as are
-        addresses that no committed file owns. A file's data sequence number is that of the pinned snapshot:
-        one that was rolled back and picked again is newer than when it was indexed.
-        """
+class LiveRows:
+    """Turns row addresses into rows of the wanted data files: live, older than their delete.
+
+    A file's data sequence number is that of the pinned snapshot: one that was rolled back and picked again is
+    newer than when it was indexed.
+    """
+
+    def __init__(
+        self, dictionary: FileDictionary, files: Sequence[DataFile], ordinals: Mapping[str, int]
+    ) -> None:
+        """files: the data files asked about, with their ordinals by path."""
+        self._dictionary = dictionary
         asked = {file.path: file.data_sequence_number for file in files}
-        wanted = np.array([ordinals[path] if path in asked else -1 for path in dictionary.paths], np.int64)
-        data_sequence_numbers = np.array([asked.get(path, -1) for path in dictionary.paths], np.int64)
-        rows = dictionary.ordinals(self.addresses)
-        found = np.flatnonzero(rows >= 0)
-        rows = rows[found]
-        keep = (wanted[rows] >= 0) & (self.sequence_numbers[found] > data_sequence_numbers[rows])
-        rows, found = rows[keep], found[keep]
+        paths = dictionary.paths
+        self._wanted = np.array([ordinals[path] if path in asked else -1 for path in paths], np.int64)
+        self._data_sequence_numbers = np.array([asked.get(path, -1) for path in paths], np.int64)
+
+    def of(self, found: AddressMatches) -> Matches:
+        """Entries of other files are dropped, as are addresses that no committed file owns."""
+        rows = self._dictionary.ordinals(found.addresses)
+        known = np.flatnonzero(rows >= 0)
+        rows = rows[known]
+        keep = (self._wanted[rows] >= 0) & (found.sequence_numbers[known] > self._data_sequence_numbers[rows])
+        rows, known = rows[keep], known[keep]
         return Matches(
-            wanted[rows],
-            self.addresses[found] - dictionary.base_addresses[rows],
-            self.row_groups_read,
-            self.row_groups_total,
-            self.bytes_read,
-            self.rows_read,
+            self._wanted[rows],
+            found.addresses[known] - self._dictionary.base_addresses[rows],
+            found.row_groups_read,
+            found.row_groups_total,
+            found.bytes_read,
+            found.rows_read,
         )
 
 
@@ -457,7 +466,7 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
     """
     uniform = known.ranges.uniform()[row_groups]
     boundaries = np.zeros(len(row_groups), np.bool_)
-    for budget, sizes in ((_READ_ROWS, known.rows), (_READ_BYTES, known.uncompressed_bytes)):
+    for budget, sizes in ((_READ_ROWS, known.rows), (_READ_BYTES, known.decoded_bytes)):
         filled = np.cumsum(sizes[row_groups]) // budget
         boundaries[1:] |= filled[1:] != filled[:-1]
     for values in (known.ranges.partition_low[row_groups], known.ranges.mask_low[row_groups]):

@@ -32,7 +32,7 @@ class Probe:
 
 
 class KeyMatcher:
-    """Delete keys prepared for probing: about 32 bytes a key beside the keys themselves."""
+    """Delete keys prepared for probing: about 50 bytes a key beside the keys themselves."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         """keys: one array a column, equally long, no nulls, rows distinct."""

@@ -6,15 +6,16 @@ that can't be read, or that applies to a data file that can't be read, is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
-from worker.lookup import GLOBAL, DeleteKeys, Matches, ScanTask, lookup_tasks, rows_to_read
+from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks, rows_to_read
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -27,11 +28,20 @@ from worker.plan import (
 )
 from worker.positions import Positions
 from worker.read import KeyReader, KeySet
-from worker.shuffle import SAMPLES_PER_RANGE, KeysRead, RangeTask, ReadTask, ShuffleTask, cuts_between
+from worker.shuffle import (
+    SAMPLES_PER_RANGE,
+    KeysRead,
+    RangeMatches,
+    RangeTask,
+    ReadTask,
+    ShuffleTask,
+    cuts_between,
+)
 from worker.sorted_runs import ROW_GROUP_ROWS
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000
+DRIVER_BYTES = 128 * 1024**2  # of equality delete files: the same bound for wide keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,8 @@ class PendingDeletes:
     ) -> PendingDeletes:
         """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
         partitions = dict(index.dictionary.partitions()) if index else {}
-        ranges = -(-plan.keys_planned // DRIVER_KEYS)
+        size = sum(file.file_size_bytes for file in plan.delete_files)
+        ranges = max(-(-plan.keys_planned // DRIVER_KEYS), -(-size // DRIVER_BYTES))
         every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
         tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
         read: list[KeysRead] = job.run_tasks("read", tasks, None, plan.keys_planned)
@@ -116,20 +127,7 @@ class PendingDeletes:
         if choice.source is Source.SCAN:
             covered, uncovered = [], list(self.data_files)
         self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
-        ordinals = {file.path: ordinal for ordinal, file in enumerate(self.data_files)}
-        positions = Positions(self.data_files)
-        if self.cuts is not None:
-            keys, found = self._resolve_by_ranges(covered, uncovered, ordinals, positions)
-        else:
-            keys, parts = len(self.keys), []
-            if covered and keys and self.index is not None:
-                with self.job.stage("lookup"):
-                    parts.append(self.look_up(self.index, covered, ordinals))
-            if uncovered and keys:
-                with self.job.stage("scan"):
-                    parts.append(self.scan(uncovered, ordinals))
-            found = Matches.combined(parts)
-            positions.add(found)
+        positions, keys, found = self.find(covered, uncovered)
         for failure in found.failures:
             reason = f"it applies to a data file that can't be read: {failure.reason}"
             self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
@@ -145,14 +143,52 @@ class PendingDeletes:
         }
         return Resolved(tuple(self.delete_files), tuple(self.refused), positions, explanation)
 
-    def _resolve_by_ranges(
-        self,
-        covered: Sequence[DataFile],
-        uncovered: Sequence[DataFile],
-        ordinals: Mapping[str, int],
-        positions: Positions,
-    ) -> tuple[int, Matches]:
-        """Fills `positions`, one range of keys after the other; the number of keys, and the counters."""
+    def find(
+        self, covered: Sequence[DataFile], scanned: Sequence[DataFile]
+    ) -> tuple[Positions, int, Matches]:
+        """Positions of the rows to delete, the number of distinct keys, and counters and failures.
+
+        covered: data files that the index is asked about; scanned: those whose key columns are read.
+        """
+        positions = Positions(self.data_files)
+        keys, counters = len(self.keys), []
+        if self.delete_files and (covered or scanned):
+            if self.cuts is not None:
+                with self.job.stage("shuffle"):
+                    for part in self._by_ranges(covered, scanned):
+                        keys += part.keys
+                        positions.add(part.matches)
+                        counters.append(part.matches.without_rows())
+            elif keys:
+                for matches in chain(self._look_up(covered), self._scan(scanned)):
+                    positions.add(matches)
+                    counters.append(matches.without_rows())
+        return positions, keys, Matches.combined(counters)
+
+    def _look_up(self, files: Sequence[DataFile]) -> Iterator[Matches]:
+        """Asks the index about `files`, all of which it must cover."""
+        if not files:
+            return
+        assert self.index is not None
+        tasks = lookup_tasks(self.table.storage, self.index.entries.files, self.keys)
+        planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
+        with self.job.stage("lookup"):
+            live = LiveRows(self.index.dictionary, files, self._ordinals)
+            for found in self.job.each_task("lookup", tasks, self.keys, planned):
+                yield live.of(found)
+
+    def _scan(self, files: Sequence[DataFile]) -> Iterator[Matches]:
+        """Reads the key columns of `files`; same results, and failures for unreadable files."""
+        if not files:
+            return
+        groups = _balanced(files, self.job.runner.parallelism * 4)
+        tasks = [ScanTask(self.reader, tuple(self._scanned(group))) for group in groups]
+        rows = sum(file.record_count for file in files)
+        with self.job.stage("scan"):
+            yield from self.job.each_task("scan", tasks, self.keys, rows)
+
+    def _by_ranges(self, covered: Sequence[DataFile], scanned: Sequence[DataFile]) -> Iterator[RangeMatches]:
+        """One range of keys after the other, resolved in Spark's tasks."""
         assert self.cuts is not None
         index = self.index if covered else None
         task = RangeTask(
@@ -161,42 +197,25 @@ class PendingDeletes:
             index.entries.files if index else (),
             index.dictionary if index else None,
             tuple(covered),
-            tuple(self._scanned(uncovered, ordinals)),
-            dict(ordinals),
+            tuple(self._scanned(scanned)),
+            self._ordinals,
         )
         reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
-        keys, counters = 0, []
-        with self.job.stage("shuffle"):
-            tasks = [ShuffleTask(read) for read in reads]
-            for part in self.job.shuffle("shuffle", tasks, self.cuts, task, self.cuts.num_rows + 1):
-                keys += part.keys
-                positions.add(part.matches)
-                counters.append(part.matches.without_rows())
-        return keys, Matches.combined(counters)
+        tasks = [ShuffleTask(read) for read in reads]
+        yield from self.job.shuffle("shuffle", tasks, self.cuts, task, self.cuts.num_rows + 1)
 
-    def look_up(self, index: KeySetIndex, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
-        """Asks the index about `files`, all of which it must cover. ordinals: by path."""
-        tasks = lookup_tasks(self.table.storage, index.entries.files, self.keys)
-        planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
-        found = self.job.run_tasks("lookup", tasks, self.keys, planned)
-        return Matches.combined([part.resolve(index.dictionary, files, ordinals) for part in found])
+    @property
+    def _ordinals(self) -> dict[str, int]:
+        return {file.path: ordinal for ordinal, file in enumerate(self.data_files)}
 
-    def scan(self, files: Sequence[DataFile], ordinals: Mapping[str, int]) -> Matches:
-        """Reads the key columns of `files`; same result as `look_up`, and failures for unreadable files."""
-        tasks = [
-            ScanTask(self.reader, tuple(self._scanned(group, ordinals)))
-            for group in _balanced(files, self.job.runner.parallelism * 4)
-        ]
-        rows = sum(file.record_count for file in files)
-        return Matches.combined(self.job.run_tasks("scan", tasks, self.keys, rows))
-
-    def _scanned(
-        self, files: Iterable[DataFile], ordinals: Mapping[str, int]
-    ) -> Iterator[tuple[int, int, DataFile]]:
+    def _scanned(self, files: Iterable[DataFile]) -> Iterator[tuple[int, int, DataFile]]:
+        ordinals = self._ordinals
         for file in files:
             yield ordinals[file.path], _partition_ids(self.partitions, file.partition)[0], file
 
     def _choose(self, covered: Sequence[DataFile], uncovered: Sequence[DataFile]) -> Choice:
+        if not self.delete_files:
+            return Choice(Source.NONE, "none of its delete files can be read")
         if not self.data_files:
             return Choice(Source.NONE, "no live data file is older than the deletes in their scope")
         if self.index is None:

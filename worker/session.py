@@ -100,7 +100,7 @@ class TaskRunner:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
 
         `on_progress` is told the number of tasks done, about once a second at least, and may raise
-        JobCancelledError: running tasks are then abandoned. A task's own error is raised as it is locally,
+        JobCancelledError: no further task starts then. A task's own error is raised as it is locally,
         and as Spark wraps it otherwise.
         """
         if planned_rows <= self.local_rows or not tasks:
@@ -159,6 +159,7 @@ class TaskRunner:
         try:
             self._watched(results.count, on_progress=on_progress)
             for partition in range(partitions):
+                on_progress(partition, partitions)
                 yield from context.runJob(results, list, [partition])
         finally:
             results.unpersist()

@@ -6,6 +6,7 @@ tasks. The driver holds the cuts, and the matches of one range at a time.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from worker.index import PARTITION_ID, FileDictionary
 from worker.job import Unconvertible
-from worker.lookup import AddressMatches, DeleteKeys, Matches, ScanTask, lookup_tasks
+from worker.lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.plan import DataFile, DeleteFile
 from worker.read import KeyColumnError, KeyReader
 from worker.sorted_runs import RunFile
@@ -49,9 +50,13 @@ class ReadTask:
         return KeysRead(self.file, (), refused)
 
     def batches(self) -> Iterator[KeyBatch]:
+        # Each file begins elsewhere: every key has the same chance, in small files too.
+        skipped = zlib.crc32(self.file.path.encode()) % self.every
         for keys in self.reader.read_delete_file(self.file):
             if self.every > 1:
-                keys = keys.take(pa.array(np.arange(0, keys.num_rows, self.every)))
+                rows = keys.num_rows
+                keys = keys.take(pa.array(np.arange(skipped, rows, self.every)))
+                skipped = (skipped - rows) % self.every
             for partition_id in self.partition_ids:
                 yield partition_id, self.file.data_sequence_number, keys
 
@@ -135,8 +140,9 @@ class RangeTask:
         keys = DeleteKeys.of(batches, self.reader.key_set.schema)
         parts = [ScanTask(self.reader, self.scanned).run(keys)]
         if self.dictionary is not None and self.covered:
-            found = [task.run(keys) for task in lookup_tasks(self.storage, self.index_files, keys)]
-            parts.append(AddressMatches.combined(found).resolve(self.dictionary, self.covered, self.ordinals))
+            live = LiveRows(self.dictionary, self.covered, self.ordinals)
+            tasks = lookup_tasks(self.storage, self.index_files, keys)
+            parts += [live.of(task.run(keys)) for task in tasks]
         return RangeMatches(len(keys), Matches.combined(parts))
 
 

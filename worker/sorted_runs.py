@@ -33,6 +33,7 @@ from pypaimon.write.commit_message import CommitMessage
 from worker.storage import Storage
 
 ROW_GROUP_ROWS = 8_192
+DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
 BUCKET = "bucket-0"
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
@@ -62,55 +63,85 @@ class RunFile:
     level: int = 0
 
 
-def write_run(
-    storage: Storage,
-    table_location: str,
-    rows: pa.Table,
-    *,
-    primary_key: Sequence[str],
-    max_file_rows: int,
-    level: int = 0,
-) -> list[RunFile]:
-    """Writes rows, sorted by `primary_key` (their leading columns), as the files of one run.
+class RunWriter:
+    """Writes one file of a run from tables that follow each other in primary-key order.
 
-    Nothing is visible until `commit_files`. Raises OSError (a retry can help).
+    Nothing is visible until `commit_files`. Any call may raise OSError (a retry can help).
     """
-    return [
-        _write_file(storage, table_location, rows.slice(start, max_file_rows), primary_key, level)
-        for start in range(0, rows.num_rows, max_file_rows)
-    ]
+
+    def __init__(
+        self, storage: Storage, table_location: str, primary_key: Sequence[str], level: int = 0
+    ) -> None:
+        """primary_key: the leading columns of the tables."""
+        self._file_name = f"data-{uuid.uuid4()}-0.parquet"
+        self._location = f"{table_location}/{BUCKET}/{self._file_name}"
+        self._storage = storage
+        self._primary_key = primary_key
+        self._level = level
+        self._sink: pa.NativeFile | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = self._decoded_bytes = 0
+        self._min_key: tuple[Any, ...] = ()
+        self._max_key: tuple[Any, ...] = ()
+        self._bounds: list[tuple[Any, Any]] = []
+
+    def write(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        physical = _with_system_columns(rows)
+        if self._writer is None:
+            self._sink = self._storage.open_output(self._location)
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                physical.schema,
+                compression="zstd",
+                use_dictionary=False,
+                column_encoding=_encodings(physical.schema),
+                write_page_index=False,
+            )
+        self._writer.write_table(physical, row_group_size=ROW_GROUP_ROWS)
+        keys = [rows[name] for name in self._primary_key]
+        bounds = [pc.min_max(column).as_py() for column in keys]
+        known = self._bounds or [(bound["min"], bound["max"]) for bound in bounds]
+        self._bounds = [
+            (min(low, bound["min"]), max(high, bound["max"]))
+            for (low, high), bound in zip(known, bounds, strict=True)
+        ]
+        self._min_key = self._min_key or tuple(column[0].as_py() for column in keys)
+        self._max_key = tuple(column[-1].as_py() for column in keys)
+        self._rows += rows.num_rows
+        self._decoded_bytes += rows.nbytes
+
+    def close(self) -> list[RunFile]:
+        """The file; none if there were no rows."""
+        if self._writer is None or self._sink is None:
+            return []
+        self._writer.add_key_value_metadata({DECODED_BYTES: str(self._decoded_bytes)})
+        self._writer.close()
+        size_bytes = self._sink.tell()
+        self._sink.close()
+        return [
+            RunFile(
+                self._location,
+                self._file_name,
+                size_bytes,
+                self._rows,
+                self._min_key,
+                self._max_key,
+                tuple(low for low, _ in self._bounds),
+                tuple(high for _, high in self._bounds),
+                self._level,
+            )
+        ]
 
 
-def _write_file(
-    storage: Storage, table_location: str, rows: pa.Table, primary_key: Sequence[str], level: int
-) -> RunFile:
-    file_name = f"data-{uuid.uuid4()}-0.parquet"
-    location = f"{table_location}/{BUCKET}/{file_name}"
-    physical = _with_system_columns(rows)
-    with storage.open_output(location) as sink:
-        pq.write_table(
-            physical,
-            sink,
-            row_group_size=ROW_GROUP_ROWS,
-            compression="zstd",
-            use_dictionary=False,
-            column_encoding=_encodings(physical.schema),
-            write_page_index=False,
-        )
-        size_bytes = sink.tell()
-    keys = [rows[name] for name in primary_key]
-    bounds = [pc.min_max(column).as_py() for column in keys]
-    return RunFile(
-        location,
-        file_name,
-        size_bytes,
-        rows.num_rows,
-        min_key=tuple(column[0].as_py() for column in keys),
-        max_key=tuple(column[-1].as_py() for column in keys),
-        level=level,
-        lower_bounds=tuple(bound["min"] for bound in bounds),
-        upper_bounds=tuple(bound["max"] for bound in bounds),
-    )
+def write_run(
+    storage: Storage, table_location: str, rows: pa.Table, *, primary_key: Sequence[str], level: int = 0
+) -> list[RunFile]:
+    """Writes rows, sorted by `primary_key` (their leading columns), as a run of one file; none if empty."""
+    writer = RunWriter(storage, table_location, primary_key, level)
+    writer.write(rows)
+    return writer.close()
 
 
 def _with_system_columns(rows: pa.Table) -> pa.Table:

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from worker.index import ADDRESS, FileDictionary, KeySetIndex, damage_of
 from worker.indexing import rebuild_key_set
 from worker.job import Job, Outcome, PinnedTable, indexes, outcome
-from worker.lookup import Matches
 from worker.plan import plan_conversion
 from worker.read import key_reader
 from worker.resolution import PendingDeletes
@@ -76,7 +75,7 @@ def _differences(job: Job, table: PinnedTable, index: KeySetIndex) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CountTask:
-    """Counts the distinct addresses that one file of the index holds for each covered file. Pickles."""
+    """Counts the addresses that one file of the index holds for each covered file. Pickles."""
 
     storage: Storage
     file: RunFile
@@ -110,13 +109,14 @@ def _different_answers(job: Job, table: PinnedTable, index: KeySetIndex) -> list
     reader = key_reader(table.metadata, table.storage, index.key_set)
     pending = PendingDeletes.read(job, table, plan, reader, index)
     covered = [file for file in pending.data_files if index.dictionary.covers(file)]
-    ordinals = {file.path: ordinal for ordinal, file in enumerate(covered)}
-    looked_up = _pairs(pending.look_up(index, covered, ordinals))
-    scanned = _pairs(pending.scan(covered, ordinals))
-    missing = [(o, p, "the scan finds it, the index does not") for o, p in sorted(scanned - looked_up)]
-    invented = [(o, p, "the index finds it, the scan does not") for o, p in sorted(looked_up - scanned)]
-    return [f"{covered[o].path} row {p}: {what}" for o, p, what in missing + invented]
-
-
-def _pairs(matches: Matches) -> set[tuple[int, int]]:
-    return set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True))
+    looked_up, _, _ = pending.find(covered, [])
+    scanned, _, _ = pending.find([], covered)
+    differences = []
+    for file in covered:
+        by_index, by_scan = looked_up.of(file), scanned.of(file)
+        for rows, what in (
+            (np.setdiff1d(by_scan, by_index), "the scan finds it, the index does not"),
+            (np.setdiff1d(by_index, by_scan), "the index finds it, the scan does not"),
+        ):
+            differences += [f"{file.path} row {row}: {what}" for row in rows.tolist()]
+    return differences

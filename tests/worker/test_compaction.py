@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from itertools import count, pairwise
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.types import StringType
 
 from worker import compaction
-from worker.compaction import DEAD_RATIO, RUNS_KEPT, TASK_ROWS, Merge, choose_merge
-from worker.index import RUN_ROWS
-from worker.sorted_runs import TOP_LEVEL, RunFile
+from worker.compaction import (
+    DEAD_RATIO,
+    RUNS_KEPT,
+    TASK_ROWS,
+    CompactionTask,
+    KeyRange,
+    LiveAddresses,
+    Merge,
+    choose_merge,
+    choose_merge_of_new,
+)
+from worker.index import RUN_ROWS, entries_schema, sort_entries
+from worker.read import KeyColumn, KeySet
+from worker.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.storage import Storage
 
 _names = count()
 TRIGGER = 16  # sorted runs at which the standard policy starts a compaction
@@ -94,3 +111,47 @@ def test_little_is_merged_at_once_and_much_only_when_it_is_worth_it() -> None:
     assert choose_merge([*large, run_file(TASK_ROWS)], 0) is None
     assert choose_merge([*large, *loaded], 0) == Merge((*large, *loaded), TOP_LEVEL)
     assert choose_merge([], 0) is None
+
+
+def test_a_large_load_adds_one_run() -> None:
+    new = [run_file(TASK_ROWS), run_file(TASK_ROWS)]
+    assert choose_merge_of_new([], new) == Merge(tuple(new), TOP_LEVEL)
+    top = [run_file(9 * TASK_ROWS, level=TOP_LEVEL)]
+    assert choose_merge_of_new(top, new) == Merge(tuple(new), TOP_LEVEL - 1)
+    assert choose_merge_of_new(top, new[:1]) is None
+    assert choose_merge_of_new(top, [run_file(10), run_file(10)]) is None
+
+
+def entries_of(keys: list[str]) -> pa.Table:
+    schema = entries_schema(KeySet((KeyColumn(1, "url", (1,), StringType(), pa.string()),)))
+    zeros = np.zeros(len(keys), np.int64)
+    columns = [zeros, zeros.astype(np.int32), pa.array(keys), np.arange(len(keys))]
+    return sort_entries(pa.table(columns, schema=schema))
+
+
+def test_long_keys_with_long_prefixes_are_merged_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the file they take next to nothing."""
+    rows = entries_of([f"https://example.org/{'x' * 500}/{i:08d}" for i in range(100_000)])
+    (run,) = write_run(Storage(), str(tmp_path), rows, primary_key=rows.schema.names)
+    assert run.size_bytes < rows.nbytes / 50
+    parts: list[int] = []
+    monkeypatch.setattr(compaction, "TASK_BYTES", rows.nbytes // 4)
+
+    def measured(table: pa.Table) -> pa.Table:
+        parts.append(table.nbytes)
+        return sort_entries(table)
+
+    monkeypatch.setattr(compaction, "sort_entries", measured)
+    task = CompactionTask(Storage(), str(tmp_path), rows.schema, (run,), KeyRange(None, None), 0)
+    (merged,) = task.run(LiveAddresses(np.array([0]), np.array([90_000])))
+    assert len(parts) >= 4
+    assert max(parts) <= rows.nbytes // 3
+    kept = pq.read_table(merged.location, columns=rows.schema.names)
+    assert kept.equals(rows.slice(0, 90_000).combine_chunks())
+    assert (merged.min_key, merged.max_key, merged.rows) == (run.min_key, _key(kept, -1), 90_000)
+
+
+def _key(rows: pa.Table, row: int) -> tuple[object, ...]:
+    return tuple(column[row].as_py() for column in rows.columns)

@@ -5,13 +5,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+import fastavro
 import pytest
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import DecimalType, NestedField, StringType
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
-
-pytestmark = pytest.mark.integration
+from worker.plan import DataFile, PartitionKey
+from worker.read import KeyColumnError, key_reader, resolve_key_set
+from worker.storage import Storage
 
 _COLUMNS = (
     "id bigint, region string, small int, day date, at timestamp_ntz, price decimal(9,2), raw binary,"
@@ -40,6 +47,7 @@ def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path)
     return Jobs(spark, catalog, table_name, tmp_path / "index")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "key",
     [
@@ -83,3 +91,44 @@ def test_conversion_of_other_formats(
     assert [one["source"] for one in converted["key_sets"]] == ["index"]
     assert converted["rows_deleted"] == scanned["rows_deleted"] == 120 - before.total()
     assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_a_damaged_avro_file_is_told_from_a_store_that_does_not_answer(tmp_path: Path, codec: str) -> None:
+    fields = [{"name": n, "field-id": i, "type": "string"} for i, n in ((1, "id"), (2, "note"))]
+    schema = fastavro.parse_schema({"type": "record", "name": "table", "fields": fields})
+    path = tmp_path / "keys.avro"
+    with path.open("wb") as sink:
+        fastavro.writer(sink, schema, [{"id": f"key {i}", "note": "n" * i} for i in range(200)], codec)
+    content = path.read_bytes()
+    metadata = _metadata(NestedField(1, "id", StringType()))
+    reader = key_reader(metadata, Storage(), resolve_key_set(metadata, [1]))
+    file = DataFile(str(path), "avro", PartitionKey(0, "[]"), 200, len(content), 1)
+    assert sum(batch.num_rows for batch in reader.read_data_file(file)) == 200
+    for place in range(100, len(content), 97):
+        path.write_bytes(content[:place] + b"\xff" * 8 + content[place + 8 :])
+        try:
+            batches = list(reader.read_data_file(file))
+        except KeyColumnError as error:
+            assert error.code == "corrupt_file"  # noqa: PT017 - not every change shows
+        else:
+            assert sum(batch.num_rows for batch in batches) == 200
+
+
+def test_an_avro_schema_may_refer_to_a_type_that_it_has_defined(tmp_path: Path) -> None:
+    decimal = {"type": "fixed", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2, "name": "d"}
+    fields = [{"name": "a", "field-id": 1, "type": decimal}, {"name": "b", "field-id": 2, "type": "d"}]
+    schema = fastavro.parse_schema({"type": "record", "name": "table", "fields": fields})
+    path = tmp_path / "keys.avro"
+    with path.open("wb") as sink:
+        fastavro.writer(sink, schema, [{"a": Decimal("1.25"), "b": Decimal("-2.50")}])
+    metadata = _metadata(NestedField(1, "a", DecimalType(9, 2)), NestedField(2, "b", DecimalType(9, 2)))
+    file = DataFile(str(path), "avro", PartitionKey(0, "[]"), 1, 1, 1)
+    (batch,) = key_reader(metadata, Storage(), resolve_key_set(metadata, [2])).read_data_file(file)
+    assert batch.column(1).to_pylist() == [Decimal("-2.50")]
+
+
+def _metadata(*fields: NestedField) -> TableMetadata:
+    return new_table_metadata(
+        Schema(*fields), PartitionSpec(), UNSORTED_SORT_ORDER, "file:///nowhere", {"format-version": "2"}
+    )

@@ -25,7 +25,7 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.lookup import GLOBAL, AddressMatches, DeleteKeys, ScanTask, lookup_tasks
+from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse
@@ -162,8 +162,8 @@ def _compare_with_a_brute_force_join(
     assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
 
     lookups = lookup_tasks(storage, index.entries.files, deletes)
-    found = AddressMatches.combined([lookup.run(deletes) for lookup in lookups])
-    matches = found.resolve(index.dictionary, files, {f.path: i for i, f in enumerate(files)})
+    live = LiveRows(index.dictionary, files, {f.path: i for i, f in enumerate(files)})
+    matches = Matches.combined([live.of(lookup.run(deletes)) for lookup in lookups])
     assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
 
 

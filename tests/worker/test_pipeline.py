@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
-from worker import compaction, footers, positions, resolution
+from worker import compaction, conversion, footers, positions, resolution
 from worker.job import JobError
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import TOP_LEVEL
@@ -341,9 +341,9 @@ def test_compaction_deletes_what_no_snapshot_of_the_index_needs(
     assert cleaned["files_deleted"] > 6
     assert cleaned["bytes_deleted"] > 0
     assert (paimon_rows(jobs.index, "entries_1_g1"), paimon_rows(jobs.index, "files_1_g1")) == before
-    for index_table in ("entries_1_g1", "files_1_g1"):
+    for index_table, live_files in (("entries_1_g1", 1), ("files_1_g1", 3)):
         (folder,) = jobs.index.glob(f"*.db/{index_table}")
-        assert len(list((folder / "bucket-0").glob("*"))) == 1
+        assert len(list((folder / "bucket-0").glob("*"))) == live_files
         assert len(list((folder / "snapshot").glob("snapshot-*"))) == 1
     assert jobs.run("compact").result["key_sets"][0]["files_deleted"] == 0
     visible = visible_rows(spark, table_name)
@@ -351,6 +351,31 @@ def test_compaction_deletes_what_no_snapshot_of_the_index_needs(
     assert visible_rows(spark, table_name) == visible
     table.append([{"id": 1, "region": "us", "value": 1}])
     assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 1
+
+
+def test_the_dictionary_is_merged_as_it_grows(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.index.DICTIONARY_FILES", 3)
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    sizes = []
+    for commit in range(6):
+        table.upsert([{"id": commit, "region": "eu", "value": 1}], key=["id"])
+        jobs.run("index")
+        jobs.run("compact")
+        sizes.append(sorted(rows_by_file(jobs.index, "files_1_g1")))
+    # One row a commit; what is merged has at least twice the rows of each of its parts.
+    assert sizes[:3] == [[1], [1, 1], [1, 1, 1]]
+    assert sizes[3] == [4]
+    assert sum(sizes[-1]) == 6
+    assert jobs.run("convert").health["key_sets"][0]["coverage"] == 1.0
+
+
+def rows_by_file(index: Path, table: str) -> list[int]:
+    catalog = CatalogFactory.create({"warehouse": index.as_uri()})
+    (database,) = catalog.list_databases()
+    splits = catalog.get_table(f"{database}.{table}").new_read_builder().new_scan().plan().splits()
+    return [file.row_count for split in splits for file in split.files]
 
 
 def test_compaction_drops_the_entries_of_files_that_are_gone(
@@ -370,10 +395,18 @@ def test_compaction_drops_the_entries_of_files_that_are_gone(
     assert outcome.result["key_sets"][0]["entries_after"] == rows_in_data_files(spark, table_name)
 
 
-@pytest.mark.parametrize("damage", ["dropped", "moved"])
+@pytest.mark.parametrize(
+    ("damage", "driver_keys"), [("dropped", 4_000_000), ("moved", 4_000_000), ("moved", 30)]
+)
 def test_verification_finds_a_wrong_index_and_rebuilds_it(
-    spark: SparkSession, jobs: Jobs, table_name: str, damage: str
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    driver_keys: int,
 ) -> None:
+    monkeypatch.setattr(resolution, "DRIVER_KEYS", driver_keys)
     upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
     jobs.run("index")
     assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
@@ -435,10 +468,15 @@ def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     indexed: str,
 ) -> None:
     monkeypatch.setattr(resolution, "DRIVER_KEYS", 25)
-    monkeypatch.setattr(positions, "MEMORY_POSITIONS", 20)
+    for module in (positions, conversion):
+        monkeypatch.setattr(module, "MEMORY_POSITIONS", 20)
     table = upserted(spark, table_name, format_version=3, partitioned=partitioned, key=key)
     if indexed != "none":
         jobs.run("index")
+    table.append([{"id": i, "region": None if i % 2 else "eu", "value": 5} for i in range(30)])
+    if indexed == "all":
+        jobs.run("index")
+    table.delete_keys([{"id": i, "region": None} for i in range(0, 30, 3)], equality_columns=key)
     if indexed == "some":
         rows = [{"id": i, "region": "eu", "value": 7} for i in range(90)]
         table.upsert(rows, key=key)
@@ -451,6 +489,19 @@ def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     assert key_set["source"] == {"all": "index", "some": "index_and_scan", "none": "scan"}[indexed]
     assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
     assert "shuffle" in [stage["name"] for stage in result["stages"]]
+
+
+def test_many_keys_of_files_that_cannot_be_read_stay(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "DRIVER_KEYS", 2)
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(20)])
+    (path,) = table.delete_keys([{"id": i} for i in range(9)])
+    garble(Path(path.removeprefix("file:")))
+    result = jobs.run("convert").result
+    assert [one["code"] for one in result["unconvertible"]] == ["corrupt_file"]
+    assert result["key_sets"][0]["reason"] == "none of its delete files can be read"
 
 
 def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(

@@ -4,10 +4,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.shuffle import KeyBatch, cuts_between, ranges_of
+from worker.plan import DeleteFile, FileContent, PartitionKey
+from worker.read import KeyReader, KeySet
+from worker.shuffle import KeyBatch, ReadTask, cuts_between, ranges_of
+from worker.storage import Storage
 
 _SCHEMA = pa.schema(
     [
@@ -52,3 +56,22 @@ def test_ranges_are_of_similar_size() -> None:
     sizes = np.bincount(ranges_of(-1, keys, cuts), minlength=4)
     assert len(sizes) == 4
     assert sizes.min() > 2_000
+
+
+def test_small_sorted_files_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [
+        DeleteFile(FileContent.EQUALITY_DELETES, f"f{i}", "parquet", PartitionKey(0, "[]"), 100, 1, 1)
+        for i in range(2_000)
+    ]
+
+    def keys_of(_: KeyReader, file: DeleteFile) -> list[pa.RecordBatch]:
+        first = int(file.path[1:])
+        return [batch([(0, "a", first + 2_000 * i) for i in range(100)])]
+
+    monkeypatch.setattr(KeyReader, "read_delete_file", keys_of)
+    reader = KeyReader(Storage(), KeySet(()), None, {})
+    tasks = [ReadTask(reader, file, (-1,), every=195) for file in files]
+    cuts = cuts_between([one for task in tasks for one in task.run(None).batches], 4, _SCHEMA)
+    everything = batch([(0, "a", number) for number in range(200_000)])
+    sizes = np.bincount(ranges_of(-1, everything, cuts), minlength=4)
+    assert sizes.min() > 40_000
