@@ -70,7 +70,7 @@ openapi: install ## Write openapi/openapi.json anew
 	@$(BIN)/icestream openapi > openapi/openapi.json
 
 .PHONY: bench
-bench: install ## Measure lookup, scan, conversion and build (ARGS="--rows 50000000 --report build/bench.md")
+bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000 --report build/50.md")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 .PHONY: screenshots

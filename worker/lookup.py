@@ -32,7 +32,8 @@ GLOBAL = -1  # partition_id of delete keys that apply in every partition
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
 _READ_BYTES = 256 * 1024**2  # the same bound for wide keys
-_TASK_ROWS = 2_000_000  # rows of one file that one task reads at most, so that threads share a large file
+_TASK_ROWS = 500_000  # of one file that a task reads at least, and
+_TASKS_PER_THREAD = 4  # so many tasks at most otherwise, so that threads share large files evenly
 _NO_ROWS = np.empty(0, np.int64)
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
@@ -404,15 +405,19 @@ class LiveRows:
         )
 
 
-def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> list[LookupTask]:
+def lookup_tasks(
+    storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys, parallelism: int
+) -> list[LookupTask]:
     """Tasks for the files whose key ranges may hold a delete key, large ones in parts."""
     if not files:
         return []
     low, high = [f.lower_bounds for f in files], [f.upper_bounds for f in files]
-    ranges = KeyRanges.of(low, high, deletes.key_types)
+    held = [files[i] for i in may_hold(KeyRanges.of(low, high, deletes.key_types), deletes)]
+    rows = [min(file.rows, len(deletes) * ROW_GROUP_ROWS) for file in held]
+    task_rows = max(_TASK_ROWS, sum(rows) // (_TASKS_PER_THREAD * parallelism))
     tasks = []
-    for file in (files[i] for i in may_hold(ranges, deletes)):
-        parts = -(-min(file.rows, len(deletes) * ROW_GROUP_ROWS) // _TASK_ROWS)
+    for file, of_file in zip(held, rows, strict=True):
+        parts = -(-of_file // task_rows)
         tasks += [LookupTask(storage, file, part, parts) for part in range(parts)]
     return tasks
 
@@ -420,7 +425,7 @@ def lookup_tasks(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys
 def rows_to_read(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> int:
     """How many entries of the index a lookup decodes, by the statistics in the footers."""
     rows = 0
-    for location in dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes)):
+    for location in dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes, 1)):
         known = footer(storage, location, deletes.key_types)
         rows += int(known.rows[may_hold(known.ranges, deletes)].sum())
     return rows

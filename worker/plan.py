@@ -149,19 +149,28 @@ class Source(StrEnum):
     NONE = "none"
 
 
-# Measured on two cores, int64 keys: rows decoded and matched a second by one thread.
-SCAN_ROWS_PER_SECOND = 20_000_000
-INDEX_ROWS_PER_SECOND = 60_000_000
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rows decoded and matched a second by one thread; measured on two cores, see docs/benchmarks.md."""
+
+    index: float
+    scan: float
+
+
+NUMBERS = Rates(index=60e6, scan=20e6)
+STRINGS = Rates(index=8e6, scan=8e6)  # as soon as one key column is string or binary
 INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
 
 
-def index_is_cheaper(keys: int, lookup_rows: int, index_files: int, scan_rows: int) -> tuple[bool, str]:
+def index_is_cheaper(
+    keys: int, lookup_rows: int, index_files: int, scan_rows: int, rates: Rates
+) -> tuple[bool, str]:
     """Whether to ask the index for files that it covers, rather than scan them; and why, in words.
 
     lookup_rows: entries of the index that a lookup reads at most.
     """
-    lookup_seconds = lookup_rows / INDEX_ROWS_PER_SECOND + index_files * INDEX_FILE_SECONDS
-    scan_seconds = scan_rows / SCAN_ROWS_PER_SECOND
+    lookup_seconds = lookup_rows / rates.index + index_files * INDEX_FILE_SECONDS
+    scan_seconds = scan_rows / rates.scan
     # Estimates this small are within each other's error: the index touches fewer bytes of the table.
     cheaper = lookup_seconds <= max(scan_seconds, 0.05)
     return cheaper, (

@@ -17,6 +17,8 @@ from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks, rows_to_read
 from worker.plan import (
+    NUMBERS,
+    STRINGS,
     DataFile,
     DeleteFile,
     KeySetDeletes,
@@ -170,7 +172,8 @@ class PendingDeletes:
         if not files:
             return
         assert self.index is not None
-        tasks = lookup_tasks(self.table.storage, self.index.entries.files, self.keys)
+        parallelism = self.job.runner.parallelism
+        tasks = lookup_tasks(self.table.storage, self.index.entries.files, self.keys, parallelism)
         planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
         with self.job.stage("lookup"):
             live = LiveRows(self.index.dictionary, files, self._ordinals)
@@ -228,10 +231,12 @@ class PendingDeletes:
         scan_rows = sum(file.record_count for file in covered) * ranges
         # Each key may touch one row group in each file of the index, and never more than all of its rows.
         lookup_rows = min(entries.rows, keys * len(entries.files) * ROW_GROUP_ROWS)
-        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows)
+        rates = STRINGS if any(map(_is_string, self.keys.key_types)) else NUMBERS
+        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows, rates)
         if not cheaper and self.cuts is None:
             lookup_rows = rows_to_read(self.table.storage, entries.files, self.keys)
-            cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows)
+            rates = STRINGS if any(map(_is_string, self.keys.key_types)) else NUMBERS
+        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows, rates)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
         if uncovered:
@@ -279,6 +284,10 @@ def _balanced(files: Sequence[DataFile], groups: int) -> list[list[DataFile]]:
         result[-1].append(file)
         rows += file.record_count
     return result
+
+
+def _is_string(key_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(key_type) or pa.types.is_binary(key_type))
 
 
 def _read_tasks(

@@ -141,7 +141,7 @@ class RangeTask:
         parts = [ScanTask(self.reader, self.scanned).run(keys)]
         if self.dictionary is not None and self.covered:
             live = LiveRows(self.dictionary, self.covered, self.ordinals)
-            tasks = lookup_tasks(self.storage, self.index_files, keys)
+            tasks = lookup_tasks(self.storage, self.index_files, keys, 1)
             parts += [live.of(task.run(keys)) for task in tasks]
         return RangeMatches(len(keys), Matches.combined(parts))
 

@@ -1,104 +1,79 @@
-"""`make bench`: measures on tables that are made once and kept, and writes a Markdown report."""
+"""`make bench`: measures on tables that are made once and kept, and writes a Markdown report with plots."""
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
+from tests.benchmarks.building import measure_index
 from tests.benchmarks.datasets import Dataset, Kind
-from tests.benchmarks.measure import PeakMemory, peak_memory, slope, timed
-from tests.benchmarks.sweep import Point, sweep
+from tests.benchmarks.plans import Plan, plan_of
+from tests.benchmarks.readers import read_before_and_after
+from tests.benchmarks.report import Results, machine, write_report
+from tests.benchmarks.sweep import sweep
 from worker.session import create_spark
 
-QUICK_ROWS = 50_000
+_REPORT = Path("docs/benchmarks.md")
 
 
 def main(
     rows: Annotated[list[int] | None, typer.Option(help="rows of a table; may be repeated")] = None,
     deletes: Annotated[list[int] | None, typer.Option(help="keys to delete; may be repeated")] = None,
+    rewrites: Annotated[list[int] | None, typer.Option(help="deletes to rewrite tables at; 0: none")] = None,
     kind: Annotated[list[Kind] | None, typer.Option(help="what the key is; may be repeated")] = None,
-    rounds: Annotated[int, typer.Option(help="of every measurement")] = 5,
+    rounds: Annotated[int | None, typer.Option(help="of every measurement; of slow ones fewer")] = None,
     quick: Annotated[bool, typer.Option(help="small tables: does the harness work?")] = False,
     directory: Annotated[Path, typer.Option(help="where tables are kept")] = Path("build/benchmarks"),
-    report: Annotated[Path | None, typer.Option(help="a Markdown file to write")] = None,
+    report: Annotated[Path | None, typer.Option(help=f"the Markdown file to write [{_REPORT}]")] = None,
 ) -> None:
-    """Measure building the index, looking keys up, and converting, beside a scan and Spark's own join."""
-    sizes = [QUICK_ROWS] if quick else rows or [10_000_000]
-    counts = [1, 100] if quick else deletes or [1, 100, 1_000, 10_000, 100_000, 1_000_000]
-    console = Console(stderr=True)
-    spark = create_spark("local[*]", "benchmarks")
-    spark.sparkContext.setLogLevel("ERROR")
-    parts = [_header()]
-    with console.status("starting") as status:
-        for one in kind or [Kind.INT64]:
-            points: list[Point] = []
-            for size in sizes:
+    """Measure index, lookup, conversion and readers, beside a scan, Spark's join and rewriting the table."""
+    started = time.monotonic()
+    options: dict[str, Any] = {"rows": rows, "deletes": deletes, "rewrites": rewrites, "rounds": rounds}
+    asked = {name: value for name, value in options.items() if value}
+    results = Results()
+    with Console(stderr=True).status("starting") as status:
+        spark = create_spark("local[*]", "benchmarks")
+        spark.sparkContext.setLogLevel("ERROR")
+        for one in kind or Kind:
+            plan = replace(plan_of(one, quick=quick), **asked)
+            if one is not Kind.INT64:  # what they add to the picture shows on the smallest table
+                plan = replace(plan, rows=plan.rows[:1])
+            for size in plan.rows:
                 name = f"{one}-{size}-v3"
-                dataset = Dataset(spark, directory.resolve() / name, one, size, 3)
-                dataset.load(lambda what, name=name: status.update(f"{name}: {what}"))  # type: ignore[misc]
-                status.update(f"{name}: building the index")
-                parts.append(_build_line(dataset))
-                points += sweep(dataset, counts, 2 if quick else rounds, status.update)
-            parts.append(_table(one, points))
-    spark.stop()
-    text = "\n\n".join(parts) + "\n"
-    print(text)  # noqa: T201
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(text)
+                dataset = Dataset(spark, directory.resolve() / name, one, size)
+                _measure(dataset, plan.at(size), results, _speaker(status, name))
+        about = machine(spark)
+        spark.stop()
+    command = _command(asked | {"kind": kind or []}, quick=quick)
+    took = f"{command} took {(time.monotonic() - started) / 60:.1f} minutes on {about}"
+    print(write_report(results, took, report or (directory / "quick.md" if quick else _REPORT)))  # noqa: T201
 
 
-def _header() -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "numpy", "pypaimon"))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {versions}."
+def _measure(dataset: Dataset, plan: Plan, results: Results, say: Callable[[str], None]) -> None:
+    dataset.load(say)
+    results.indexes.append(measure_index(dataset, plan.runs, plan.rounds, say))
+    results.points += sweep(dataset, plan.deletes, plan.rounds, plan.rewrites, say)
+    for count in plan.readers:
+        results.readings += read_before_and_after(dataset, count, plan.rounds, say)
 
 
-def _build_line(dataset: Dataset) -> str:
-    """Builds the index anew, whatever an earlier run left."""
-    seconds = 0.0
-
-    def build() -> None:
-        nonlocal seconds
-        seconds = timed(lambda: dataset.jobs.run("rebuild", key_sets=[dataset.kind.key]))
-
-    memory = peak_memory(dataset.spark, build)
-    (key_set,) = dataset.jobs.run("index", key_sets=[dataset.kind.key]).health["key_sets"]
-    return (
-        f"Index of {dataset.rows:,} {dataset.kind} keys: built in {seconds:.1f} s"
-        f" ({dataset.rows / seconds / 1e6 / (os.cpu_count() or 1):.2f} M rows/s/core),"
-        f" {key_set['bytes'] / key_set['entries']:.2f} bytes an entry, {key_set['sorted_runs']} sorted runs,"
-        f" peak memory {_memory(memory)}."
-    )
+def _speaker(status: Status, name: str) -> Callable[[str], None]:
+    return lambda what: status.update(f"{name}: {what}")
 
 
-def _table(kind: Kind, points: list[Point]) -> str:
-    lines = [
-        f"Key {kind}; median (least-most) seconds, warm:",
-        "",
-        "| rows | deletes | lookup | scan | Spark join | whole conversion | row groups read | peak memory |",
-        "|---:|---:|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {p.rows:,} | {p.deletes:,} | {p.lookup} | {p.scan} | {p.spark_join} | {p.conversion} |"
-        f" {p.row_groups_read:,} of {p.row_groups_total:,} | {_memory(p.memory)} |"
-        for p in points
-    ]
-    for count in sorted({p.deletes for p in points}):
-        growth = [(p.rows, p.lookup.median) for p in points if p.deletes == count and p.lookup.median > 0]
-        if len(growth) > 1:
-            lines.append(f"\nLookup of {count:,} keys grows as rows^{slope(growth):.2f}.")
-    return "\n".join(lines)
-
-
-def _memory(memory: PeakMemory) -> str:
-    return f"{memory.python / 2**20:,.0f} MiB and {memory.jvm / 2**20:,.0f} MiB of the JVM"
+def _command(asked: Mapping[str, Any], *, quick: bool) -> str:
+    """What to type for the same figures; where they are kept is left out."""
+    words = ["--quick"] * quick
+    for name, values in asked.items():
+        words += [f"--{name} {value}" for value in (values if isinstance(values, list) else [values])]
+    return f'`make bench ARGS="{" ".join(words)}"`' if words else "`make bench`"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ table can be skipped by its statistics, and every key occurs once.
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from tests.factories import Catalog, TableBuilder, WrittenFile, sqlite_catalog
 from tests.jobs import Jobs
 
 FILE_ROWS = 1_000_000
+FILES = 4  # at least, however small the table is
 _TENANTS = 1_000
 
 Int64Array = npt.NDArray[np.int64]
@@ -61,15 +64,29 @@ class Kind(StrEnum):
                 return pa.table({"tenant": tenants.take(indices), "id": numbers})
 
 
+@dataclass(frozen=True)
+class Pending:
+    """Equality deletes of `count` keys that wait in a table, in one file and one commit."""
+
+    dataset: Dataset
+    count: int
+    path: str
+    snapshot_id: int
+
+    def restore(self) -> None:
+        """Makes them pending again, whatever was committed since."""
+        self.dataset.select(self.snapshot_id)
+
+
 @dataclass
 class Dataset:
-    """One table, `rows` rows in files of FILE_ROWS, and its index in one sorted run per build task."""
+    """One table of `rows` rows, and its index."""
 
     spark: SparkSession
     directory: Path
     kind: Kind
     rows: int
-    format_version: Literal[2, 3]
+    format_version: Literal[2, 3] = 3
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -85,9 +102,9 @@ class Dataset:
         return Jobs(self.spark, self.catalog, self.table.identifier, self.directory / "index")
 
     @cached_property
-    def jobs_without_index(self) -> Jobs:
-        """The same table with an index place that stays empty: every conversion scans."""
-        return Jobs(self.spark, self.catalog, self.table.identifier, self.directory / "no-index")
+    def twin(self) -> Dataset:
+        """A V2 table of the same data files. It lies within, so that neither outlives the other."""
+        return Dataset(self.spark, self.directory / "v2", self.kind, self.rows, 2)
 
     @property
     def _marker(self) -> Path:
@@ -99,20 +116,30 @@ class Dataset:
         return int(json.loads(self._marker.read_text())["snapshot_id"])
 
     def load(self, say: Callable[[str], None]) -> None:
-        """Writes the table unless an earlier run has."""
-        if self._marker.exists():
-            self.rewind()
-            return
+        """Makes both tables unless an earlier run has, and takes away whatever that left pending."""
+        if not self._marker.exists():
+            self._make(lambda table: table.commit(*self._data_files(table, say)))
+        self.rewind()
+        if not self.twin._marker.exists():
+            self.twin._make(lambda table: _append_files(table, self.table))
+        self.twin.rewind()
+
+    def _make(self, fill: Callable[[TableBuilder], None]) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)  # what an interrupted run left
         table = TableBuilder.create(
             self.spark, self.table.identifier, self.kind.columns, format_version=self.format_version
         )
-        order = np.random.default_rng(1).permutation(self.rows)
-        written: list[WrittenFile] = []
-        for start in range(0, self.rows, FILE_ROWS):
-            say(f"writing row {start:,} of {self.rows:,}")
-            written += table.data_files(self._data(start, order[start : start + FILE_ROWS]))
-        table.commit(*written)
+        fill(table)
         self._marker.write_text(json.dumps({"snapshot_id": table.snapshot_id}))
+
+    def _data_files(self, table: TableBuilder, say: Callable[[str], None]) -> list[WrittenFile]:
+        order = np.random.default_rng(1).permutation(self.rows)
+        size = min(FILE_ROWS, -(-self.rows // FILES))
+        written: list[WrittenFile] = []
+        for start in range(0, self.rows, size):
+            say(f"writing row {start:,} of {self.rows:,}")
+            written += table.data_files(self._data(start, order[start : start + size]))
+        return written
 
     def _data(self, start: int, numbers: Int64Array) -> pa.Table:
         positions = np.arange(start, start + len(numbers), dtype=np.int64)
@@ -124,22 +151,38 @@ class Dataset:
         )
 
     @contextmanager
-    def deletes(self, count: int, *, seed: int = 0) -> Iterator[None]:
-        """The table with one commit of equality deletes of `count` of its keys; as loaded afterwards."""
-        generator = np.random.default_rng([seed, count])
-        numbers = generator.choice(self.rows, count, replace=False)
-        self.table.delete_keys(self.kind.keys(numbers), equality_columns=self.kind.key)
+    def deletes(self, count: int) -> Iterator[Pending]:
+        """The table with equality deletes of `count` of its keys, always the same; as loaded afterwards."""
+        numbers = np.random.default_rng([0, count]).choice(self.rows, count, replace=False)
+        (path,) = self.table.delete_keys(self.kind.keys(numbers), equality_columns=self.kind.key)
+        snapshot_id = self.table.snapshot_id
+        assert snapshot_id is not None
         try:
-            yield
+            yield Pending(self, count, path, snapshot_id)
         finally:
             self.rewind()
 
-    def rewind(self) -> None:
-        """Rolls the table back to what was loaded."""
-        self.table.java.manageSnapshots().setCurrentSnapshot(self.loaded_snapshot_id).commit()
+    def select(self, snapshot_id: int) -> None:
+        self.table.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit()
 
-    def ensure_index(self) -> None:
-        self.jobs.run("index", key_sets=[self.kind.key])
+    def rewind(self) -> None:
+        """Rolls the table back to what was loaded, and deletes the files that are nobody's then.
+
+        A rewritten table is a whole copy, and each commit would make the metadata longer for the next.
+        """
+        self.select(self.loaded_snapshot_id)
+        now = int(time.time() * 1000)
+        self.table.java.expireSnapshots().expireOlderThan(now).retainLast(1).commit()
+
+
+def _append_files(table: TableBuilder, source: TableBuilder) -> None:
+    """Commits the data files of a table with one snapshot to another one as well."""
+    java = source.java
+    append = table.java.newAppend()
+    added = java.currentSnapshot().addedDataFiles(java.io()).iterator()
+    while added.hasNext():
+        append.appendFile(added.next())
+    append.commit()
 
 
 def _mixed(numbers: Int64Array) -> npt.NDArray[np.uint64]:

@@ -1,17 +1,24 @@
-"""Times, and the memory of this process and of Spark's JVM while something runs."""
+"""Times, and the memory of this process and of what it started, while something runs."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,33 +46,68 @@ def _short(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes of resident memory at most, of this process and of the JVM that it started."""
+    """Bytes of resident memory at most: of this process, of the JVM, and of the JVM's Python workers."""
 
     python: int
     jvm: int
+    workers: int = 0
+
+    def __str__(self) -> str:
+        return " + ".join(mebibytes(part) for part in (self.python, self.jvm, self.workers) if part)
 
 
-def peak_memory(spark: SparkSession, work: Callable[[], Any]) -> PeakMemory:
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def with_peak_memory(spark: SparkSession, work: Callable[[], T]) -> tuple[T, PeakMemory]:
     """Runs `work` and asks Linux for the high-water marks since its start."""
     gateway: Any = spark.sparkContext._gateway
-    processes = (os.getpid(), gateway.proc.pid)
-    for pid in processes:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")
-    work()
-    return PeakMemory(*map(_high_water_mark, processes))
+    jvm: int = gateway.proc.pid
+    _give_back_memory(spark)
+    for pid in (os.getpid(), jvm, *_descendants(jvm)):
+        with suppress(OSError):  # Spark ends its idle Python workers whenever it likes
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+    result = work()
+    workers = sum(map(high_water_mark, _descendants(jvm)))
+    return result, PeakMemory(high_water_mark(os.getpid()), high_water_mark(jvm), workers)
 
 
-def _high_water_mark(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"Process {pid} tells no VmHWM")
+def _give_back_memory(spark: SparkSession) -> None:
+    """What earlier work left to its allocators would otherwise count as the next one's."""
+    jvm: Any = spark.sparkContext._jvm
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
+    jvm.java.lang.System.gc()
+    time.sleep(0.2)  # the JVM gives memory back a little later
 
 
-def timed(work: Callable[[], Any]) -> float:
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            children[int(parent)].append(int(process.name))
+    found = [pid]
+    for ancestor in found:
+        found += children[ancestor]
+    return found[1:]
+
+
+def high_water_mark(pid: int) -> int:
+    """Bytes of resident memory at most, of this process alone; 0 when it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
     started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    result = work()
+    return result, time.perf_counter() - started
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

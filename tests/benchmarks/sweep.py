@@ -1,95 +1,118 @@
-"""How long it takes to find the rows of D delete keys among N: by index, by scan, and by Spark's own join."""
+"""How long it takes to find the rows of D delete keys among N, and to be rid of the deletes: side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.datasets import Dataset
-from tests.benchmarks.measure import Figure, PeakMemory, peak_memory, timed
-from tests.jobs import Jobs
-from worker.job import Outcome
+from tests.benchmarks.competitors import (
+    Competitor,
+    Conversion,
+    Name,
+    Rewrite,
+    SparkJoin,
+    Stage,
+    spark_join,
+)
+from tests.benchmarks.datasets import Dataset, Kind
+from tests.benchmarks.measure import Figure, PeakMemory, with_peak_memory
+
+# These take seconds to minutes, and vary less in proportion.
+JOIN_ROUNDS = 3
+REWRITE_ROUNDS = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One competitor at one point: its time in several rounds, and its memory in the first."""
+
+    time: Figure
+    memory: PeakMemory
 
 
 @dataclass(frozen=True)
 class Point:
-    """One N and D. `lookup` and `scan` are stages of a job that is otherwise warm, the rest whole runs."""
+    """One N and D, and the source that the planner chose there."""
 
+    kind: Kind
     rows: int
     deletes: int
-    lookup: Figure
-    scan: Figure
-    spark_join: Figure
-    conversion: Figure
-    memory: PeakMemory
+    at_rest: PeakMemory
+    measured: Mapping[Name, Measured]
+    source: str
     row_groups_read: int
     row_groups_total: int
 
+    @property
+    def detour(self) -> float:
+        """How many times as long the chosen source took as the better one: 1 is the right choice."""
+        seconds = {
+            "index": self.measured[Name.LOOKUP].time.median,
+            "scan": self.measured[Name.SCAN].time.median,
+        }
+        return seconds[self.source] / min(seconds.values())
 
-def sweep(dataset: Dataset, deletes: Sequence[int], rounds: int, say: Callable[[str], None]) -> list[Point]:
-    """Measures side by side: every round runs each of the competitors once, in turn."""
-    return [_point(dataset, count, rounds, say) for count in deletes if count <= dataset.rows]
+
+def sweep(
+    dataset: Dataset,
+    deletes: Sequence[int],
+    rounds: int,
+    rewrites: Sequence[int],
+    say: Callable[[str], None],
+) -> list[Point]:
+    """rewrites: the numbers of deletes at which the table is rewritten, too."""
+    return [
+        _point(dataset, count, rounds, REWRITE_ROUNDS if count in rewrites else 0, say) for count in deletes
+    ]
 
 
-def _point(dataset: Dataset, count: int, rounds: int, say: Callable[[str], None]) -> Point:
-    say(f"{dataset.rows:,} rows, {count:,} deletes")
-    lookups, scans, joins = [], [], []
-    with dataset.deletes(count):
-        expected = _matches(_dry_run(dataset.jobs), count)
-        _matches(_dry_run(dataset.jobs_without_index), count)
-        _spark_join(dataset, count)
-        for _ in range(rounds):
-            lookups.append(_stage(_dry_run(dataset.jobs), "lookup"))
-            scans.append(_stage(_dry_run(dataset.jobs_without_index), "scan"))
-            joins.append(timed(lambda: _spark_join(dataset, count)))
-    conversions = []
-    for seed in range(rounds):
-        with dataset.deletes(count, seed=seed):
-            conversions.append(timed(lambda: dataset.jobs.run("convert")))
-    with dataset.deletes(count):
-        memory = peak_memory(dataset.spark, lambda: _dry_run(dataset.jobs))
-    (key_set,) = expected.result["key_sets"]
+def _point(
+    dataset: Dataset, count: int, rounds: int, rewrite_rounds: int, say: Callable[[str], None]
+) -> Point:
+    with dataset.deletes(count) as pending, dataset.twin.deletes(count) as twin:
+        expected = spark_join(pending)
+        assert sum(rows for rows, _ in expected.values()) == count
+        lookup = Stage(Name.LOOKUP, pending, expected, rounds)
+        conversion = Conversion(Name.CONVERT_V3, pending, expected, rounds)
+        competitors = [
+            lookup,
+            Stage(Name.SCAN, pending, expected, rounds),
+            SparkJoin(Name.SPARK_JOIN, pending, expected, min(rounds, JOIN_ROUNDS), warms_up=False),
+            conversion,
+            Conversion(Name.CONVERT_V2, twin, expected, rounds),
+            Rewrite(Name.REWRITE, pending, expected, min(rounds, rewrite_rounds), warms_up=False),
+        ]
+        _, at_rest = with_peak_memory(dataset.spark, lambda: None)
+        measured = _race(competitors, rounds, say)
     return Point(
+        dataset.kind,
         dataset.rows,
         count,
-        Figure(tuple(lookups)),
-        Figure(tuple(scans)),
-        Figure(tuple(joins)),
-        Figure(tuple(conversions)),
-        memory,
-        key_set["row_groups_read"],
-        key_set["row_groups_total"],
+        at_rest,
+        measured,
+        conversion.explanation["source"],
+        lookup.explanation["row_groups_read"],
+        lookup.explanation["row_groups_total"],
     )
 
 
-def _dry_run(jobs: Jobs) -> Outcome:
-    return jobs.run("convert", dry_run=True)
-
-
-def _matches(outcome: Outcome, count: int) -> Outcome:
-    """A benchmark of wrong answers is worth nothing: every key occurs once."""
-    (key_set,) = outcome.result["key_sets"]
-    assert (key_set["keys"], key_set["matches"]) == (count, count), key_set
-    return outcome
-
-
-def _stage(outcome: Outcome, name: str) -> float:
-    """The stage's seconds; a planner that chose the other source is measured all the same."""
-    seconds = {stage["name"]: float(stage["seconds"]) for stage in outcome.result["stages"]}
-    return seconds.get(name, seconds.get("scan", 0.0))
-
-
-def _spark_join(dataset: Dataset, count: int) -> None:
-    """What one would write without an index: join the data files with the keys, and take the positions."""
-    spark, table = dataset.spark, dataset.table
-    keys = ", ".join(dataset.kind.key)
-    (file,) = [
-        row[0] for row in spark.sql(f"SELECT file_path FROM {table.identifier}.delete_files").collect()
-    ]
-    spark.read.parquet(file).createOrReplaceTempView("delete_keys")
-    # As loaded: the reader would otherwise apply the equality deletes itself, and find nothing.
-    rows = f"SELECT *, _file, _pos FROM {table.identifier} VERSION AS OF {dataset.loaded_snapshot_id}"
-    found = spark.sql(
-        f"SELECT count(*), sum(_pos), max(_file) FROM ({rows}) JOIN delete_keys USING ({keys})"
-    ).collect()
-    assert found[0][0] == count
+def _race(competitors: Sequence[Competitor], rounds: int, say: Callable[[str], None]) -> dict[Name, Measured]:
+    """Every round runs each competitor once, in turn."""
+    seconds: dict[Name, list[float]] = defaultdict(list)
+    memory: dict[Name, PeakMemory] = {}
+    for number in range(rounds + 1):
+        for one in competitors:
+            if not one.takes_part(number):
+                continue
+            pending = one.pending
+            say(f"{pending.count:,} deletes, round {number} of {rounds}: {one.name}")
+            if one.name in memory:
+                took = one.run()
+            else:
+                took, memory[one.name] = with_peak_memory(pending.dataset.spark, one.run)
+                one.verify()
+            one.reset()
+            if number:
+                seconds[one.name].append(took)
+    return {name: Measured(Figure(tuple(times)), memory[name]) for name, times in seconds.items()}

@@ -161,7 +161,7 @@ def _compare_with_a_brute_force_join(
     scan = ScanTask(reader, tuple((i, partition_id[f.path], f) for i, f in enumerate(files))).run(deletes)
     assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
 
-    lookups = lookup_tasks(storage, index.entries.files, deletes)
+    lookups = lookup_tasks(storage, index.entries.files, deletes, 2)
     live = LiveRows(index.dictionary, files, {f.path: i for i, f in enumerate(files)})
     matches = Matches.combined([live.of(lookup.run(deletes)) for lookup in lookups])
     assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
@@ -199,7 +199,7 @@ def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp
         [pa.array([0], pa.int32()), pa.array(["b"]), pa.array([30_000])], schema=key_set.schema
     )
     deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
-    (lookup,) = lookup_tasks(Storage(), [run], deletes)
+    (lookup,) = lookup_tasks(Storage(), [run], deletes, 1)
     found = lookup.run(deletes)
     assert found.addresses.tolist() == [90_000]
     # That of the key, and the two where b begins and ends.
