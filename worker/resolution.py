@@ -135,7 +135,7 @@ class PendingDeletes:
             self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
         explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
             "keys": keys,
-            "key_ranges": self.cuts.num_rows + 1 if self.cuts is not None else 1,
+            "key_ranges": self._ranges,
             "matches": positions.matches,
             "row_groups_read": found.row_groups_read,
             "row_groups_total": found.row_groups_total,
@@ -192,7 +192,6 @@ class PendingDeletes:
 
     def _by_ranges(self, covered: Sequence[DataFile], scanned: Sequence[DataFile]) -> Iterator[RangeMatches]:
         """One range of keys after the other, resolved in Spark's tasks."""
-        assert self.cuts is not None
         index = self.index if covered else None
         task = RangeTask(
             self.table.storage,
@@ -205,7 +204,12 @@ class PendingDeletes:
         )
         reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
         tasks = [ShuffleTask(read) for read in reads]
-        yield from self.job.shuffle("shuffle", tasks, self.cuts, task, self.cuts.num_rows + 1)
+        yield from self.job.shuffle("shuffle", tasks, self.cuts, task, self._ranges)
+
+    @property
+    def _ranges(self) -> int:
+        """Into how many ranges the keys are sorted; each takes a lookup or scan of its own."""
+        return self.cuts.num_rows + 1 if self.cuts is not None else 1
 
     @property
     def _ordinals(self) -> dict[str, int]:
@@ -226,17 +230,15 @@ class PendingDeletes:
         if not covered:
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
         entries = self.index.entries
-        keys, ranges = len(self.keys) or self.keys_planned, self.cuts.num_rows + 1 if self.cuts else 1
-        # Each range of keys takes a scan of its own.
-        scan_rows = sum(file.record_count for file in covered) * ranges
-        # Each key may touch one row group in each file of the index, and never more than all of its rows.
-        lookup_rows = min(entries.rows, keys * len(entries.files) * ROW_GROUP_ROWS)
+        keys, files = len(self.keys) or self.keys_planned, len(entries.files)
         rates = STRINGS if any(map(_is_string, self.keys.key_types)) else NUMBERS
-        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows, rates)
+        scan_rows = sum(file.record_count for file in covered) * self._ranges
+        # Each key may touch one row group in each file of the index, and never more than all of its rows.
+        lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
+        cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
         if not cheaper and self.cuts is None:
             lookup_rows = rows_to_read(self.table.storage, entries.files, self.keys)
-            rates = STRINGS if any(map(_is_string, self.keys.key_types)) else NUMBERS
-        cheaper, why = index_is_cheaper(keys, lookup_rows, len(entries.files), scan_rows, rates)
+            cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
         if uncovered:
