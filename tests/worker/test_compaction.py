@@ -74,6 +74,46 @@ def test_a_month_of_commits_a_minute_keeps_runs_few_and_rewrites_little(commit_r
     assert written / (30 * 24 * 60 * commit_rows) <= 10
 
 
+def test_a_month_of_rewritten_data_files_leaves_little_garbage_in_the_index() -> None:
+    """The table keeps its size: as many rows as a commit adds are rewritten, and die in the oldest run."""
+    size, commit_rows = 6_000_000, 20_000
+    files = [run_file(size, level=TOP_LEVEL)]
+    alive = {files[0].file_name: size}
+    indexed = written = 0
+    most_runs, most_storage = 0, 0.0
+    for _ in range(30 * 24 * 60):
+        for rows in (commit_rows, commit_rows):  # what is new, and what is rewritten
+            files.append(run_file(rows))
+            alive[files[-1].file_name] = rows
+            indexed += rows
+            written += rows
+        dying = 2 * commit_rows
+        for file in files:
+            died = min(dying, alive[file.file_name])
+            alive[file.file_name] -= died
+            dying -= died
+        live = sum(alive.values())
+        most_runs = max(most_runs, sorted_runs(files))
+        dead = 1 - live / sum(file.rows for file in files)
+        if sorted_runs(files) < TRIGGER and dead < 0.5:
+            continue
+        merge = choose_merge(files, dead)
+        assert merge is not None
+        gone = {file.file_name for file in merge.files}
+        files = [file for file in files if file.file_name not in gone]
+        kept = sum(rows for name, rows in alive.items() if name in gone)
+        alive = {name: rows for name, rows in alive.items() if name not in gone}
+        if kept:
+            files.append(run_file(kept, level=merge.level))
+            alive[files[-1].file_name] = kept
+            written += kept
+        if merge.level == TOP_LEVEL:
+            most_storage = max(most_storage, sum(file.rows for file in files) / live)
+    assert most_runs <= TRIGGER + 1
+    assert most_storage <= 1.5
+    assert written / indexed <= 10
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3 * RUN_ROWS), st.integers(0, 900), st.booleans()), max_size=30))
 def test_files_of_one_level_never_overlap(commits: list[tuple[int, int, bool]]) -> None:
