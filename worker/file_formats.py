@@ -62,8 +62,9 @@ class _OrcColumns(ColumnFile):
         self.rows = self._file.nrows
 
     def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-        # Whole top-level columns, by number: a name with a dot in it would mean a nested column.
-        columns = sorted({self.schema.get_field_index(path[0]) for path in paths})
+        # A name with a dot in it would mean a nested column, so then all columns are read.
+        dotted = any("." in name for name in self.schema.names)
+        columns = None if dotted else sorted({path[0] for path in paths})
         for stripe in range(self._file.nstripes):
             batch = self._file.read_stripe(stripe, columns=columns)
             for start in range(0, batch.num_rows, BATCH_ROWS):

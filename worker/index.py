@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,14 @@ import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
-from worker.sorted_runs import IndexWarehouse, LiveFiles, RunFile, RunTable, write_run
+from worker.sorted_runs import (
+    IndexCommitConflictError,
+    IndexWarehouse,
+    LiveFiles,
+    RunFile,
+    RunTable,
+    write_run,
+)
 from worker.sorting import Int64Array, sort_order, take
 from worker.storage import Storage
 
@@ -423,13 +430,22 @@ def commit_index(
     files: Sequence[IndexedFile],
     storage: Storage,
     replaced: Sequence[RunFile] = (),
+    *,
+    confirm_lease: Callable[[], None] = lambda: None,
 ) -> KeySetIndex:
     """Entries first, then their files: after the second commit, and only then, the files are covered.
 
-    replaced: files of the index whose entries `runs` hold too.
+    replaced: files of the index whose entries `runs` hold too. Raises IndexCommitConflictError when somebody
+    else has removed the entries in between.
     """
+    confirm_lease()
     if runs or replaced:
         index.entries_table.commit_files(runs, replaced)
+    # A pause may have lasted longer than the lease, and another job may have dropped entries without files.
+    confirm_lease()
+    live = {file.file_name for file in index.entries_table.live_files().files}
+    if not live.issuperset(run.file_name for run in runs):
+        raise IndexCommitConflictError("the new entries were removed before their files were committed")
     rows = write_run(
         storage,
         index.files_table.location,
@@ -443,7 +459,7 @@ def commit_index(
 def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> None:
     """Takes the files that are not in `live_paths` out of the dictionary: they are no longer covered.
 
-    Merges small files of the dictionary too, each into one at least twice its size.
+    Merges small files of the dictionary too, with each that is no larger than those before it together.
     """
     files = sorted(index.files_table.live_files().files, key=lambda file: file.rows)
     wanted = pa.array(sorted(live_paths), pa.string())

@@ -22,6 +22,7 @@ from worker.index import (
 )
 from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
 from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
+from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse, RunFile
 
 
@@ -177,8 +178,8 @@ def _index_key_set(
             runs, replaced = _merge_new_runs(job, table, index, merge, runs, readable)
             bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
-            job.reporter.confirm_lease()
-            index = commit_index(index, runs, readable, table.storage, replaced)
+            confirm = job.reporter.confirm_lease
+            index = commit_index(index, runs, readable, table.storage, replaced, confirm_lease=confirm)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)
@@ -205,12 +206,19 @@ def _merge_new_runs(
 ) -> tuple[list[RunFile], list[RunFile]]:
     """What to commit instead of `runs`, and which files of the index it replaces.
 
-    What was merged here and not committed is known to nobody else, and deleted.
+    What was merged here and not committed is known to nobody else, and deleted. A merge that fails, on a
+    damaged file of the index for instance, costs nothing but that lookups read more runs.
     """
-    tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
-    with job.stage("compact"):
-        live = LiveAddresses.of_files(index.dictionary, files)
-        merged = job.run_tasks("compact", tasks, live, merge.rows)
+    live = LiveAddresses.of_files(index.dictionary, files)
+    try:
+        with job.stage("compact"):
+            tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
+            merged = job.run_tasks("compact", tasks, live, merge.rows)
+    except JobCancelledError:
+        raise
+    except Exception as error:
+        job.decide(f"Key set {index.key_set}: {len(runs)} new sorted runs are not merged: {error}.")
+        return list(runs), []
     for run in runs:
         table.storage.delete(run.location)
     new = set(runs)

@@ -110,9 +110,14 @@ def _different_answers(job: Job, table: PinnedTable, index: KeySetIndex) -> list
     pending = PendingDeletes.read(job, table, plan, reader, index)
     covered = [file for file in pending.data_files if index.dictionary.covers(file)]
     looked_up, _, _ = pending.find(covered, [])
-    scanned, _, _ = pending.find([], covered)
+    scanned, _, read = pending.find([], covered)
+    unread = {pending.data_files[failure.ordinal]: failure.reason for failure in read.failures}
+    for reason in unread.values():
+        job.decide(f"Key set {index.key_set}: a data file can't be compared with the index: {reason}.")
     differences = []
     for file in covered:
+        if file in unread:
+            continue
         by_index, by_scan = looked_up.of(file), scanned.of(file)
         for rows, what in (
             (np.setdiff1d(by_scan, by_index), "the scan finds it, the index does not"),

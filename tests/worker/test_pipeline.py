@@ -518,6 +518,53 @@ def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
     assert len(paths) == len(set(paths)) == len(equality_delete_files(spark, table_name))
 
 
+def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_indexed(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "TASK_ROWS", 40)
+    monkeypatch.setattr("worker.index.MIN_TASK_ROWS", 40)
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(50)])
+    jobs.run("index", key_sets=[["id"]])
+    (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
+    run.unlink()
+    footers.footer.cache_clear()
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(200)], files=4)
+    indexed = jobs.run("index", key_sets=[["id"]])
+    assert indexed.health["key_sets"][0]["coverage"] == 1.0
+    assert any("new sorted runs are not merged" in one for one in indexed.result["decisions"])
+
+
+def test_files_are_not_covered_when_the_lease_was_lost_after_their_entries(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    calls = iter([None, JobCancelledError()])
+
+    def confirm() -> None:
+        if error := next(calls):
+            raise error
+
+    jobs.reporter.before_commit = confirm
+    with pytest.raises(JobCancelledError):
+        jobs.run("index")
+    jobs.reporter.before_commit = lambda: None
+    before = visible_rows(spark, table_name)
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "scan"
+    assert visible_rows(spark, table_name) == before
+
+
+def test_a_data_file_that_cannot_be_read_does_not_make_its_index_wrong(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    Path(table.data_file_paths[0].removeprefix("file:")).unlink()
+    verified = jobs.run("verify").result
+    assert (verified["key_sets"][0]["differences"], verified["key_sets"][0]["rebuilt"]) == (0, False)
+    assert any("can't be compared with the index" in one for one in verified["decisions"])
+
+
 @pytest.mark.parametrize("damage", ["missing", "garbled"])
 def test_a_damaged_index_is_not_used_again(
     spark: SparkSession, jobs: Jobs, table_name: str, damage: str
