@@ -15,12 +15,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pyspark import StorageLevel
+from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
+
+_RESULTS_AT_ONCE = 4  # that the driver holds of a stage that runs on Spark
 
 S = TypeVar("S", contravariant=True)
 R = TypeVar("R", covariant=True)
@@ -127,9 +129,9 @@ class TaskRunner:
     ) -> Iterator[R]:
         context = self.spark.sparkContext
         broadcast = context.broadcast(shared)
-        mapped = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
+        results = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
         try:
-            yield from self._watched(mapped.collect, on_progress=lambda done, _: on_progress(done))
+            yield from self._results(results, _RESULTS_AT_ONCE, lambda done, _: on_progress(done))
         finally:
             broadcast.unpersist()
 
@@ -154,17 +156,24 @@ class TaskRunner:
             .flatMap(lambda task: task.run(broadcast.value))
             .groupByKey(partitions, lambda partition: partition)
             .map(lambda group: reduce.value.run(group[1]))
-            .persist(StorageLevel.DISK_ONLY)
         )
         try:
-            self._watched(results.count, on_progress=on_progress)
-            for partition in range(partitions):
-                on_progress(partition, partitions)
-                yield from context.runJob(results, list, [partition])
+            yield from self._results(results, 1, on_progress)
         finally:
-            results.unpersist()
             for used in (broadcast, reduce):
                 used.unpersist()
+
+    def _results(self, results: RDD[R], at_once: int, on_progress: Callable[[int, int], None]) -> Iterator[R]:
+        """Computes all, which then lie on the executors' disks, and hands over a few partitions at a time."""
+        results.persist(StorageLevel.DISK_ONLY)
+        try:
+            self._watched(results.count, on_progress=on_progress)
+            partitions = results.getNumPartitions()
+            for start in range(0, partitions, at_once):
+                chosen = list(range(start, min(start + at_once, partitions)))
+                yield from self.spark.sparkContext.runJob(results, list, chosen)
+        finally:
+            results.unpersist()
 
     def _watched(self, action: Callable[[], A], *, on_progress: Callable[[int, int], None]) -> A:
         """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
