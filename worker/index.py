@@ -31,7 +31,7 @@ from worker.sorted_runs import (
     RunTable,
     write_run,
 )
-from worker.sorting import Int64Array, sort_order, take
+from worker.sorting import Int64Array, sort_rows
 from worker.storage import Storage
 
 RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key
@@ -421,7 +421,7 @@ def _entry_batch(keys: pa.RecordBatch, partition_id: int, address: int) -> pa.Re
 
 def sort_entries(entries: pa.Table) -> pa.Table:
     """Entries in primary-key order, which for Arrow and Paimon alike is byte order for strings."""
-    return take(entries, sort_order([column.combine_chunks() for column in entries.columns]))
+    return sort_rows(entries)
 
 
 def commit_index(

@@ -90,7 +90,12 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             )
             _clean_up(job, table, index, report)
             continue
-        written = _merge(job, table, index, merge, live_paths)
+        written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_paths))
+        with job.stage("commit_index"):
+            job.reporter.confirm_lease()
+            # The dictionary forgets dead files first: see worker.compaction.
+            forget_files(index, live_paths, table.storage)
+            index.entries_table.commit_files(written, merge.files)
         after = index.entries_table.live_files()
         report["sorted_runs_after"] = after.sorted_runs
         report["entries_after"] = after.rows
@@ -108,20 +113,14 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
 
 
-def _merge(
-    job: Job, table: PinnedTable, index: KeySetIndex, merge: Merge, live_paths: frozenset[str]
+def _merged(
+    job: Job, table: PinnedTable, index: KeySetIndex, merge: Merge, live: LiveAddresses
 ) -> list[RunFile]:
-    tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
+    """The files that hold the live entries of a merge. Nothing is committed."""
     with job.stage("compact"):
-        live = LiveAddresses.of(index.dictionary, live_paths)
-        merged = job.run_tasks("compact", tasks, live, merge.rows)
-    written = [file for files in merged for file in files]
-    with job.stage("commit_index"):
-        job.reporter.confirm_lease()
-        # The dictionary forgets dead files first: see worker.compaction.
-        forget_files(index, live_paths, table.storage)
-        index.entries_table.commit_files(written, merge.files)
-    return written
+        tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
+        parts = job.run_tasks("compact", tasks, live, merge.rows)
+    return [file for files in parts for file in files]
 
 
 def _clean_up(job: Job, table: PinnedTable, index: KeySetIndex, report: dict[str, Any]) -> None:
@@ -211,9 +210,7 @@ def _merge_new_runs(
     """
     live = LiveAddresses.of_files(index.dictionary, files)
     try:
-        with job.stage("compact"):
-            tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
-            merged = job.run_tasks("compact", tasks, live, merge.rows)
+        written = _merged(job, table, index, merge, live)
     except JobCancelledError:
         raise
     except Exception as error:
@@ -222,7 +219,7 @@ def _merge_new_runs(
     for run in runs:
         table.storage.delete(run.location)
     new = set(runs)
-    return [file for part in merged for file in part], [file for file in merge.files if file not in new]
+    return written, [file for file in merge.files if file not in new]
 
 
 def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> str:

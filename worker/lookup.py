@@ -25,7 +25,7 @@ from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
-from worker.sorting import Int64Array, sort_order, take
+from worker.sorting import Int64Array, contiguous, sort_rows
 from worker.storage import Storage
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
@@ -245,7 +245,7 @@ def _distinct(rows: pa.Table) -> pa.Table:
     """Sorted by all columns but the last, which is the highest of equal rows."""
     if not rows.num_rows:
         return rows
-    ordered = take(rows, sort_order([column.combine_chunks() for column in rows.columns]))
+    ordered = sort_rows(rows)
     # The last of equal rows has the highest number.
     last = np.ones(rows.num_rows, np.bool_)
     last[:-1] = np.logical_or.reduce([_changes(column.chunk(0)) for column in ordered.columns[:-1]])
@@ -482,12 +482,7 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
 
 def _read_columns(parquet: pq.ParquetFile, row_groups: Int64Array, names: Sequence[str]) -> list[pa.Array]:
     table = parquet.read_row_groups(row_groups.tolist(), columns=list(names), use_threads=False)
-    return [_contiguous(table[name]) for name in names]
-
-
-def _contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """Fixed-width columns come as one chunk, which `combine_chunks` would copy."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return [contiguous(table[name]) for name in names]
 
 
 def _find_in_mixed(columns: Sequence[pa.Array], deletes: DeleteKeys) -> tuple[Int64Array, Int64Array]:

@@ -15,9 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from worker.sorting import Int64Array, sort_order
-
-UInt64Array = npt.NDArray[np.uint64]
+from worker.sorting import Int64Array, UInt64Array, decimal_words, sort_order
 
 _SLOTS_PER_KEY = 4  # most rows meet an empty slot, and cost one look into the table
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio
@@ -89,8 +87,8 @@ def _hashes(columns: Sequence[pa.Array]) -> UInt64Array:
 
 def _column_hashes(column: pa.Array) -> UInt64Array:
     if pa.types.is_decimal128(column.type):
-        words = np.frombuffer(column.buffers()[1], np.uint64)[2 * column.offset :][: 2 * len(column)]
-        numbers = words[::2] + words[1::2] * _MIX
+        upper, lower = decimal_words(column)
+        numbers = lower + upper.view(np.uint64) * _MIX
     elif pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         numbers = column.cast(pa.int64()).to_numpy().view(np.uint64)
     else:  # polars hashes strings far faster than numpy or Arrow could be made to

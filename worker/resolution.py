@@ -40,6 +40,7 @@ from worker.shuffle import (
     cuts_between,
 )
 from worker.sorted_runs import ROW_GROUP_ROWS
+from worker.sorting import is_bytes
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000
@@ -231,7 +232,7 @@ class PendingDeletes:
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
         entries = self.index.entries
         keys, files = len(self.keys) or self.keys_planned, len(entries.files)
-        rates = STRINGS if any(map(_is_string, self.keys.key_types)) else NUMBERS
+        rates = STRINGS if any(map(is_bytes, self.keys.key_types)) else NUMBERS
         scan_rows = sum(file.record_count for file in covered) * self._ranges
         # Each key may touch one row group in each file of the index, and never more than all of its rows.
         lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
@@ -286,10 +287,6 @@ def _balanced(files: Sequence[DataFile], groups: int) -> list[list[DataFile]]:
         result[-1].append(file)
         rows += file.record_count
     return result
-
-
-def _is_string(key_type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(key_type) or pa.types.is_binary(key_type))
 
 
 def _read_tasks(

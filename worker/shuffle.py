@@ -19,7 +19,7 @@ from worker.lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.plan import DataFile, DeleteFile
 from worker.read import KeyColumnError, KeyReader
 from worker.sorted_runs import RunFile
-from worker.sorting import Int64Array, sort_order
+from worker.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.storage import Storage
 
 # (partition_id, data sequence number, keys)
@@ -97,15 +97,15 @@ def cuts_between(samples: Sequence[KeyBatch], ranges: int, schema: pa.Schema) ->
             *(_with_partition(partition_id, keys) for partition_id, _, keys in samples),
         ]
     )
-    order = sort_order([column.combine_chunks() for column in rows.columns])
-    places = np.unique(np.arange(1, ranges) * len(order) // ranges) if len(order) else order
-    return rows.take(pa.array(order[places])).combine_chunks()
+    ordered = sort_rows(rows)
+    places = np.unique(np.arange(1, ranges) * ordered.num_rows // ranges)
+    return ordered.take(pa.array(places[places < ordered.num_rows])).combine_chunks()
 
 
 def ranges_of(partition_id: int, keys: pa.RecordBatch, cuts: pa.Table) -> Int64Array:
     """For each key the number of cuts that are not above it."""
     rows = pa.concat_tables([cuts, _with_partition(partition_id, keys)])
-    order = sort_order([column.combine_chunks() for column in rows.columns])
+    order = sort_order([contiguous(column) for column in rows.columns])
     # The sort is stable, and the cuts came first: an equal key lies above its cut.
     ranges = np.empty(len(order), np.int64)
     ranges[order] = np.cumsum(order < cuts.num_rows)

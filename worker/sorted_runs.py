@@ -30,6 +30,7 @@ from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
 from pypaimon.write.commit_message import CommitMessage
 
+from worker.sorting import is_bytes
 from worker.storage import Storage
 
 ROW_GROUP_ROWS = 8_192
@@ -161,7 +162,7 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
     for field in schema:
         if pa.types.is_integer(field.type):
             encodings[field.name] = "DELTA_BINARY_PACKED"
-        elif pa.types.is_string(field.type) or pa.types.is_binary(field.type):
+        elif is_bytes(field.type):
             encodings[field.name] = "DELTA_BYTE_ARRAY"
     return encodings
 

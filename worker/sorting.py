@@ -35,10 +35,32 @@ def sort_order(columns: Sequence[pa.Array]) -> Int64Array:
     return order if exact else _sorted_among_equals(order, packed >> np.uint64(index_bits), columns)
 
 
+def sort_rows(table: pa.Table) -> pa.Table:
+    """The rows in ascending order of all columns. Each column becomes one chunk."""
+    columns = [contiguous(column) for column in table.columns]
+    return take(pa.Table.from_arrays(columns, schema=table.schema), sort_order(columns))
+
+
 def take(table: pa.Table, order: Int64Array) -> pa.Table:
     """The rows of a table in the given order. Each column becomes one chunk."""
-    columns = [_take(column.combine_chunks(), order) for column in table.columns]
+    columns = [_take(contiguous(column), order) for column in table.columns]
     return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; `combine_chunks` would copy even a single chunk."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def is_bytes(value_type: pa.DataType) -> bool:
+    """Whether values are strings or binary: of varying length, and sorted by their bytes."""
+    return bool(pa.types.is_string(value_type) or pa.types.is_binary(value_type))
+
+
+def decimal_words(decimals: pa.Array) -> tuple[Int64Array, UInt64Array]:
+    """The upper and the lower 64 bits of each decimal128; the upper ones carry the sign."""
+    words = np.frombuffer(decimals.buffers()[1], np.int64)[2 * decimals.offset :][: 2 * len(decimals)]
+    return words[1::2], words[::2].view(np.uint64)
 
 
 class _Code:
@@ -50,7 +72,7 @@ class _Code:
 
     def append(self, column: pa.Array) -> bool:
         """Whether the column fitted: two rows with equal codes are then equal."""
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        if is_bytes(column.type):
             return self._append_bytes(column)
         return all(self._append_numbers(numbers) for numbers in _numbers(column))
 
@@ -106,8 +128,7 @@ def _sorted_among_equals(order: Int64Array, codes: UInt64Array, columns: Sequenc
 def _numbers(column: pa.Array) -> list[npt.NDArray[Any]]:
     """The column as integers, or as two that are compared one after the other."""
     if pa.types.is_decimal128(column.type):
-        words = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * len(column)]
-        return [words[1::2], words[::2].view(np.uint64)]
+        return [*decimal_words(column)]
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     return [column.to_numpy()]
@@ -127,7 +148,7 @@ def _take(column: pa.Array, order: Int64Array) -> pa.Array:
         # A column that is the same everywhere, as the partition often is, has one order only.
         is_constant = len(order) == len(numbers) > 0 and numbers.min() == numbers.max()
         return column if is_constant else pa.array(numbers[order])
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+    if not is_bytes(column.type):
         return column.take(pa.array(order))
     starts, lengths, data = _buffers(column)
     width = int(lengths[0]) if len(lengths) else 0
