@@ -1,0 +1,68 @@
+"""One way to convert a table and to ask its readers, before and after, whether they see the same rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.jobs import Jobs
+from tests.readers import Rows, duckdb_rows
+
+
+@dataclass
+class Exactness:
+    """Builds tables in `local` and converts them under the eyes of several readers."""
+
+    spark: SparkSession
+    jobs: Jobs
+    table_name: str
+
+    def table(
+        self, columns: str = "id bigint, region string, value bigint", *, format_version: int = 2, **how: Any
+    ) -> TableBuilder:
+        """The test's table; see `TableBuilder.create`."""
+        version: Literal[2, 3] = 3 if format_version == 3 else 2
+        return TableBuilder.create(self.spark, self.table_name, columns, format_version=version, **how)
+
+    def spark_rows(self, table: TableBuilder) -> Rows:
+        return visible_rows(self.spark, table.identifier)
+
+    def convert(
+        self,
+        table: TableBuilder,
+        *,
+        rows: Mapping[tuple[Any, ...], int] | None = None,
+        read: Callable[[TableBuilder], Rows] | None = None,
+        duckdb: bool = True,
+        sources: tuple[str, ...] = ("scan", "index"),
+    ) -> dict[str, Any]:
+        """Convert the table and return the job's result, after these checks:
+
+        The rows that `read` (Spark) shows are the same before and after, and those that DuckDB shows, if it
+        can read the table; both are `rows`, if given: what the test's author says the spec makes visible. A
+        dry run by scan foretells the rows that the conversion by index deletes. No equality delete is left.
+        """
+        read = read or self.spark_rows
+        before = read(table)
+        if rows is not None:
+            assert before == Counter(rows), "the reader contradicts the test before the conversion"
+        by_duckdb = duckdb_rows(table) if duckdb else before
+        foretold = self.jobs.run("convert", dry_run=True).result
+        if "index" in sources:
+            self.jobs.run("index")
+        result = self.jobs.run("convert").result
+        assert result["unconvertible"] == []
+        assert equality_delete_files(self.spark, table.identifier) == []
+        assert read(table) == before
+        if duckdb:
+            assert by_duckdb == duckdb_rows(table)
+            assert Counter(by_duckdb) == before, "DuckDB and the first reader disagree"
+        assert result["rows_deleted"] == foretold["rows_deleted"]
+        for explained, source in ((foretold, sources[0]), (result, sources[-1])):
+            assert {one["source"] for one in explained["key_sets"]} <= {source, "none"}
+        return result
