@@ -153,6 +153,8 @@ class TableBuilder:
         self.spark = spark
         self.identifier = identifier
         self.file_format = "parquet"  # of the next files: parquet, orc or avro
+        # Of every file written here, committed or not.
+        self._written: dict[str, tuple[PartitionSpec, list[Any]]] = {}
 
     @classmethod
     def create(
@@ -329,14 +331,25 @@ class TableBuilder:
 
     def position_deletes(self, positions: Mapping[str, Sequence[int]]) -> list[WrittenFile]:
         """Write one position delete file for each data file, with that file's spec and partition."""
-        written = []
-        for path, of_file in positions.items():
-            deletes = [{"file_path": path, "pos": position} for position in sorted(of_file)]
-            rows = _to_arrow(deletes, POSITION_DELETE_SCHEMA)
-            spec, partition = self._spec_and_partition_of(path)
-            description = {"content": "position-deletes", "referenced-data-file": path}
-            written.append(self._write(rows, POSITION_DELETE_SCHEMA, spec, partition, description))
-        return written
+        return [
+            self._position_delete_file({path: of_file}, {"referenced-data-file": path})
+            for path, of_file in positions.items()
+        ]
+
+    def shared_position_deletes(self, positions: Mapping[str, Sequence[int]]) -> WrittenFile:
+        """Write one position delete file for several data files of one partition; it names none of them."""
+        return self._position_delete_file(positions, {})
+
+    def _position_delete_file(
+        self, positions: Mapping[str, Sequence[int]], description: dict[str, Any]
+    ) -> WrittenFile:
+        deletes = [
+            {"file_path": path, "pos": at} for path in sorted(positions) for at in sorted(positions[path])
+        ]
+        rows = _to_arrow(deletes, POSITION_DELETE_SCHEMA)
+        spec, partition = self._spec_and_partition_of(next(iter(positions)))
+        description = {"content": "position-deletes", **description}
+        return self._write(rows, POSITION_DELETE_SCHEMA, spec, partition, description)
 
     def deletion_vectors(self, positions: Mapping[str, Sequence[int]]) -> list[WrittenFile]:
         """Write one Puffin file with a deletion vector for each data file; none of these may have one yet."""
@@ -396,6 +409,7 @@ class TableBuilder:
     ) -> WrittenFile:
         """Write one file with field ids; a Parquet file is described with the statistics that writers add."""
         path = self._new_path(self.file_format)
+        self._written[path] = (spec, partition)
         local = _local(path)
         local.parent.mkdir(parents=True, exist_ok=True)
         arrow_schema = schema_to_pyarrow(schema)
@@ -432,6 +446,8 @@ class TableBuilder:
         )
 
     def _spec_and_partition_of(self, path: str) -> tuple[PartitionSpec, list[Any]]:
+        if path in self._written:
+            return self._written[path]
         entry = self.spark.sql(
             f"SELECT data_file.* FROM {self.identifier}.entries "
             f"WHERE status < 2 AND data_file.file_path = '{path}'"
