@@ -250,13 +250,10 @@ class TableBuilder:
     def commit(self, *files: WrittenFile, branch: str = "main") -> None:
         """Commit the files as one RowDelta, or as one append when there are only data files."""
         table = self.java
-        specs = table.specs()
         deletes = any(file.is_delete for file in files)
         update = (table.newRowDelta() if deletes else table.newAppend()).toBranch(branch)
-        parse = self._jvm.org.apache.iceberg.ContentFileParser.fromJson
-        read = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree
         for file in files:
-            content_file = parse(read(json.dumps(file.json)), specs)
+            content_file = self.parsed(file)
             if file.is_delete:
                 update.addDeletes(content_file)
             elif deletes:
@@ -266,6 +263,13 @@ class TableBuilder:
         update.commit()
 
     # Files that wait for their commit.
+
+    def parsed(self, file: WrittenFile) -> Any:
+        """Return the file as Iceberg's `ContentFile`."""
+        read = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree
+        return self._jvm.org.apache.iceberg.ContentFileParser.fromJson(
+            read(json.dumps(file.json)), self.java.specs()
+        )
 
     def data_files(
         self,
