@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,7 +62,14 @@ class Jobs:
         self.index = index
 
     def run(
-        self, kind: str, *, dry_run: bool = False, attempt: int = 1, job_id: str = "", **table: Any
+        self,
+        kind: str,
+        *,
+        dry_run: bool = False,
+        attempt: int = 1,
+        job_id: str = "",
+        policy: Mapping[str, Any] | None = None,
+        **table: Any,
     ) -> Outcome:
         assignment = Assignment.model_validate(
             {
@@ -76,6 +83,7 @@ class Jobs:
                     "properties": self.catalog.properties,
                 },
                 "index": {"warehouse": self.index.as_uri()},
+                "policy": policy or {},
             }
         )
         return run_job(assignment, self.runner, self.reporter)

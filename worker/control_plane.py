@@ -63,6 +63,15 @@ class AssignedIndex(_Body):
     warehouse: str
 
 
+class AssignedConvertPolicy(_Body):
+    max_delete_files_per_commit: int = 0
+    """Equality delete files that one commit removes at most; 0 for no bound."""
+
+
+class AssignedPolicy(_Body):
+    convert: AssignedConvertPolicy = AssignedConvertPolicy()
+
+
 class Assignment(_Body):
     """A job that this worker holds the lease of."""
 
@@ -73,7 +82,7 @@ class Assignment(_Body):
     table: AssignedTable
     catalog: AssignedCatalog
     index: AssignedIndex
-    policy: dict[str, Any] = {}
+    policy: AssignedPolicy = AssignedPolicy()
 
 
 @dataclass(frozen=True, slots=True)

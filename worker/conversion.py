@@ -12,6 +12,7 @@ from typing import Any
 
 from worker.commit import (
     CommitConflictError,
+    CommitError,
     CommitStateUnknownError,
     CommittedSnapshot,
     RowDelta,
@@ -31,10 +32,18 @@ from worker.deletes import (
 )
 from worker.index import damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.plan import DataFile, DeleteFile, KeySetDeletes, Source, applies, plan_conversion
+from worker.plan import (
+    DataFile,
+    DeleteFile,
+    KeySetDeletes,
+    Source,
+    applies,
+    in_commits,
+    plan_conversion,
+)
 from worker.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
-from worker.resolution import Choice, PendingDeletes, Resolved, explain
+from worker.resolution import Choice, PendingDeletes, Resolved, explain, merge_explanations
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse
 from worker.sorting import Int64Array
@@ -44,26 +53,104 @@ PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
 _TASKS_WITHOUT_OUTPUT = 10
 
+PLAN = "icestream.plan"
+# Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
+SUMMARY = {
+    "equality_delete_files_removed": "icestream.equality-delete-files-removed",
+    "equality_deletes_resolved": "icestream.equality-deletes-resolved",
+    "rows_deleted": "icestream.rows-deleted",
+    "data_files_touched": "icestream.data-files-touched",
+    "delete_files_added": "icestream.delete-files-added",
+    "delete_files_removed": "icestream.delete-files-merged",
+}
+
 
 def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
-    """Replaces the live equality deletes by deletion vectors (V3) or position deletes (V2), in one commit."""
-    assignment = job.assignment
-    for attempt in range(PLANNING_ATTEMPTS):
-        # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
-        if assignment.attempt > 1 and not assignment.job.dry_run:
-            done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-            if done:
-                return _recovered(job, pin_table(job), warehouse, done)
-        conversion = Conversion(job, table, warehouse, attempt)
+    """Replaces the live equality deletes by deletion vectors (V3) or position deletes (V2).
+
+    In one commit, or in several of at most `max_delete_files_per_commit` equality delete files. Deletes that
+    come while the job runs are left to the next one.
+    """
+    limit = job.assignment.policy.convert.max_delete_files_per_commit
+    conversion = Conversion(job, warehouse, one_commit=not limit)
+    pending = table.files.equality_deletes
+    if not pending:
+        job.decide("The table holds no equality deletes: there is nothing to convert.")
+    batches = in_commits(pending, limit)
+    if len(batches) > 1:
+        job.decide(
+            f"{len(pending):,} equality delete files take {len(batches):,} commits: the policy allows"
+            f" {limit:,} in each."
+        )
+    if job.assignment.job.dry_run:
+        # Nothing is committed that the next batch would build upon.
+        conversion.convert(table, pending)
+        return conversion.outcome(table, commits=len(batches) if pending else 0)
+    for number, batch in enumerate(batches):
+        if number:
+            job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
+            with job.stage("plan"):
+                table = pin_table(job)
+        table = conversion.convert(table, batch)
+    return conversion.outcome(table)
+
+
+class Conversion:
+    """A conversion job: what its attempts committed, and what this one resolved and refused."""
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse, *, one_commit: bool) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._one_commit = one_commit
+        self._commits: dict[int, CommittedSnapshot] = {}  # by snapshot id
+        self._parts: list[Part] = []
+        self._head: int | None = None  # the snapshot after the last batch
+        self._plans = 0
+
+    def convert(self, table: PinnedTable, batch: Sequence[DeleteFile]) -> PinnedTable:
+        """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.
+
+        Plans again while other commits come first. Raises JobError when they always do.
+        """
+        job = self._job
+        for attempt in range(PLANNING_ATTEMPTS):
+            if attempt:
+                with job.stage("plan"):
+                    table = pin_table(job)
+            # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
+            is_repeated = job.assignment.attempt > 1 and not job.assignment.job.dry_run
+            if is_repeated and self._find_commits(table) and self._one_commit:
+                return pin_table(job)
+            live = {file.path for file in table.files.equality_deletes}
+            plan = Plan(job, table, self._warehouse, self._plans, [f for f in batch if f.path in live])
+            self._plans += 1
+            try:
+                part = plan.resolve(is_first=attempt == 0)
+                self._commit(plan, part)
+                self._parts.append(part)
+                return table
+            except CommitConflictError as error:
+                job.decide(f"The table changed while this job ran, so it plans again: {error}.")
+                plan.remove_outputs()
+            except Exception:
+                if not plan.may_be_committed:
+                    plan.remove_outputs()
+                raise
+        raise JobError(
+            "commit_conflict",
+            "Other commits came first every time",
+            f"the plan was overtaken {PLANNING_ATTEMPTS} times",
+            "Run the conversion when compaction or MERGE on this table is idle.",
+            retryable=True,
+        )
+
+    def _commit(self, plan: Plan, part: Part) -> None:
+        self._head = plan.table.snapshot_id
         try:
-            return conversion.run()
-        except CommitConflictError as error:
-            job.decide(f"The table changed while this job ran, so it plans again: {error}.")
-            conversion.remove_outputs()
+            committed = plan.commit(part)
         except CommitStateUnknownError as error:
-            done = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-            if done:
-                return _recovered(job, table, warehouse, done)
+            if self._find_commits(plan.table):
+                return
             raise JobError(
                 "commit_state_unknown",
                 "The catalog did not say whether the commit happened",
@@ -71,48 +158,145 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
                 "Nothing was removed. The next attempt looks for the commit in the table's history.",
                 retryable=True,
             ) from error
-        except Exception:
-            if not conversion.may_be_committed:
-                conversion.remove_outputs()
-            raise
-        with job.stage("plan"):
-            table = pin_table(job)
-    raise JobError(
-        "commit_conflict",
-        "Other commits came first every time",
-        f"the plan was overtaken {PLANNING_ATTEMPTS} times",
-        "Run the conversion when compaction or MERGE on this table is idle.",
-        retryable=True,
-    )
+        if committed is not None:
+            self._commits[committed.snapshot_id] = committed
+            self._head = committed.snapshot_id
+
+    def _find_commits(self, table: PinnedTable) -> bool:
+        """Whether the table's history shows commits of this job that were not known yet."""
+        assignment = self._job.assignment
+        found = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+        new = [commit for commit in found if commit.snapshot_id not in self._commits]
+        for commit in new:
+            self._commits[commit.snapshot_id] = commit
+            self._head = commit.snapshot_id
+            self._job.decide(
+                f"Attempt {commit.attempt} committed snapshot {commit.snapshot_id} before it was lost:"
+                f" {'there is nothing left to do' if self._one_commit else 'the rest is left to do'}."
+            )
+        return bool(new)
+
+    # report
+
+    def outcome(self, table: PinnedTable, commits: int | None = None) -> Outcome:
+        """The result, and the health of what is left.
+
+        table: as it was planned last. commits: how many a dry run foretells.
+        """
+        dry_run = self._job.assignment.job.dry_run
+        refused = list({one.file_path: one for part in self._parts for one in part.refused}.values())
+        made = sorted(self._commits.values(), key=lambda commit: commit.sequence_number)
+        if made and not refused:
+            self._remove_leftovers(table)
+        summaries = [part.summary for part in self._parts] if dry_run else [one.summary for one in made]
+        totals = {name: sum(int(s.get(key, 0)) for s in summaries) for name, key in SUMMARY.items()}
+        vectors = table.metadata.format_version >= 3
+        result = {
+            "dry_run": dry_run,
+            "iceberg_snapshot_id_before": made[0].parent_snapshot_id if made else table.snapshot_id,
+            "iceberg_snapshot_id_after": made[-1].snapshot_id if made else None,
+            **totals,
+            "deletion_vectors_added": totals["delete_files_added"] if vectors else 0,
+            "position_delete_files_added": 0 if vectors else totals["delete_files_added"],
+            "commits": len(made) if commits is None else commits,
+            "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
+        }
+        gone = {f.path for part in self._parts for f in part.delete_files} if not dry_run else set()
+        left = tuple(file for file in table.files.delete_files if file.path not in gone)
+        after = replace(table.files, delete_files=left)
+        return outcome(self._job, table, self._warehouse, result, after, refused, self._head)
+
+    def _remove_leftovers(self, table: PinnedTable) -> None:
+        """Deletes what dead attempts of this job wrote.
+
+        Only after the last commit, and only if no equality delete of these attempts' plans is left: whatever
+        a late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here. A
+        plan that was committed is in the history, and keeps its files.
+        """
+        assignment, metadata = self._job.assignment, table.metadata
+        if assignment.attempt == 1:
+            return
+        commits = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+        committed = {(commit.attempt, int(commit.summary.get(PLAN, 0))) for commit in commits}
+        for attempt in range(1, assignment.attempt):
+            # What an attempt did not commit it removed itself, but for its last plans.
+            last = max((plan for of_attempt, plan in committed if of_attempt == attempt), default=-1)
+            for plan in range(last + 1 + PLANNING_ATTEMPTS):
+                if (attempt, plan) in committed:
+                    continue
+                prefix = _output_prefix(assignment, attempt, plan)
+                number = misses = 0
+                # A task of which every row was deleted already has written nothing.
+                while misses < _TASKS_WITHOUT_OUTPUT:
+                    locations = DeleteFileLocations(
+                        metadata.location, metadata.properties, f"{prefix}-{number:05d}"
+                    )
+                    number += 1
+                    if remove_written(table.storage, locations):
+                        misses = 0
+                        self._job.decide(f"Removed files that attempt {attempt} left behind.")
+                    else:
+                        misses += 1
 
 
-class Conversion:
-    """One plan of a conversion, from the pinned snapshot to its commit."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a plan resolved: the equality delete files that it removes, and what it writes for them."""
+
+    explanations: list[dict[str, Any]]
+    refused: list[Unconvertible]
+    delete_files: list[DeleteFile]
+    deletes: DeletesOutcome
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Snapshot properties that tell what the commit did; see `SUMMARY`."""
+        counts = {
+            "equality_delete_files_removed": len(self.delete_files),
+            "equality_deletes_resolved": sum(file.record_count for file in self.delete_files),
+            "rows_deleted": self.deletes.rows_deleted,
+            "data_files_touched": self.deletes.data_files_touched,
+            "delete_files_added": self.deletes.delete_files_added,
+            "delete_files_removed": self.deletes.delete_files_removed,
+        }
+        return {SUMMARY[name]: str(count) for name, count in counts.items()}
+
+
+class Plan:
+    """One plan, from the pinned snapshot to its commit."""
 
     def __init__(
-        self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, planning_attempt: int
+        self,
+        job: Job,
+        table: PinnedTable,
+        warehouse: IndexWarehouse,
+        number: int,
+        batch: Sequence[DeleteFile],
     ) -> None:
+        """number: of this attempt's plans. batch: the equality deletes to convert, live in the table."""
         self.job = job
         self.table = table
         self.warehouse = warehouse
         self.dry_run = job.assignment.job.dry_run
-        self._planning_attempt = planning_attempt
-        self._prefix = _output_prefix(job.assignment, job.assignment.attempt, planning_attempt)
+        self._number = number
+        self._batch = batch
+        self._prefix = _output_prefix(job.assignment, job.assignment.attempt, number)
         self._locations: list[DeleteFileLocations] = []
         self.may_be_committed = False
 
-    def run(self) -> Outcome:
-        job, files = self.job, self.table.files
-        plans = plan_conversion(files)
-        if not plans:
-            job.decide("The table holds no equality deletes: there is nothing to convert.")
-        resolved = [self._resolve(plan) for plan in plans]
+    def resolve(self, *, is_first: bool) -> Part:
+        """Finds the rows that the batch deletes and writes their new delete files.
+
+        is_first: whether no other plan for this batch came before. Raises CommitConflictError when the table
+        has changed since.
+        """
+        job = self.job
+        resolved = [self._resolve(key_set) for key_set in plan_conversion(self.table.files, self._batch)]
         refused = [refusal for one in resolved for refusal in one.refused]
-        positions = [one.positions for one in resolved]
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
-            deletes = self._write_deletes(positions)
-        if deletes.missing and self._planning_attempt == 0:
+            deletes = self._write_deletes([one.positions for one in resolved])
+        if deletes.missing and is_first:
             # Expired since the plan was made, most likely: a newer plan will not need it.
             raise CommitConflictError("a delete file that the plan needs is gone")
         blocked = self._blocked(delete_files, deletes.unreadable)
@@ -120,19 +304,17 @@ class Conversion:
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
         for refusal in refused:
             job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
-        committed: CommittedSnapshot | None = None
-        if delete_files and not self.dry_run:
-            with job.stage("commit"):
-                committed = self._commit(deletes, delete_files)
-            if not refused:
-                self._remove_leftovers()
-        elif not self.dry_run:
+        return Part([one.explanation for one in resolved], refused, delete_files, deletes)
+
+    def commit(self, part: Part) -> CommittedSnapshot | None:
+        """Commits what was resolved; None if there is nothing to commit, or in a dry run."""
+        if self.dry_run:
+            return None
+        if not part.delete_files:
             self.remove_outputs()
-        result = self._result(resolved, delete_files, deletes, committed)
-        left = set(files.delete_files) - (set() if self.dry_run else set(delete_files))
-        after = replace(files, delete_files=tuple(f for f in files.delete_files if f in left))
-        head = committed.snapshot_id if committed else self.table.snapshot_id
-        return outcome(job, self.table, self.warehouse, result, after, refused, head)
+            return None
+        with self.job.stage("commit"):
+            return self._commit(part)
 
     # read, index | lookup
 
@@ -220,87 +402,34 @@ class Conversion:
 
     # commit
 
-    def _commit(self, deletes: DeletesOutcome, delete_files: Sequence[DeleteFile]) -> CommittedSnapshot:
+    def _commit(self, part: Part) -> CommittedSnapshot:
         assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
         assert snapshot_id is not None
+        written = part.deletes.written
         self.job.reporter.confirm_lease()
         self.may_be_committed = True
-        return commit_row_delta(
-            self.table.java_table,
-            RowDelta(
-                branch=assignment.table.branch,
-                starting_snapshot_id=snapshot_id,
-                job_id=assignment.job.id,
-                attempt=assignment.attempt,
-                added=deletes.written.added,
-                removed=(*deletes.written.removed, *delete_files),
-                referenced_data_files=deletes.written.data_files,
-                summary={
-                    "icestream.equality-delete-files-removed": str(len(delete_files)),
-                    "icestream.equality-deletes-resolved": str(sum(f.record_count for f in delete_files)),
-                    "icestream.rows-deleted": str(deletes.rows_deleted),
-                    "icestream.data-files-touched": str(deletes.data_files_touched),
-                    "icestream.delete-files-merged": str(deletes.delete_files_removed),
-                },
-            ),
-        )
+        try:
+            return commit_row_delta(
+                self.table.java_table,
+                RowDelta(
+                    branch=assignment.table.branch,
+                    starting_snapshot_id=snapshot_id,
+                    job_id=assignment.job.id,
+                    attempt=assignment.attempt,
+                    added=written.added,
+                    removed=(*written.removed, *part.delete_files),
+                    referenced_data_files=written.data_files,
+                    summary={**part.summary, PLAN: str(self._number)},
+                ),
+            )
+        except CommitError as error:
+            self.may_be_committed = isinstance(error, CommitStateUnknownError)
+            raise
 
     def remove_outputs(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
         for locations in self._locations:
             remove_written(self.table.storage, locations)
-
-    def _remove_leftovers(self) -> None:
-        """Deletes what dead attempts of this job wrote.
-
-        Only after this attempt's commit, and only if that left no equality delete of its plan: whatever a
-        late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here. An
-        attempt that committed between this one's plan and its commit is in the history, and keeps its files.
-        """
-        assignment, metadata = self.job.assignment, self.table.metadata
-        commits = find_commits(self.table.java_table, assignment.table.branch, assignment.job.id)
-        committed = {commit.attempt for commit in commits}
-        for attempt in sorted(set(range(1, assignment.attempt)) - committed):
-            for planning_attempt in range(PLANNING_ATTEMPTS):
-                prefix = _output_prefix(assignment, attempt, planning_attempt)
-                number = misses = 0
-                # A task of which every row was deleted already has written nothing.
-                while misses < _TASKS_WITHOUT_OUTPUT:
-                    locations = DeleteFileLocations(
-                        metadata.location, metadata.properties, f"{prefix}-{number:05d}"
-                    )
-                    number += 1
-                    if remove_written(self.table.storage, locations):
-                        misses = 0
-                        self.job.decide(f"Removed files that attempt {attempt} left behind.")
-                    else:
-                        misses += 1
-
-    # report
-
-    def _result(
-        self,
-        resolved: Sequence[Resolved],
-        delete_files: Sequence[DeleteFile],
-        deletes: DeletesOutcome,
-        committed: CommittedSnapshot | None,
-    ) -> dict[str, Any]:
-        vectors = self.table.metadata.format_version >= 3
-        return {
-            "dry_run": self.dry_run,
-            "iceberg_snapshot_id_before": self.table.snapshot_id,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
-            "equality_delete_files_removed": len(delete_files),
-            "equality_deletes_resolved": sum(file.record_count for file in delete_files),
-            "rows_deleted": deletes.rows_deleted,
-            "data_files_touched": deletes.data_files_touched,
-            "delete_files_added": deletes.delete_files_added,
-            "delete_files_removed": deletes.delete_files_removed,
-            "deletion_vectors_added": deletes.delete_files_added if vectors else 0,
-            "position_delete_files_added": 0 if vectors else deletes.delete_files_added,
-            "commits": 1 if committed else 0,
-            "key_sets": [one.explanation for one in resolved],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,9 +504,9 @@ def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
     return delete.partition == file.partition
 
 
-def _output_prefix(assignment: Assignment, attempt: int, planning_attempt: int) -> str:
+def _output_prefix(assignment: Assignment, attempt: int, plan: int) -> str:
     """Names that no other attempt writes, and that the next attempt can find without listing anything."""
-    return f"icestream-{assignment.job.id}-{attempt}-{planning_attempt}"
+    return f"icestream-{assignment.job.id}-{attempt}-{plan}"
 
 
 def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
@@ -393,33 +522,3 @@ def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile
             else delete.partition in partitions
         )
     )
-
-
-def _recovered(
-    job: Job, table: PinnedTable, warehouse: IndexWarehouse, commits: Sequence[CommittedSnapshot]
-) -> Outcome:
-    """The result of a commit that an earlier attempt made and could not report."""
-    job.decide(
-        f"Attempt {commits[0].attempt} committed snapshot {commits[0].snapshot_id} before it was lost:"
-        " there is nothing left to do."
-    )
-
-    def total(name: str) -> int:
-        return sum(int(commit.summary.get(name, 0)) for commit in commits)
-
-    result: dict[str, Any] = {
-        "dry_run": False,
-        "iceberg_snapshot_id_before": commits[-1].parent_snapshot_id,
-        "iceberg_snapshot_id_after": commits[0].snapshot_id,
-        "equality_delete_files_removed": total("icestream.equality-delete-files-removed"),
-        "equality_deletes_resolved": total("icestream.equality-deletes-resolved"),
-        "rows_deleted": total("icestream.rows-deleted"),
-        "data_files_touched": total("icestream.data-files-touched"),
-        "delete_files_added": total("added-delete-files"),
-        "delete_files_removed": total("icestream.delete-files-merged"),
-        "deletion_vectors_added": total("added-dvs"),
-        "position_delete_files_added": total("added-position-delete-files"),
-        "commits": len(commits),
-        "key_sets": [],
-    }
-    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)

@@ -7,7 +7,7 @@ smaller and the delete's scope contains the file (Iceberg spec, "Scan Planning")
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -106,14 +106,30 @@ class KeySetDeletes:
         return sum(file.record_count for file in self.data_files)
 
 
-def plan_conversion(files: SnapshotFiles) -> list[KeySetDeletes]:
-    """The live equality deletes by key set, in ascending field ids."""
+def in_commits(deletes: Sequence[DeleteFile], limit: int) -> list[Sequence[DeleteFile]]:
+    """Equality deletes in groups of at most `limit`, 0 for one group of all.
+
+    Those of a partition lie next to each other, the oldest first, so that few data files are touched twice.
+    """
+    if not limit:
+        return [deletes] if deletes else []
+    ordered = sorted(
+        deletes, key=lambda f: (f.partition.spec_id, f.partition.values, f.data_sequence_number, f.path)
+    )
+    return [ordered[start : start + limit] for start in range(0, len(ordered), limit)]
+
+
+def plan_conversion(files: SnapshotFiles, deletes: Iterable[DeleteFile] | None = None) -> list[KeySetDeletes]:
+    """Equality deletes by key set, in ascending field ids, with the live files that they apply to.
+
+    deletes: all live ones unless given.
+    """
     by_key_set: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
-    for delete in files.equality_deletes:
+    for delete in files.equality_deletes if deletes is None else deletes:
         by_key_set[delete.equality_ids].append(delete)
     return [
-        KeySetDeletes(ids, tuple(deletes), affected_files(files, deletes))
-        for ids, deletes in sorted(by_key_set.items())
+        KeySetDeletes(ids, tuple(of_key_set), affected_files(files, of_key_set))
+        for ids, of_key_set in sorted(by_key_set.items())
     ]
 
 

@@ -45,6 +45,16 @@ from worker.sorting import is_bytes
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000
 DRIVER_BYTES = 128 * 1024**2  # of equality delete files: the same bound for wide keys
+COUNTERS = (
+    "keys",
+    "key_ranges",
+    "matches",
+    "row_groups_read",
+    "row_groups_total",
+    "bytes_read",
+    "data_files_from_index",
+    "data_files_scanned",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +268,24 @@ class PendingDeletes:
 
 def explain(ids: Sequence[int], columns: Sequence[str], choice: Choice) -> dict[str, Any]:
     """How a key set was resolved, for the job's result; counters zero until something is read."""
-    counters = ("keys", "key_ranges", "matches", "row_groups_read", "row_groups_total", "bytes_read")
     return {
         "equality_field_ids": list(ids),
         "columns": list(columns),
         "source": choice.source.value,
         "reason": choice.reason,
-        **dict.fromkeys((*counters, "data_files_from_index", "data_files_scanned"), 0),
+        **dict.fromkeys(COUNTERS, 0),
     }
+
+
+def merge_explanations(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One explanation for each key set of a conversion in several commits: the last one's, counters added."""
+    by_key_set: dict[tuple[int, ...], dict[str, Any]] = {}
+    for part in parts:
+        known = by_key_set.setdefault(tuple(part["equality_field_ids"]), dict.fromkeys(COUNTERS, 0))
+        by_key_set[tuple(part["equality_field_ids"])] = part | {
+            name: known[name] + part[name] for name in COUNTERS
+        }
+    return list(by_key_set.values())
 
 
 def _partition_ids(

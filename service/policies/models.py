@@ -39,6 +39,8 @@ class ConvertPolicy(BaseModel):
     """Rows in live equality delete files."""
     age_seconds: Seconds | None = None
     """Age of the oldest live equality delete file."""
+    max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
+    """A job commits after at most so many equality delete files, partition by partition; 0: in one commit."""
 
 
 class CompactPolicy(BaseModel):
@@ -100,6 +102,7 @@ class EffectiveConvertPolicy(BaseModel):
     delete_files: int
     deletes: int
     age_seconds: float
+    max_delete_files_per_commit: int
 
 
 class EffectiveCompactPolicy(BaseModel):

@@ -47,7 +47,13 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
         "Indexes within about a minute, converts equality deletes within about five, compacts now and then.",
         PolicySettings(
             index=IndexPolicy(enabled=True, data_files=50, age_seconds=60),
-            convert=ConvertPolicy(enabled=True, delete_files=10, deletes=1_000_000, age_seconds=300),
+            convert=ConvertPolicy(
+                enabled=True,
+                delete_files=10,
+                deletes=1_000_000,
+                age_seconds=300,
+                max_delete_files_per_commit=0,
+            ),
             compact=CompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
             retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
         ),

@@ -24,6 +24,7 @@ POLICY_SETTINGS = {
     "convert.delete_files": "as soon as there are this many delete files",
     "convert.deletes": "or this many deletes in them",
     "convert.age_seconds": "or when the oldest one is this old",
+    "convert.max_delete_files_per_commit": "delete files in one commit at most (0: all)",
     "compact.enabled": "by itself",
     "compact.sorted_runs": "as soon as it has this many sorted runs",
     "compact.dead_ratio": "or this share of dead entries",

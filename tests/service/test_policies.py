@@ -35,6 +35,7 @@ def test_without_any_policy_the_standard_one_holds_everywhere(
         "delete_files": 10,
         "deletes": 1_000_000,
         "age_seconds": 300,
+        "max_delete_files_per_commit": 0,
     }
     assert {value["source"]["level"] for value in found["values"].values()} == {"system"}
 

@@ -18,7 +18,9 @@ from service.policies.models import (
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
     index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60),
-    convert=EffectiveConvertPolicy(enabled=True, delete_files=10, deletes=1000, age_seconds=300),
+    convert=EffectiveConvertPolicy(
+        enabled=True, delete_files=10, deletes=1000, age_seconds=300, max_delete_files_per_commit=0
+    ),
     compact=EffectiveCompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
     retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
 )
@@ -142,7 +144,5 @@ def test_jobs_that_get_nowhere_are_started_ever_more_seldom() -> None:
 
 
 def test_a_policy_that_is_off_starts_nothing() -> None:
-    policy = POLICY.model_copy(
-        update={"convert": EffectiveConvertPolicy(enabled=False, delete_files=1, deletes=1, age_seconds=0)}
-    )
+    policy = POLICY.model_copy(update={"convert": POLICY.convert.model_copy(update={"enabled": False})})
     assert decision(pending(99), JobKind.CONVERT, policy).code == "policy-off"
