@@ -73,6 +73,8 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     """
     limit = job.assignment.policy.convert.max_delete_files_per_commit
     conversion = Conversion(job, warehouse, one_commit=not limit)
+    if conversion.was_committed(table):
+        return conversion.outcome(pin_table(job))
     pending = table.files.equality_deletes
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
@@ -118,8 +120,7 @@ class Conversion:
                 with job.stage("plan"):
                     table = pin_table(job)
             # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
-            is_repeated = job.assignment.attempt > 1 and not job.assignment.job.dry_run
-            if is_repeated and self._find_commits(table) and self._one_commit:
+            if self.was_committed(table):
                 return pin_table(job)
             live = {file.path for file in table.files.equality_deletes}
             plan = Plan(job, table, self._warehouse, self._plans, [f for f in batch if f.path in live])
@@ -144,12 +145,20 @@ class Conversion:
             retryable=True,
         )
 
+    def was_committed(self, table: PinnedTable) -> bool:
+        """Whether an earlier attempt has committed all of the job before it was lost."""
+        assignment = self._job.assignment
+        if assignment.attempt == 1 or assignment.job.dry_run:
+            return False
+        return self._find_commits(table) and self._one_commit
+
     def _commit(self, plan: Plan, part: Part) -> None:
         self._head = plan.table.snapshot_id
         try:
             committed = plan.commit(part)
         except CommitStateUnknownError as error:
             if self._find_commits(plan.table):
+                self._head = max(self._commits.values(), key=lambda one: one.sequence_number).snapshot_id
                 return
             raise JobError(
                 "commit_state_unknown",
@@ -169,7 +178,6 @@ class Conversion:
         new = [commit for commit in found if commit.snapshot_id not in self._commits]
         for commit in new:
             self._commits[commit.snapshot_id] = commit
-            self._head = commit.snapshot_id
             self._job.decide(
                 f"Attempt {commit.attempt} committed snapshot {commit.snapshot_id} before it was lost:"
                 f" {'there is nothing left to do' if self._one_commit else 'the rest is left to do'}."
@@ -204,7 +212,9 @@ class Conversion:
         gone = {f.path for part in self._parts for f in part.delete_files} if not dry_run else set()
         left = tuple(file for file in table.files.delete_files if file.path not in gone)
         after = replace(table.files, delete_files=left)
-        return outcome(self._job, table, self._warehouse, result, after, refused, self._head)
+        return outcome(
+            self._job, table, self._warehouse, result, after, refused, self._head or table.snapshot_id
+        )
 
     def _remove_leftovers(self, table: PinnedTable) -> None:
         """Deletes what dead attempts of this job wrote.
