@@ -6,7 +6,7 @@ plan -> read -> index | scan -> deletes -> commit. Safe to repeat: what is done 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from worker.deletes import (
     remove_written,
     write_planned,
 )
+from worker.deviations import Deviation
 from worker.index import damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.plan import (
@@ -207,6 +208,7 @@ class Conversion:
             "deletion_vectors_added": totals["delete_files_added"] if vectors else 0,
             "position_delete_files_added": 0 if vectors else totals["delete_files_added"],
             "commits": len(made) if commits is None else commits,
+            "deviations": [asdict(one) for part in self._parts for one in part.deviations],
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
         gone = {f.path for part in self._parts for f in part.delete_files} if not dry_run else set()
@@ -255,6 +257,7 @@ class Part:
 
     explanations: list[dict[str, Any]]
     refused: list[Unconvertible]
+    deviations: list[Deviation]
     delete_files: list[DeleteFile]
     deletes: DeletesOutcome
 
@@ -314,7 +317,15 @@ class Plan:
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
         for refusal in refused:
             job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
-        return Part([one.explanation for one in resolved], refused, delete_files, deletes)
+        left = {refusal.file_path for refusal in refused}
+        wrong = [one for key_set in resolved for one in key_set.deviations if one.file_path not in left]
+        for code in sorted({one.code for one in wrong}):
+            of_code = [one for one in wrong if one.code == code]
+            job.decide(
+                "Rows that Iceberg's Java reader showed against the spec are gone now, because of"
+                f" {len(of_code):,} equality delete files. {of_code[0].file_path}: {of_code[0].reason}."
+            )
+        return Part([one.explanation for one in resolved], refused, wrong, delete_files, deletes)
 
     def commit(self, part: Part) -> CommittedSnapshot | None:
         """Commits what was resolved; None if there is nothing to commit, or in a dry run."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from worker.deviations import Deviation, deviations
 from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks, rows_to_read
@@ -70,12 +71,14 @@ class Resolved:
     """What one key set's deletes come to.
 
     delete_files: those that `positions` is complete for. explanation: source, reason and counters.
+    deviations: those of them that Iceberg's Java reader applied wrongly.
     """
 
     delete_files: tuple[DeleteFile, ...]
     refused: tuple[Unconvertible, ...]
     positions: Positions
     explanation: dict[str, Any]
+    deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class PendingDeletes:
     refused: list[Unconvertible]
     data_files: tuple[DataFile, ...]
     partitions: dict[PartitionKey, tuple[int, ...]]
+    null_columns: dict[str, int]  # path of a delete file -> mask of the key columns in which it has a null
 
     @classmethod
     def read(
@@ -123,6 +127,7 @@ class PendingDeletes:
             [one.refused for one in read if one.refused is not None],
             affected_files(table.files, readable),
             partitions,
+            {one.file.path: one.null_columns for one in read},
         )
 
     @property
@@ -154,7 +159,12 @@ class PendingDeletes:
             "data_files_from_index": len(covered),
             "data_files_scanned": len(uncovered),
         }
-        return Resolved(tuple(self.delete_files), tuple(self.refused), positions, explanation)
+        found_wrong = deviations(
+            self.table, self.key_set, self.delete_files, self.null_columns, positions.data_files()
+        )
+        return Resolved(
+            tuple(self.delete_files), tuple(self.refused), positions, explanation, tuple(found_wrong)
+        )
 
     def find(
         self, covered: Sequence[DataFile], scanned: Sequence[DataFile]

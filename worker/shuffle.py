@@ -17,7 +17,7 @@ from worker.index import PARTITION_ID, FileDictionary
 from worker.job import Unconvertible
 from worker.lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.plan import DataFile, DeleteFile
-from worker.read import KeyColumnError, KeyReader
+from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import RunFile
 from worker.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.storage import Storage
@@ -41,8 +41,19 @@ class ReadTask:
     every: int = 1
 
     def run(self, _: object) -> KeysRead:
+        sample: list[KeyBatch] = []
+        null_columns = 0
+        # Each file begins elsewhere: every key has the same chance, in small files too.
+        skipped = zlib.crc32(self.file.path.encode()) % self.every
         try:
-            return KeysRead(self.file, tuple(self.batches()))
+            for keys in self.reader.read_delete_file(self.file):
+                rows = keys.num_rows
+                null_columns |= int(np.bitwise_or.reduce(keys.column(NULL_MASK).to_numpy(), initial=0))
+                if self.every > 1:
+                    keys = keys.take(pa.array(np.arange(skipped, rows, self.every)))
+                    skipped = (skipped - rows) % self.every
+                sample += self._in_partitions(keys)
+            return KeysRead(self.file, tuple(sample), null_columns=null_columns)
         except KeyColumnError as error:
             refused = Unconvertible(self.file.path, error.code, str(error), error.remedy)
         except FileNotFoundError as error:
@@ -50,24 +61,26 @@ class ReadTask:
         return KeysRead(self.file, (), refused)
 
     def batches(self) -> Iterator[KeyBatch]:
-        # Each file begins elsewhere: every key has the same chance, in small files too.
-        skipped = zlib.crc32(self.file.path.encode()) % self.every
+        """All keys."""
         for keys in self.reader.read_delete_file(self.file):
-            if self.every > 1:
-                rows = keys.num_rows
-                keys = keys.take(pa.array(np.arange(skipped, rows, self.every)))
-                skipped = (skipped - rows) % self.every
-            for partition_id in self.partition_ids:
-                yield partition_id, self.file.data_sequence_number, keys
+            yield from self._in_partitions(keys)
+
+    def _in_partitions(self, keys: pa.RecordBatch) -> Iterator[KeyBatch]:
+        for partition_id in self.partition_ids:
+            yield partition_id, self.file.data_sequence_number, keys
 
 
 @dataclass(frozen=True, slots=True)
 class KeysRead:
-    """The keys of a delete file, or why they can't be read."""
+    """The keys of a delete file, or a sample of them, or why they can't be read.
+
+    null_columns: bit i is set if key column i is null in some key, in the sample or not.
+    """
 
     file: DeleteFile
     batches: tuple[KeyBatch, ...]
     refused: Unconvertible | None = None
+    null_columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

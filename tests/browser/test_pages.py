@@ -186,6 +186,36 @@ def test_delete_that_cannot_be_converted_is_shown_with_reason_and_remedy(
     expect(keys).to_contain_text("59.8 MB")
 
 
+def test_job_page_tells_which_deletes_stay_and_which_another_reader_did_not_apply(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.parcels", delete_files=1)
+    table = service.enroll("shop.parcels")
+    job = service.request_job(table, "convert")
+    stays = [
+        {
+            "file_path": f"s3://lake/{i}.parquet",
+            "code": "float_key",
+            "reason": "a float",
+            "remedy": "no float",
+        }
+        for i in range(150)
+    ]
+    wrong = {"file_path": "s3://lake/u.parquet", "code": "uuid_bounds", "reason": "bounds are signed there"}
+    PlayedWorker(service).claim().succeed(
+        convert_result() | {"unconvertible": stays, "deviations": [wrong]}, index_report()
+    )
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    staying = signed_in.get_by_role("group", name="Deletes that stay in the table")
+    expect(staying.get_by_role("row")).to_have_count(1 + 100)
+    expect(staying.get_by_role("row").nth(1)).to_contain_text("float_key")
+    expect(staying.get_by_role("row").nth(1)).to_contain_text("No float")
+    expect(signed_in.locator("main")).to_contain_text("The first 100 of 150")
+    applied = signed_in.get_by_role("group", name="Deletes that the Java reader did not apply")
+    expect(applied.get_by_role("row").nth(1)).to_contain_text("uuid_bounds")
+    expect(applied.get_by_role("row").nth(1)).to_contain_text("Bounds are signed there")
+
+
 def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value(
     signed_in: Page, service: RunningService
 ) -> None:

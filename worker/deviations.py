@@ -1,0 +1,128 @@
+"""Where Iceberg's own Java reader (Spark, Flink, Trino's library) departs from the spec.
+
+A conversion follows the spec, so rows that this reader showed by mistake are gone after it. That is told in
+the job's result, delete file by delete file. Seen in Iceberg 1.12.0; tests notice when it is mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.types import FixedType, UUIDType
+
+from worker.job import PinnedTable
+from worker.plan import DataFile, DeleteFile, applies
+from worker.read import KeySet
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """An equality delete file that Iceberg's Java reader does not apply as the spec says, and how."""
+
+    file_path: str
+    code: str
+    reason: str
+
+
+def deviations(
+    table: PinnedTable,
+    key_set: KeySet,
+    delete_files: Sequence[DeleteFile],
+    null_columns: Mapping[str, int],
+    matched: Set[DataFile],
+) -> list[Deviation]:
+    """The delete files of a key set that the Java reader applied wrongly to data files with matches.
+
+    null_columns: path of a delete file -> mask of the key columns in which it has a null. matched: data files
+    in which some delete found a row. Reads the table's manifests again if a key is a UUID.
+    """
+    if not matched:
+        return []
+    found = [*_fixed_keys(key_set, delete_files), *_null_parents(key_set, delete_files, null_columns)]
+    if any(isinstance(column.iceberg_type, UUIDType) for column in key_set.columns):
+        found += _uuid_bounds(table, key_set, delete_files, matched)
+    return found
+
+
+def _fixed_keys(key_set: KeySet, delete_files: Sequence[DeleteFile]) -> Iterator[Deviation]:
+    fixed = [column.name for column in key_set.columns if isinstance(column.iceberg_type, FixedType)]
+    for file in delete_files if fixed else []:
+        if file.file_format == "parquet" and file.record_count > 1:
+            yield Deviation(
+                file.path,
+                "fixed_keys",
+                f"Iceberg's Java reader takes the last value of the fixed column {fixed[0]} for all"
+                f" {file.record_count:,} deletes of the file; the others deleted nothing there",
+            )
+
+
+def _null_parents(
+    key_set: KeySet, delete_files: Sequence[DeleteFile], null_columns: Mapping[str, int]
+) -> Iterator[Deviation]:
+    nested = {
+        1 << bit: column.name for bit, column in enumerate(key_set.columns) if len(column.field_id_path) > 1
+    }
+    for file in delete_files if nested else []:
+        names = [name for bit, name in nested.items() if bit & null_columns.get(file.path, 0)]
+        if names:
+            yield Deviation(
+                file.path,
+                "null_parent_struct",
+                f"it deletes rows whose {names[0]} is null; Iceberg's Java reader keeps those in which the"
+                " whole struct is null, against the spec",
+            )
+
+
+def _uuid_bounds(
+    table: PinnedTable, key_set: KeySet, delete_files: Sequence[DeleteFile], matched: Set[DataFile]
+) -> Iterator[Deviation]:
+    """The Java reader skips a delete file whose bounds lie apart from the data file's, in signed order."""
+    columns = {c.field_id: c.name for c in key_set.columns if isinstance(c.iceberg_type, UUIDType)}
+    data_files = sorted(matched, key=lambda file: file.path)
+    paths = {file.path for file in data_files} | {file.path for file in delete_files}
+    bounds = _bounds_in_manifests(table, paths, columns)
+    for field_id, name in columns.items():
+        known = [file for file in data_files if (file.path, field_id) in bounds]
+        lower = np.array([bounds[file.path, field_id][0] for file in known], "S16")
+        upper = np.array([bounds[file.path, field_id][1] for file in known], "S16")
+        for delete in delete_files:
+            low, high = bounds.get((delete.path, field_id), (None, None))
+            if low is None or high is None:
+                continue
+            apart = np.flatnonzero((upper < low) | (lower > high))
+            skipped = [known[i] for i in apart if applies(delete, known[i], table.files.global_spec_ids)]
+            if skipped:
+                yield Deviation(
+                    delete.path,
+                    "uuid_bounds",
+                    f"Iceberg's Java reader compares bounds of the UUID column {name} as signed numbers, and"
+                    f" so skips the file for {len(skipped):,} data files, among them {skipped[0].path}",
+                )
+
+
+def _bounds_in_manifests(
+    table: PinnedTable, paths: Set[str], field_ids: Iterable[int]
+) -> dict[tuple[str, int], tuple[bytes, bytes]]:
+    """(path, field id) -> lower and upper bound of UUID columns, as bytes that sort as Java orders UUIDs."""
+    io = PyArrowFileIO(table.storage.properties)
+    assert table.snapshot is not None
+    found = {}
+    for manifest in table.snapshot.manifests(io):
+        for entry in manifest.fetch_manifest_entry(io):
+            file = entry.data_file
+            if file.file_path not in paths:
+                continue
+            lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+            for field_id in field_ids:
+                if field_id in lower and field_id in upper:
+                    found[file.file_path, field_id] = _signed(lower[field_id]), _signed(upper[field_id])
+    return found
+
+
+def _signed(uuid: bytes) -> bytes:
+    """Both halves with their sign bit turned over."""
+    high, low = uuid[:8], uuid[8:]
+    return bytes([high[0] ^ 0x80]) + high[1:] + bytes([low[0] ^ 0x80]) + low[1:]
