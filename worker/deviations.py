@@ -50,7 +50,7 @@ def deviations(
 def _fixed_keys(key_set: KeySet, delete_files: Sequence[DeleteFile]) -> Iterator[Deviation]:
     fixed = [column.name for column in key_set.columns if isinstance(column.iceberg_type, FixedType)]
     for file in delete_files if fixed else []:
-        if file.file_format == "parquet" and file.record_count > 1:
+        if file.file_format in ("parquet", "avro") and file.record_count > 1:
             yield Deviation(
                 file.path,
                 "fixed_keys",
