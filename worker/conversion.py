@@ -322,8 +322,9 @@ class Plan:
         for code in sorted({one.code for one in wrong}):
             of_code = [one for one in wrong if one.code == code]
             job.decide(
-                "Rows that Iceberg's Java reader showed against the spec are gone now, because of"
-                f" {len(of_code):,} equality delete files. {of_code[0].file_path}: {of_code[0].reason}."
+                "Spark and Flink show other rows after this conversion, because Iceberg's Java reader did not"
+                f" apply {len(of_code):,} equality delete files as the spec says. {of_code[0].file_path}:"
+                f" {of_code[0].reason}."
             )
         return Part([one.explanation for one in resolved], refused, wrong, delete_files, deletes)
 

@@ -186,7 +186,7 @@ def test_delete_that_cannot_be_converted_is_shown_with_reason_and_remedy(
     expect(keys).to_contain_text("59.8 MB")
 
 
-def test_job_page_tells_which_deletes_stay_and_which_another_reader_did_not_apply(
+def test_job_page_tells_which_deletes_stay_and_which_another_reader_applied_wrongly(
     signed_in: Page, service: RunningService
 ) -> None:
     service.create_iceberg_table("shop.parcels", delete_files=1)
@@ -211,7 +211,7 @@ def test_job_page_tells_which_deletes_stay_and_which_another_reader_did_not_appl
     expect(staying.get_by_role("row").nth(1)).to_contain_text("float_key")
     expect(staying.get_by_role("row").nth(1)).to_contain_text("No float")
     expect(signed_in.locator("main")).to_contain_text("The first 100 of 150")
-    applied = signed_in.get_by_role("group", name="Deletes that the Java reader did not apply")
+    applied = signed_in.get_by_role("group", name="Deletes that the Java reader applied wrongly")
     expect(applied.get_by_role("row").nth(1)).to_contain_text("uuid_bounds")
     expect(applied.get_by_role("row").nth(1)).to_contain_text("Bounds are signed there")
 
