@@ -73,6 +73,11 @@ openapi: install ## Write openapi/openapi.json anew
 bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000 --report build/50.md")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
+.PHONY: soak
+soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
+	@scripts/install_system_packages java
+	$(BIN)/python -m tests.soak $(ARGS)
+
 .PHONY: screenshots
 screenshots: install ## Take a picture of every page, in both themes and two widths, into build/screenshots
 	@scripts/install_system_packages chromium

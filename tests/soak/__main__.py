@@ -1,0 +1,71 @@
+"""`make soak`: runs histories and goes on after failures; exit code 1 if there were any."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from itertools import count
+from pathlib import Path
+
+from tests.factories import spark_session, sqlite_catalog
+from tests.soak.history import World
+from tests.soak.seeds import run_seed, shrink
+
+PROGRESS_SECONDS = 5.0
+
+
+def main() -> int:
+    arguments = _arguments()
+    failed: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="icestream-soak-") as directory:
+        spark = spark_session()
+        spark.sparkContext.setLogLevel("ERROR")
+        world = World(spark, sqlite_catalog(spark, "soak", Path(directory)), Path(directory))
+        seeds = iter(arguments.seed) if arguments.seed else count(arguments.start)
+        until = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
+        started = told = time.monotonic()
+        done = 0
+        for seed in seeds:
+            failure = run_seed(world, seed)
+            done += 1
+            if failure is not None:
+                failed.append(seed)
+                _say(str(failure))
+                cause = failure.error.cause
+                if not isinstance(cause, AssertionError):
+                    _say("".join(traceback.format_tb(cause.__traceback__)[-4:]))
+                if not arguments.no_shrinking:
+                    _say(shrink(world, seed))
+            now = time.monotonic()
+            if now - told >= PROGRESS_SECONDS:
+                told = now
+                _say(f"{done:,} histories in {now - started:.0f} s, last seed {seed}, {len(failed)} failed")
+            if until is not None and now >= until:
+                break
+            if until is None and not arguments.seed and done >= arguments.histories:
+                break
+        spark.stop()
+    _say(f"{done:,} histories, {len(failed)} failed" + (f": seeds {failed}" if failed else ""))
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--seed", type=int, action="append", help="replay this seed (may be repeated)")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--histories", type=int, default=200)
+    parser.add_argument("--minutes", type=float, help="run for so long, instead of a number of histories")
+    parser.add_argument("--no-shrinking", action="store_true")
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Runs the histories of seeds, and shrinks those that fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.soak.history import HistoryError, Setup, Step, World, draw
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed whose history contradicts the model, told in lines."""
+
+    seed: int
+    error: HistoryError
+
+    def __str__(self) -> str:
+        return f'Seed {self.seed} fails; replay it with `make soak ARGS="--seed {self.seed}"`:\n' + _indented(
+            self.error
+        )
+
+
+def run_seed(world: World, seed: int) -> Failure | None:
+    setup, steps = draw(seed)
+    try:
+        world.run(setup, steps)
+    except HistoryError as error:
+        return Failure(seed, error)
+    return None
+
+
+def shrink(world: World, seed: int, *, seconds: float = 60) -> str:
+    """The shortest history found that still fails, as lines: steps are left out one by one, last first."""
+    setup, steps = draw(seed)
+    until = time.monotonic() + seconds
+    shortest: HistoryError | None = None
+    at = len(steps)
+    while at > 0 and time.monotonic() < until:
+        at -= 1
+        fewer = [*steps[:at], *steps[at + 1 :]]
+        error = _error(world, setup, fewer)
+        if error is not None:
+            steps, shortest = fewer, error
+    return "No step can be left out." if shortest is None else "Shortest:\n" + _indented(shortest)
+
+
+def _error(world: World, setup: Setup, steps: Sequence[Step]) -> HistoryError | None:
+    try:
+        world.run(setup, steps)
+    except HistoryError as error:
+        return error
+    return None
+
+
+def _indented(error: HistoryError) -> str:
+    return "\n".join(f"    {line}" for line in str(error).splitlines())

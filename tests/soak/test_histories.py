@@ -1,0 +1,18 @@
+"""Two hundred histories: whatever happened to a table, its conversion shows the rows of the model."""
+
+import pytest
+
+from tests.soak.history import World
+from tests.soak.seeds import run_seed, shrink
+
+pytestmark = pytest.mark.integration
+BATCH = 20
+SHRINKING_SECONDS = 30
+
+
+@pytest.mark.parametrize("first", range(0, 200, BATCH))
+def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, first: int) -> None:
+    failures = [failure for seed in range(first, first + BATCH) if (failure := run_seed(world, seed))]
+    if failures:
+        shortest = shrink(world, failures[0].seed, seconds=SHRINKING_SECONDS)
+        pytest.fail("\n\n".join([*map(str, failures), shortest]), pytrace=False)
