@@ -12,8 +12,6 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.storage import Storage
 
@@ -78,7 +76,7 @@ class _AvroColumns(ColumnFile):
         with _arrow_errors():
             self._file = fastavro.block_reader(source)
             avro: dict[str, Any] = json.loads(self._file.metadata["avro.schema"])
-            self.schema = schema_to_pyarrow(AvroSchemaConversion().avro_to_iceberg(_inlined(avro, {})))
+            self.schema = pa.schema([_avro_field(field) for field in _inlined(avro, {})["fields"]])
         self.rows = None
         self._avro = avro
 
@@ -123,6 +121,48 @@ def _inlined(avro: Any, named: dict[str, Any]) -> Any:
     return inlined
 
 
+_AVRO_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "time-micros": pa.time64("us"),
+    "timestamp-micros": pa.timestamp("us"),
+    "timestamp-nanos": pa.timestamp("ns"),
+    "uuid": pa.binary(16),
+}
+
+
+def _avro_field(avro: Mapping[str, Any]) -> pa.Field:
+    field_id = avro.get("field-id")
+    metadata = None if field_id is None else {"PARQUET:field_id": str(field_id)}
+    return pa.field(avro["name"], _avro_type(avro["type"]), metadata=metadata)
+
+
+def _avro_type(avro: Any) -> pa.DataType:
+    """The Arrow type; null for lists, maps and whatever else no column of interest lies in."""
+    if isinstance(avro, list):  # a union
+        options = [option for option in avro if option != "null"]
+        return _avro_type(options[0]) if len(options) == 1 else pa.null()
+    if isinstance(avro, str):
+        return _AVRO_TYPES.get(avro, pa.null())
+    match avro:
+        case {"logicalType": "decimal", "precision": precision, "scale": scale}:
+            return pa.decimal128(precision, scale)
+        case {"logicalType": logical} if logical in _AVRO_TYPES:
+            return _AVRO_TYPES[logical]
+        case {"type": "record", "fields": fields}:
+            return pa.struct([_avro_field(field) for field in fields])
+        case {"type": "fixed", "size": size}:
+            return pa.binary(size)
+        case _:
+            return _avro_type(avro["type"])
+
+
 def _physical(avro: Any) -> Any:
     """The schema without logical types but decimal: days and ticks stay numbers, of any size."""
     if isinstance(avro, list):
@@ -148,14 +188,14 @@ def field_id_of(field: pa.Field) -> int | None:
 
 
 def _array(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    if pa.types.is_null(arrow_type):
+        return pa.nulls(len(values))
     if pa.types.is_struct(arrow_type):
         children = [
             _array([value and value[child.name] for value in values], child.type) for child in arrow_type
         ]
         is_null = pa.array([value is None for value in values])
         return pa.StructArray.from_arrays(children, fields=list(arrow_type), mask=is_null)
-    if isinstance(arrow_type, pa.ExtensionType):
-        arrow_type = arrow_type.storage_type
     if pa.types.is_date32(arrow_type):
         return pa.array(values, pa.int32()).cast(arrow_type)
     if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):

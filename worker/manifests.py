@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
-from pyiceberg.avro.file import AvroFile
-from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
+import numpy as np
+from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor, construct_reader
 from pyiceberg.conversions import to_json
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
@@ -32,7 +33,12 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
     StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
 )
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
@@ -115,8 +121,28 @@ class _SkippingAccessor(SchemaPartnerAccessor):
         return None if partner_map is None else super().map_value_partner(partner_map)
 
 
+class _Conversion(AvroSchemaConversion):
+    """Knows timestamps in nanoseconds too, by which a table may be partitioned."""
+
+    def _convert_logical_type(self, avro_logical_type: dict[str, Any]) -> IcebergType:
+        if avro_logical_type["logicalType"] == "timestamp-nanos":
+            return TimestamptzNanoType() if avro_logical_type.get("adjust-to-utc") else TimestampNanoType()
+        return super()._convert_logical_type(avro_logical_type)
+
+
+class _Header(AvroFileHeader):
+    def get_schema(self) -> Schema:
+        return _Conversion().avro_to_iceberg(json.loads(self.meta["avro.schema"]))
+
+
+class _EntriesFile(AvroFile[Any]):
+    def _read_header(self) -> AvroFileHeader:
+        header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: _Header}).read(self.decoder)
+        return header
+
+
 def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> list[DataFile | DeleteFile]:
-    with AvroFile[Any](io.new_input(manifest.manifest_path)) as entries:
+    with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
         # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
         partition_type = _partition_type(entries.schema)
         entries.reader = visit_with_partner(  # type: ignore[misc]  # as PyIceberg's own call
@@ -164,6 +190,17 @@ def _single_value(field_type: Any, value: Any, transform: Any) -> Any:
         return None
     if isinstance(transform, DayTransform):
         field_type = DateType()  # some writers leave the logical type away
+    match field_type:
+        case DateType():
+            return _iso(value, "D")
+        case TimestampType():
+            return _iso(value, "us")
+        case TimestamptzType():
+            return _iso(value, "us") + "+00:00"
+        case TimestampNanoType():
+            return _iso(value, "ns")
+        case TimestamptzNanoType():
+            return _iso(value, "ns") + "+00:00"
     try:
         assert isinstance(field_type, PrimitiveType)
         return to_json(field_type, value)
@@ -171,6 +208,14 @@ def _single_value(field_type: Any, value: Any, transform: Any) -> Any:
         raise UnsupportedTableError(
             f"a partition value of type {field_type} has no JSON form: {error}"
         ) from error
+
+
+def _iso(value: int, unit: Literal["D", "us", "ns"]) -> str:
+    """ISO 8601 of a time since the epoch; years outside 0 to 9999, which Python lacks, carry a sign."""
+    text = str(np.datetime64(value, unit)).removesuffix(".000000")
+    year, month, rest = text.rsplit("-", 2)
+    number = int(year)
+    return f"{number:{'04d' if 0 <= number <= 9999 else '+05d'}}-{month}-{rest}"
 
 
 def _content_file(

@@ -7,17 +7,18 @@ file lacks takes its projected value (Iceberg spec, "Column Projection").
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from datetime import time as time_of_day
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.conversions import from_json
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
@@ -48,7 +49,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from worker.file_formats import BATCH_ROWS, FORMATS, field_id_of, open_columns
+from worker.file_formats import BATCH_ROWS, FORMATS, Path, field_id_of, open_columns
 from worker.plan import DataFile, DeleteFile
 from worker.storage import Storage
 
@@ -83,6 +84,7 @@ class KeyColumn:
     iceberg_type: PrimitiveType
     key_type: pa.DataType
     initial_default: Any = None
+    name_path: tuple[str, ...] = ()  # as `field_id_path`, in the schema it was found in
 
     @property
     def column_name(self) -> str:
@@ -166,30 +168,54 @@ class KeyReader:
         self, file: DataFile | DeleteFile, constants: Mapping[int, Any], *, required: bool
     ) -> Iterator[pa.RecordBatch]:
         with open_columns(self.storage, file.path, file.file_format) as source:
-            leaves = _leaf_paths(source.schema, self.name_mapping)
-            paths = {c.field_id: leaves.get(c.field_id) for c in self.key_set.columns}
-            missing = [c for c in self.key_set.columns if paths[c.field_id] is None]
+            paths = self._paths(source.schema, file.file_format, constants)
+            leaves = {
+                c.field_id: paths[c.field_id_path] for c in self.key_set.columns if c.field_id_path in paths
+            }
+            missing = [c for c in self.key_set.columns if c.field_id not in leaves]
             if required and missing:
                 raise KeyColumnError(
                     "missing_equality_column",
                     f"{file.path} lacks its equality column {missing[0].name} (field {missing[0].field_id})",
                     "Have the writer of the deletes fix the file; nothing can be matched without the column.",
                 )
-            found = [path for path in paths.values() if path is not None]
+            projected = {c.field_id: _projected(c, constants, paths) for c in missing}
+            parents = {i: one.parent for i, one in projected.items() if one.parent is not None}
+            found = [*leaves.values(), *parents.values()]
             if file.file_format == "orc":
                 _refuse_timestamps(file, source.schema, found)
             if source.rows is not None:
                 _check_rows(file, source.rows)
             if not found:
                 for start in range(0, file.record_count, BATCH_ROWS):
-                    yield self._to_key_batch({}, min(BATCH_ROWS, file.record_count - start), constants)
+                    yield self._to_key_batch({}, projected, min(BATCH_ROWS, file.record_count - start))
                 return
             rows = 0
             for batch in source.batches(found):
-                leaf = {i: _leaf(batch, path) for i, path in paths.items() if path is not None}
-                yield self._to_key_batch(leaf, batch.num_rows, constants)
+                arrays = {i: _column(batch, path) for i, path in (leaves | parents).items()}
+                yield self._to_key_batch(arrays, projected, batch.num_rows)
                 rows += batch.num_rows
             _check_rows(file, rows)
+
+    def _paths(
+        self, schema: pa.Schema, file_format: str, constants: Mapping[int, Any]
+    ) -> dict[tuple[int, ...], Path]:
+        """Path of field ids -> path of names, for the fields that the file has.
+
+        A file without ids gives a partition's columns no value of their own (spec, "Column Projection"); its
+        others are told by the table's name mapping and without one as Iceberg does: in Parquet by position,
+        in ORC and Avro by name.
+        """
+        paths = _paths_by_id(schema)
+        if paths:
+            return paths
+        if self.name_mapping is not None:
+            paths = _mapped_paths(list(NameMapping.model_validate_json(self.name_mapping)), schema)
+        elif file_format == "parquet":
+            paths = {(position,): (name,) for position, name in enumerate(schema.names, start=1)}
+        else:
+            paths = _named_paths(self.key_set.columns, schema)
+        return {ids: path for ids, path in paths.items() if ids[-1] not in constants}
 
     @contextmanager
     def _corrupt_unless_unreadable(self, file: DataFile | DeleteFile) -> Iterator[None]:
@@ -208,13 +234,17 @@ class KeyReader:
             ) from error
 
     def _to_key_batch(
-        self, leaves: Mapping[int, pa.Array], rows: int, constants: Mapping[int, Any]
+        self, columns: Mapping[int, pa.Array], projected: Mapping[int, _Projected], rows: int
     ) -> pa.RecordBatch:
+        """columns: by field id, those of the file, or the parent structs of those that it lacks."""
         arrays: list[pa.Array] = []
         null_mask: pa.Array = pa.repeat(pa.scalar(0, pa.int32()), rows)
         for bit, column in enumerate(self.key_set.columns):
-            leaf = leaves.get(column.field_id)
-            array = _constant(column, constants, rows) if leaf is None else to_key_type(leaf, column)
+            read = columns.get(column.field_id)
+            if column.field_id in projected:
+                array = _repeated(column, projected[column.field_id].value, read, rows)
+            else:
+                array = to_key_type(read, column)
             if array.null_count:
                 null_bit = pc.if_else(
                     array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32())
@@ -292,13 +322,15 @@ def _key_column(field_id: int, schemas: Sequence[Schema]) -> KeyColumn:
             continue
         key_type = _key_type(field, schema)
         assert isinstance(field.field_type, PrimitiveType)
+        fields = _fields_to(schema.as_struct(), field_id)
         default = field.initial_default
         column = KeyColumn(
             field_id,
             schema.find_column_name(field_id) or field.name,
-            _field_id_path(schema.as_struct(), field_id),
+            tuple(above.field_id for above in fields),
             field.field_type,
             key_type,
+            name_path=tuple(above.name for above in fields),
         )
         return column if default is None else replace(column, initial_default=_key_value(default, column))
     raise KeyColumnError(
@@ -340,14 +372,15 @@ def _key_type(field: NestedField, schema: Schema) -> pa.DataType:
             )
 
 
-def _field_id_path(struct: StructType, field_id: int) -> tuple[int, ...]:
+def _fields_to(struct: StructType, field_id: int) -> tuple[NestedField, ...]:
+    """From the top-level field down to the one with the id; none if it is not there."""
     for field in struct.fields:
         if field.field_id == field_id:
-            return (field_id,)
+            return (field,)
         if isinstance(field.field_type, StructType):
-            below = _field_id_path(field.field_type, field_id)
+            below = _fields_to(field.field_type, field_id)
             if below:
-                return (field.field_id, *below)
+                return (field, *below)
         elif isinstance(field.field_type, ListType | MapType) and _contains(field.field_type, field_id):
             raise KeyColumnError(
                 "unsupported_key_type",
@@ -428,15 +461,57 @@ def placeholder(key_type: pa.DataType) -> pa.Scalar:
     return pa.scalar(0, pa.int32()).cast(key_type)
 
 
-def _constant(column: KeyColumn, constants: Mapping[int, Any], rows: int) -> pa.Array:
-    """The projected value of a column that the file lacks: identity partition value, default, or null."""
-    partition_value = constants.get(column.field_id)
-    value = column.initial_default
-    if partition_value is not None:
-        value = _key_value(from_json(column.iceberg_type, partition_value), column)
+@dataclass(frozen=True, slots=True)
+class _Projected:
+    """The value of a key column that a file lacks; null wherever the parent struct is null."""
+
+    value: Any
+    parent: Path | None = None
+
+
+def _projected(
+    column: KeyColumn, constants: Mapping[int, Any], paths: Mapping[tuple[int, ...], Path]
+) -> _Projected:
+    """Identity partition value (a null one too), default, or null; null if the file lacks the parent."""
+    if column.field_id in constants:
+        value = _from_single_value(constants[column.field_id], column)
+    else:
+        value = column.initial_default
+    *above, _ = column.field_id_path
+    if value is None or not above:
+        return _Projected(value)
+    parent = paths.get(tuple(above))
+    return _Projected(None if parent is None else value, parent)
+
+
+def _repeated(column: KeyColumn, value: Any, parent: pa.Array | None, rows: int) -> pa.Array:
     if value is None:
         return pa.nulls(rows, column.key_type)
-    return pa.repeat(pa.scalar(value, column.key_type), rows)
+    values = pa.repeat(pa.scalar(value, column.key_type), rows)
+    return values if parent is None else pc.if_else(parent.is_valid(), values, None)
+
+
+def _from_single_value(value: Any, column: KeyColumn) -> Any:
+    """A value of a partition tuple in JSON (spec, Appendix D), as the key's type holds it."""
+    if value is None:
+        return None
+    match column.iceberg_type:
+        case DateType():
+            return int(np.datetime64(value, "D").astype(np.int64))
+        case TimestampType() | TimestamptzType():
+            return int(np.datetime64(value.removesuffix("+00:00"), "us").astype(np.int64))
+        case TimestampNanoType() | TimestamptzNanoType():
+            return int(np.datetime64(value.removesuffix("+00:00"), "ns").astype(np.int64))
+        case TimeType():
+            return _key_value(time_of_day.fromisoformat(value), column)
+        case DecimalType():
+            return Decimal(value)
+        case UUIDType():
+            return UUID(value).bytes
+        case FixedType() | BinaryType():
+            return bytes.fromhex(value)
+        case _:
+            return value
 
 
 def _key_value(value: Any, column: KeyColumn) -> Any:
@@ -448,46 +523,53 @@ def _key_value(value: Any, column: KeyColumn) -> Any:
     return value
 
 
-def _leaf_paths(schema: pa.Schema, name_mapping: str | None) -> dict[int, tuple[str, ...]]:
-    """Field id -> names from the top-level column down, for every leaf outside lists and maps.
+def _paths_by_id(schema: pa.Schema) -> dict[tuple[int, ...], Path]:
+    """The fields outside lists and maps that carry ids; empty if the file carries none."""
+    paths: dict[tuple[int, ...], Path] = {}
 
-    A file that carries no ids takes them from the name mapping, and without one by position, as Iceberg
-    does for files imported before ids existed.
-    """
-    paths: dict[int, tuple[str, ...]] = {}
-
-    def visit(field: pa.Field, parents: tuple[str, ...]) -> bool:
-        path = (*parents, field.name)
-        field_id = field_id_of(field)
-        if field_id is not None:
-            paths[field_id] = path
-        below = [visit(child, path) for child in field.type] if pa.types.is_struct(field.type) else []
-        return field_id is not None or any(below)
-
-    has_ids = sum(visit(field, ()) for field in schema) > 0
-    if has_ids:
-        return paths
-    if name_mapping is None:
-        return {position: (name,) for position, name in enumerate(schema.names, start=1)}
-    mapping = NameMapping.model_validate_json(name_mapping)
-
-    def visit_mapped(
-        fields: list[MappedField], columns: pa.Schema | pa.StructType, parents: tuple[str, ...]
-    ) -> None:
-        for column in columns:
-            mapped = next((m for m in fields if column.name in m.names), None)
-            if mapped is None:
+    def visit(fields: Iterable[pa.Field], ids: tuple[int, ...], names: Path) -> None:
+        for field in fields:
+            field_id = field_id_of(field)
+            if field_id is None:
                 continue
-            if mapped.field_id is not None:
-                paths[mapped.field_id] = (*parents, column.name)
-            if pa.types.is_struct(column.type):
-                visit_mapped(mapped.fields, column.type, (*parents, column.name))
+            paths[(*ids, field_id)] = (*names, field.name)
+            if pa.types.is_struct(field.type):
+                visit(field.type, (*ids, field_id), (*names, field.name))
 
-    visit_mapped(list(mapping), schema, ())
+    visit(schema, (), ())
     return paths
 
 
-def _leaf(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
-    """A leaf column; a null parent struct makes its leaf null."""
+def _mapped_paths(
+    mapping: Sequence[MappedField], fields: Iterable[pa.Field], ids: tuple[int, ...] = (), names: Path = ()
+) -> dict[tuple[int, ...], Path]:
+    """The same for a file without ids, by the table's name mapping."""
+    paths: dict[tuple[int, ...], Path] = {}
+    for field in fields:
+        mapped = next((one for one in mapping if field.name in one.names), None)
+        if mapped is None or mapped.field_id is None:
+            continue
+        below = (*ids, mapped.field_id), (*names, field.name)
+        paths[below[0]] = below[1]
+        if pa.types.is_struct(field.type):
+            paths |= _mapped_paths(mapped.fields, field.type, *below)
+    return paths
+
+
+def _named_paths(columns: Iterable[KeyColumn], schema: pa.Schema) -> dict[tuple[int, ...], Path]:
+    """The same by the names of the columns in the table's schema."""
+    paths: dict[tuple[int, ...], Path] = {}
+    for column in columns:
+        fields: pa.DataType = pa.struct(list(schema))
+        for depth, name in enumerate(column.name_path, start=1):
+            if not pa.types.is_struct(fields) or fields.get_field_index(name) < 0:
+                break
+            paths[column.field_id_path[:depth]] = column.name_path[:depth]
+            fields = fields.field(name).type
+    return paths
+
+
+def _column(batch: pa.RecordBatch, path: Path) -> pa.Array:
+    """A column of the file; a null parent struct makes its leaf null."""
     array = batch.column(path[0])
     return pc.struct_field(array, list(path[1:])) if len(path) > 1 else array

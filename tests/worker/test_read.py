@@ -18,9 +18,12 @@ from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
     DateType,
     DecimalType,
     DoubleType,
+    FixedType,
     IntegerType,
     ListType,
     LongType,
@@ -28,7 +31,11 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
     StructType,
+    TimestampNanoType,
     TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
     UUIDType,
 )
 
@@ -45,7 +52,7 @@ def table(
         spec or PartitionSpec(),
         UNSORTED_SORT_ORDER,
         "file:///nowhere",
-        {"format-version": "2"} | ({"schema.name-mapping.default": mapping} if mapping else {}),
+        {"format-version": "3"} | ({"schema.name-mapping.default": mapping} if mapping else {}),
     )
 
 
@@ -132,6 +139,8 @@ def test_files_without_ids_are_read_through_the_name_mapping(tmp_path: Path) -> 
     [
         (LongType(), pa.int32(), 5, 5),
         (DateType(), pa.date32(), date(1969, 12, 31), -1),
+        # Promoted since (format version 3).
+        (TimestampType(), pa.date32(), date(1969, 12, 31), -86_400_000_000),
         (TimestampType(), pa.timestamp("ms"), datetime(1970, 1, 1, 0, 0, 1), 1_000_000),  # noqa: DTZ001
         (TimestampType(), pa.timestamp("us"), datetime(1970, 1, 1, 0, 0, 1), 1_000_000),  # noqa: DTZ001
         (DecimalType(18, 2), pa.decimal128(9, 2), Decimal("-1.50"), Decimal("-1.50")),
@@ -162,6 +171,77 @@ def test_an_unknown_field_id_is_refused() -> None:
     with pytest.raises(KeyColumnError, match="99") as refusal:
         resolve_key_set(table(NestedField(1, "id", LongType())), [99])
     assert refusal.value.code == "unresolved_equality_field"
+
+
+def test_a_null_partition_value_is_null_and_not_the_initial_default(tmp_path: Path) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"), spec_id=0)
+    metadata = table(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "region", StringType(), initial_default="eu"),
+        spec=spec,
+    )
+    schema = pa.schema([field("id", 1, pa.int64())])
+    for values, key in (([None], (2, 1, "")), (["us"], (0, 1, "us"))):
+        file = parquet(tmp_path / "f", [{"id": 1}], schema, json.dumps(values))
+        assert keys(metadata, [1, 2], file) == [key]
+
+
+def test_a_file_without_ids_gives_partition_columns_no_value(tmp_path: Path) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"), spec_id=0)
+    metadata = table(NestedField(1, "id", LongType()), NestedField(2, "region", StringType()), spec=spec)
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("region", pa.string())])
+    file = parquet(tmp_path / "f", [{"id": 1, "region": "wrong"}], schema, json.dumps(["eu"]))
+    assert keys(metadata, [1, 2], file) == [(0, 1, "eu")]
+
+
+def test_an_absent_leaf_has_its_default_only_where_its_struct_is_not_null(tmp_path: Path) -> None:
+    country = NestedField(4, "country", StringType(), initial_default="eu")
+    who = NestedField(2, "who", StructType(NestedField(3, "name", StringType()), country))
+    schema_with_default = Schema(NestedField(1, "id", LongType()), who)
+    metadata = table(*schema_with_default.fields).model_copy(update={"schemas": [schema_with_default]})
+    struct = pa.struct([field("name", 3, pa.string())])
+    rows: list[dict[str, Any]] = [{"id": 1, "who": {"name": None}}, {"id": 2, "who": None}]
+    schema = pa.schema([field("id", 1, pa.int64()), field("who", 2, struct)])
+    file = parquet(tmp_path / "f", rows, schema)
+    assert keys(metadata, [1, 4], file) == [(0, 1, "eu"), (2, 2, "")]
+    file = parquet(tmp_path / "g", [{"id": 1}], pa.schema([field("id", 1, pa.int64())]))
+    assert keys(metadata, [1, 4], file) == [(2, 1, "")]
+
+
+def test_positions_of_a_parquet_file_without_ids_are_those_of_top_level_columns(tmp_path: Path) -> None:
+    who = NestedField(2, "who", StructType(NestedField(3, "name", StringType())))
+    metadata = table(NestedField(1, "id", LongType()), who)
+    leaf = metadata.schema().find_field("who.name").field_id
+    schema = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int64()), pa.field("c", pa.string())])
+    file = parquet(tmp_path / "f", [{"a": 1, "b": 2, "c": "not the leaf"}], schema)
+    assert keys(metadata, [1, leaf], file) == [(2, 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("iceberg_type", "in_json", "key"),
+    [
+        (DateType(), "+12345-06-07", 3_789_548),
+        (DateType(), "-0002-02-03", -720225),
+        (TimestampType(), "1969-12-31T23:59:59.999999", -1),
+        (TimestamptzType(), "+12345-06-07T00:00:00.000001+00:00", 3_789_548 * 86_400_000_000 + 1),
+        (TimestampNanoType(), "1969-12-31T23:59:59.999999999", -1),
+        (TimestamptzNanoType(), "1970-01-01T00:00:00.000000001+00:00", 1),
+        (TimeType(), "00:00:01.5", 1_500_000),
+        (DecimalType(9, 2), "-1.50", Decimal("-1.50")),
+        (UUIDType(), str(UUID(int=7)), UUID(int=7).bytes),
+        (FixedType(2), "00ff", b"\x00\xff"),
+        (BinaryType(), "00FF", b"\x00\xff"),
+        (BooleanType(), True, True),
+    ],
+)
+def test_a_partition_value_of_every_type_stands_for_an_absent_column(
+    tmp_path: Path, iceberg_type: PrimitiveType, in_json: Any, key: Any
+) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"), spec_id=0)
+    metadata = table(NestedField(1, "id", LongType()), NestedField(2, "p", iceberg_type), spec=spec)
+    schema = pa.schema([field("id", 1, pa.int64())])
+    file = parquet(tmp_path / "f", [{"id": 1}], schema, json.dumps([in_json]))
+    assert keys(metadata, [1, 2], file) == [(0, 1, key)]
 
 
 def test_a_delete_file_without_its_equality_column_is_refused(tmp_path: Path) -> None:
