@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, live_delete_files, visible_rows
+from tests.factories import Catalog, TableBuilder, equality_delete_files, garble, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
 from worker import compaction, conversion, footers, positions, resolution
@@ -111,32 +110,6 @@ def test_files_that_are_not_indexed_yet_are_scanned(spark: SparkSession, jobs: J
     assert equality_delete_files(spark, table_name) == []
 
 
-def test_deletes_of_a_data_file_with_a_corrupt_deletion_vector_stay_and_the_rest_is_converted(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
-    rows = [{"id": i, "region": "eu" if i % 2 else "us", "value": i} for i in range(100)]
-    paths = table.append(rows)
-    table.delete_positions({paths[0]: [30, 31]})
-    table.delete_keys(
-        [{"id": i, "region": "eu" if i % 2 else "us"} for i in range(10)], equality_columns=["id"]
-    )
-    (vector,) = {row["file_path"] for row in live_delete_files(spark, table_name) if row["content"] == 1}
-    local = Path(vector.removeprefix("file:").replace("//", "/"))
-    intact = local.read_bytes()
-    local.write_bytes(intact[:12] + bytes(8) + intact[20:])
-
-    result = jobs.run("convert").result
-    assert [one["code"] for one in result["unconvertible"]] == ["unreadable_position_deletes"]
-    assert result["equality_delete_files_removed"] == 1
-    local.write_bytes(intact)
-    before = visible_rows(spark, table_name)
-    assert len(before) == 88
-    assert jobs.run("convert").result["unconvertible"] == []
-    assert visible_rows(spark, table_name) == before
-    assert equality_delete_files(spark, table_name) == []
-
-
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_existing_position_deletes_are_merged(
     spark: SparkSession, jobs: Jobs, table_name: str, format_version: Any
@@ -223,21 +196,6 @@ def test_a_remembered_key_whose_column_is_gone_is_only_mentioned(
     result = jobs.run("index", seen_equality_field_ids=[[99]]).result
     assert result["key_sets"] == []
     assert any("99" in sentence for sentence in result["decisions"])
-
-
-def test_a_float_key_is_refused_and_the_rest_is_converted(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    table = TableBuilder.create(spark, table_name, "id bigint, price double")
-    table.append([{"id": i, "price": float(i)} for i in range(10)])
-    table.delete_keys([{"price": 3.0}], equality_columns=["price"])
-    table.delete_keys([{"id": 4}], equality_columns=["id"])
-    before = visible_rows(spark, table_name)
-    outcome = jobs.run("convert")
-    assert visible_rows(spark, table_name) == before
-    assert [one["code"] for one in outcome.result["unconvertible"]] == ["float_key"]
-    assert outcome.result["equality_delete_files_removed"] == 1
-    assert outcome.health["pending_equality_delete_files"] == 1
 
 
 def test_an_unreachable_catalog_and_an_unknown_table_fail_with_the_cause(
@@ -395,41 +353,6 @@ def test_compaction_drops_the_entries_of_files_that_are_gone(
     assert outcome.result["key_sets"][0]["entries_after"] == rows_in_data_files(spark, table_name)
 
 
-@pytest.mark.parametrize(
-    ("damage", "driver_keys"), [("dropped", 4_000_000), ("moved", 4_000_000), ("moved", 30)]
-)
-def test_verification_finds_a_wrong_index_and_rebuilds_it(
-    spark: SparkSession,
-    jobs: Jobs,
-    table_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: str,
-    driver_keys: int,
-) -> None:
-    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
-    jobs.run("index")
-    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
-    # Only now: Spark's workers keep footers, and files don't change in place but here.
-    monkeypatch.setattr(resolution, "DRIVER_KEYS", driver_keys)
-    (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
-    entries = pq.read_table(run)
-    keys = entries["key_1"].to_numpy()
-    if damage == "dropped":
-        entries = entries.slice(1)
-    else:
-        entries = entries.set_column(4, entries.schema.field(4), [keys + 1])
-    pq.write_table(entries, run)
-    footers.footer.cache_clear()
-
-    verified = jobs.run("verify").result["key_sets"][0]
-    assert verified["differences"] > 0
-    assert verified["examples"]
-    before = visible_rows(spark, table_name)
-    converted = jobs.run("convert").result
-    assert (converted["key_sets"][0]["source"], visible_rows(spark, table_name)) == ("index", before)
-    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
-
-
 def test_a_rebuilt_index_is_a_new_generation_and_the_old_one_is_gone(
     spark: SparkSession, jobs: Jobs, table_name: str
 ) -> None:
@@ -492,32 +415,6 @@ def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     assert "shuffle" in [stage["name"] for stage in result["stages"]]
 
 
-def test_many_keys_of_files_that_cannot_be_read_stay(
-    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolution, "DRIVER_KEYS", 2)
-    table = TableBuilder.create(spark, table_name, format_version=3)
-    table.append([{"id": i, "region": "eu", "value": i} for i in range(20)])
-    (path,) = table.delete_keys([{"id": i} for i in range(9)])
-    garble(Path(path.removeprefix("file:")))
-    result = jobs.run("convert").result
-    assert [one["code"] for one in result["unconvertible"]] == ["corrupt_file"]
-    assert result["key_sets"][0]["reason"] == "none of its delete files can be read"
-
-
-def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
-    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolution, "DRIVER_KEYS", 25)
-    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
-    Path(table.data_file_paths[0].removeprefix("file:")).unlink()
-    result = jobs.run("convert").result
-    assert result["equality_delete_files_removed"] == 0
-    assert {one["code"] for one in result["unconvertible"]} == {"missing_file"}
-    paths = [one["file_path"] for one in result["unconvertible"]]
-    assert len(paths) == len(set(paths)) == len(equality_delete_files(spark, table_name))
-
-
 def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_indexed(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,17 +451,6 @@ def test_files_are_not_covered_when_the_lease_was_lost_after_their_entries(
     assert visible_rows(spark, table_name) == before
 
 
-def test_a_data_file_that_cannot_be_read_does_not_make_its_index_wrong(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
-    jobs.run("index")
-    Path(table.data_file_paths[0].removeprefix("file:")).unlink()
-    verified = jobs.run("verify").result
-    assert (verified["key_sets"][0]["differences"], verified["key_sets"][0]["rebuilt"]) == (0, False)
-    assert any("can't be compared with the index" in one for one in verified["decisions"])
-
-
 @pytest.mark.parametrize("damage", ["missing", "garbled"])
 def test_a_damaged_index_is_not_used_again(
     spark: SparkSession, jobs: Jobs, table_name: str, damage: str
@@ -588,45 +474,6 @@ def test_a_damaged_index_is_not_used_again(
     (filled,) = jobs.run("index").health["key_sets"]
     assert (filled["generation"], filled["coverage"]) == (2, 1.0)
     assert [path.name for path in jobs.index.glob("*.db/entries_*")] == ["entries_1_g2"]
-
-
-def garble(path: Path) -> None:
-    """Overwrites the pages of a Parquet file and leaves its footer as it is."""
-    content = bytearray(path.read_bytes())
-    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
-    content[4:-footer_bytes] = b"\xff" * (len(content) - footer_bytes - 4)
-    path.write_bytes(content)
-
-
-def test_a_garbled_data_file_keeps_its_deletes_and_the_rest_is_converted(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    table = TableBuilder.create(spark, table_name, partitioned_by=["region"])
-    table.append([{"id": i, "region": r, "value": i} for i in range(10) for r in ("eu", "us")])
-    table.delete_keys([{"id": 3, "region": "eu"}, {"id": 4, "region": "us"}])
-    garble(path_in_region(spark, f"{table_name}.data_files", "eu"))
-    result = jobs.run("convert").result
-    assert [one["code"] for one in result["unconvertible"]] == ["corrupt_file"]
-    assert (result["equality_delete_files_removed"], result["rows_deleted"]) == (1, 1)
-    assert [left["partition"]["region"] for left in equality_delete_files(spark, table_name)] == ["eu"]
-
-
-def path_in_region(spark: SparkSession, files: str, region: str) -> Path:
-    (row,) = spark.sql(f"SELECT file_path FROM {files} WHERE partition.region = '{region}'").collect()
-    return Path(row[0].removeprefix("file:"))
-
-
-def test_a_missing_position_delete_file_keeps_the_deletes_that_need_it(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    table = TableBuilder.create(spark, table_name, partitioned_by=["region"])
-    paths = table.append([{"id": i, "region": r, "value": i} for i in range(10) for r in ("eu", "us")])
-    table.delete_positions({path: [0] for path in paths})
-    path_in_region(spark, f"{table_name}.delete_files", "eu").unlink()
-    table.delete_keys([{"id": 3, "region": "eu"}, {"id": 4, "region": "us"}])
-    result = jobs.run("convert").result
-    assert [one["code"] for one in result["unconvertible"]] == ["unreadable_position_deletes"]
-    assert (result["equality_delete_files_removed"], result["rows_deleted"]) == (1, 1)
 
 
 def test_a_late_commit_of_an_earlier_attempt_is_found_and_its_files_stay(
