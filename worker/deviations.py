@@ -71,14 +71,14 @@ def _null_parents(
             yield Deviation(
                 file.path,
                 "null_parent_struct",
-                f"it deletes rows whose {names[0]} is null, but Iceberg's Java reader shows those in which the"
-                " whole struct is null",
+                f"it deletes rows whose {names[0]} is null, but Iceberg's Java reader shows those in which"
+                " the whole struct is null",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Of a UUID column in a file: bounds, as bytes that sort as Java orders UUIDs, and whether it has nulls."""
+    """Of a UUID column in a file: bounds, as bytes that sort as Java orders UUIDs; can it be null?"""
 
     lower: bytes
     upper: bytes
@@ -113,8 +113,8 @@ def _uuid_bounds(
                 yield Deviation(
                     delete.path,
                     "uuid_bounds",
-                    f"Iceberg's Java reader compares bounds of the UUID column {name} as signed numbers, and so"
-                    f" skips the file for {len(skipped):,} data files, among them {skipped[0].path}",
+                    f"Iceberg's Java reader compares bounds of the UUID column {name} as signed numbers, and"
+                    f" so skips the file for {len(skipped):,} data files, among them {skipped[0].path}",
                 )
 
 
