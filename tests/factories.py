@@ -38,7 +38,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType
+from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
 from pyspark.sql import Row, SparkSession
 
 from worker.session import create_spark
@@ -130,6 +130,14 @@ def equality_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
     return [file for file in live_delete_files(spark, identifier) if file["content"] == 2]
 
 
+def garble(path: Path) -> None:
+    """Overwrites the pages of a Parquet file and leaves its footer as it is."""
+    content = bytearray(path.read_bytes())
+    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
+    content[4:-footer_bytes] = b"\xff" * (len(content) - footer_bytes - 4)
+    path.write_bytes(content)
+
+
 @dataclass(frozen=True)
 class WrittenFile:
     """A file on storage that no snapshot knows yet, as Iceberg's ContentFileParser describes it."""
@@ -153,6 +161,10 @@ class TableBuilder:
         self.spark = spark
         self.identifier = identifier
         self.file_format = "parquet"  # of the next files: parquet, orc or avro
+        self.parquet: dict[str, Any] = {}  # options of pyarrow.parquet.write_table for the next files
+        # Who writes the next files. Arrow's Parquet files don't say that a column is a UUID, and Iceberg then
+        # takes it for a `fixed`; Iceberg's own writer takes numbers, text, UUIDs and structs of these.
+        self.writer: Literal["arrow", "iceberg"] = "arrow"
         # Of every file written here, committed or not.
         self._written: dict[str, tuple[PartitionSpec, list[Any]]] = {}
 
@@ -416,6 +428,9 @@ class TableBuilder:
         self._written[path] = (spec, partition)
         local = _local(path)
         local.parent.mkdir(parents=True, exist_ok=True)
+        if self.writer == "iceberg":
+            described = self._write_by_iceberg(rows, schema, path)
+            return WrittenFile({**described, **description, "spec-id": spec.spec_id, "partition": partition})
         arrow_schema = schema_to_pyarrow(schema)
         columns = [rows.column(field.name).cast(field.type) for field in arrow_schema]
         typed = pa.Table.from_arrays(columns, schema=arrow_schema)
@@ -425,9 +440,8 @@ class TableBuilder:
         elif self.file_format == "avro":
             _write_avro(typed, schema, path)
         else:
-            pq.write_table(
-                typed, local, compression="zstd", row_group_size=row_group_rows, store_schema=False
-            )
+            options = {"compression": "zstd", "row_group_size": row_group_rows, **self.parquet}
+            pq.write_table(typed, local, store_schema=False, **options)
             plan, ids = compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
             statistics = data_file_statistics_from_parquet_metadata(
                 pq.read_metadata(local), plan, ids
@@ -448,6 +462,29 @@ class TableBuilder:
                 },
             }
         )
+
+    def _write_by_iceberg(self, rows: pa.Table, schema: Schema, path: str) -> dict[str, Any]:
+        """Write one file by Iceberg's generic writer, and return its description of an unpartitioned file."""
+        iceberg, table = self._jvm.org.apache.iceberg, self.java
+        java_schema = iceberg.SchemaParser.fromJson(schema.model_dump_json())
+        unpartitioned = iceberg.PartitionSpec.unpartitioned()
+        writers = (
+            iceberg.data.GenericFileWriterFactory.Builder(table)
+            .dataSchema(java_schema)
+            .dataFileFormat(iceberg.FileFormat.fromString(self.file_format))
+            .build()
+        )
+        output = iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(table.io().newOutputFile(path))
+        writer = writers.newDataWriter(output, unpartitioned, None)
+        parse, read = iceberg.SingleValueParser.fromJson, iceberg.util.JsonUtil.mapper().readTree
+        for row in rows.select([field.name for field in schema.fields]).to_pylist():
+            writer.write(
+                parse(java_schema.asStruct(), read(json.dumps(_struct_json(schema.as_struct(), row))))
+            )
+        writer.close()
+        json_of_file = iceberg.ContentFileParser.toJson(writer.toDataFile(), unpartitioned)
+        described: dict[str, Any] = json.loads(json_of_file)
+        return {**described, "file-path": path}
 
     def _spec_and_partition_of(self, path: str) -> tuple[PartitionSpec, list[Any]]:
         if path in self._written:
@@ -541,6 +578,17 @@ def _partition_json(values: Sequence[Any], schema: Schema, spec: PartitionSpec) 
 def _value_json(kind: IcebergType, value: Any) -> Any:
     assert isinstance(kind, PrimitiveType)
     return None if value is None else to_json(kind, value)
+
+
+def _struct_json(struct: StructType, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as Iceberg's JSON has it: by field id, without nulls."""
+    return {
+        str(field.field_id): _struct_json(field.field_type, row[field.name])
+        if isinstance(field.field_type, StructType)
+        else _value_json(field.field_type, row[field.name])
+        for field in struct.fields
+        if row[field.name] is not None
+    }
 
 
 def _partition_of(row: Mapping[str, Any], schema: Schema, spec: PartitionSpec) -> list[Any]:

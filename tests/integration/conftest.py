@@ -6,12 +6,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import duckdb_extensions
 import pytest
 from pyspark.sql import SparkSession
 
-from tests import maven
+from tests import maven, readers
 from tests.factories import Catalog, TableBuilder, spark_session, sqlite_catalog
 from tests.integration import upsert_stream
 from tests.integration.icestream import Icestream
@@ -26,20 +24,10 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def duckdb_rows() -> Callable[[TableBuilder], Counter[tuple[Any, ...]]]:
-    """Read a table's current rows with DuckDB, which shares no code with Iceberg's own readers."""
-    connection = duckdb.connect()
-    # With it, DuckDB 1.5.5 may give a data file the vector of another one in the same Puffin file.
-    connection.execute("SET enable_external_file_cache = false")
-    for extension in ("avro", "iceberg"):
-        duckdb_extensions.import_extension(extension, con=connection)
-
-    def read(table: TableBuilder) -> Counter[tuple[Any, ...]]:
-        query = "SELECT * FROM iceberg_scan(?)"
-        return Counter(connection.execute(query, [table.metadata_location]).fetchall())
-
-    return read
+    """Reads a table's current rows with DuckDB, which shares no code with Iceberg's own readers."""
+    return readers.duckdb_rows
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,58 @@
+"""Readers that refuse a table while it holds equality deletes read it, and read it rightly, afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tests.exactness import Exactness
+from tests.factories import TableBuilder
+from tests.readers import Rows, duckdb_rows, java_rows, pyiceberg_rows
+
+pytestmark = pytest.mark.integration
+EXPECTED: dict[tuple[Any, ...], int] = {
+    (0, "eu", 0): 1,
+    (1, "us", 1): 1,
+    (2, "eu", 1): 1,
+    (3, "us", 0): 1,
+    (4, "eu", 2): 1,
+    (8, "eu", 2): 1,
+    (9, "us", 0): 1,
+}
+
+
+def rows(*ids: int, value: int = 0) -> list[dict[str, Any]]:
+    return [{"id": i, "region": "us" if i % 2 else "eu", "value": value} for i in ids]
+
+
+def polars_rows(table: TableBuilder) -> Rows:
+    """What Polars shows. Raises ValueError for a table with equality deletes."""
+    return Counter(pl.scan_iceberg(table.metadata_location).collect().rows())
+
+
+# Polars 1.44 calls what PyIceberg 0.12 deprecates.
+@pytest.mark.filterwarnings("ignore:Call to to_vector:DeprecationWarning")
+@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_readers_without_equality_deletes_read_the_table_after_its_conversion(
+    exactly: Exactness, format_version: int, partitioned: bool
+) -> None:
+    table = exactly.table(format_version=format_version, partitioned_by=["region"] if partitioned else [])
+    (path, *_) = table.append(rows(0, 2, 4, 6, 1, 3, 5, 7))
+    table.delete_positions({path: [3]})
+    table.upsert(rows(1, 2, 4, value=1), key=["id"])
+    table.upsert(rows(4, 8, value=2), key=["id"])
+    table.delete_keys(rows(5, 7), equality_columns=["id"])
+    table.append(rows(9))
+
+    for refuse in (pyiceberg_rows, polars_rows):
+        with pytest.raises(ValueError, match="does not yet support equality deletes"):
+            refuse(table)
+    exactly.convert(table, rows=EXPECTED)
+    for read in (pyiceberg_rows, polars_rows, duckdb_rows):
+        assert read(table) == EXPECTED, read.__name__
+    as_text = {tuple(map(str, row)): count for row, count in EXPECTED.items()}
+    assert java_rows(table, "id", "region", "value") == as_text
