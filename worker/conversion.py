@@ -31,7 +31,7 @@ from worker.deletes import (
     write_planned,
 )
 from worker.deviations import Deviation
-from worker.index import damage_of, open_index
+from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.plan import (
     DataFile,
@@ -351,7 +351,7 @@ class Plan:
             return Resolved((), tuple(refused), Positions(()), explain(plan.equality_field_ids, [], choice))
         reader = key_reader(table.metadata, table.storage, key_set)
         with job.stage("plan"):
-            index = open_index(self.warehouse, table.index_database, key_set)
+            index = self._open_index(key_set)
         with job.stage("read"):
             pending = PendingDeletes.read(job, table, plan, reader, index)
         try:
@@ -364,6 +364,13 @@ class Plan:
                 raise
             self._give_up_index(key_set, damage)
             return replace(pending, index=None).resolve()
+
+    def _open_index(self, key_set: KeySet) -> KeySetIndex | None:
+        try:
+            return open_index(self.warehouse, self.table.index_database, key_set)
+        except DamagedIndexError as error:
+            self._give_up_index(key_set, str(error))
+            return None
 
     def _give_up_index(self, key_set: KeySet, damage: str) -> None:
         """A damaged index is not used again: an empty generation follows, for the next index job to fill."""

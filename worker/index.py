@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.sorted_runs import (
+    TABLE_FOLDERS,
     IndexCommitConflictError,
     IndexWarehouse,
     LiveFiles,
@@ -59,6 +60,10 @@ DICTIONARY_SCHEMA = pa.schema(
         pa.field("indexed_at_millis", pa.int64(), nullable=False),
     ]
 )
+
+
+class DamagedIndexError(Exception):
+    """An index can't be read, and no retry will help: only a new generation does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,12 @@ class FileDictionary:
 
     def covers(self, file: DataFile) -> bool:
         """Whether the index holds every row of the file, under its partition."""
+        return self.row_of(file) is not None
+
+    def row_of(self, file: DataFile) -> int | None:
+        """The dictionary row under which the file is covered; None if it is not."""
         row = self._row_of_path.get(file.path)
-        return row is not None and self._partitions[row] == file.partition
+        return row if row is not None and self._partitions[row] == file.partition else None
 
     def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
         """Partition -> partition_id of every partition that has a covered file.
@@ -185,7 +194,8 @@ def open_index(
     """The newest generation of a key set's index; None when there is none and `create` is false.
 
     A generation whose key types differ from the key set's is of no use: with `create` a new one starts.
-    `rebuild` always starts a new one. Raises OSError when the index place can't be read or written.
+    `rebuild` always starts a new one. Raises DamagedIndexError, and OSError when the index place can't be
+    read or written (a retry can help).
     """
     suffix = "_".join(map(str, key_set.equality_field_ids))
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
@@ -213,7 +223,13 @@ def open_index(
             database, f"entries_{suffix}_g{generation}", schema, schema.names, {_KEY_TYPES_OPTION: key_types}
         )
     assert entries_table is not None
-    return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
+    try:
+        return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
+    except Exception as error:
+        # Paimon's reader and Arrow's fail in many ways on a damaged file: it is one if the store gives it.
+        for location in (files_table.location, entries_table.location):
+            _raise_if_at_fault(warehouse.storage, error, location)
+        raise DamagedIndexError(f"the index can't be opened: {error}") from error
 
 
 def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int, ...]]:
@@ -257,6 +273,16 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
                 raise
             return f"{file.location} can't be decoded: {error}"
     return None
+
+
+def _raise_if_at_fault(storage: Storage, error: Exception, table_location: str) -> None:
+    """Raises an error that may be the store's own."""
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return
+    for folder in TABLE_FOLDERS:
+        for file in storage.list(f"{table_location}/{folder}"):
+            if storage.is_at_fault(error, file.location):
+                raise error
 
 
 def load_index(

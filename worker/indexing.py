@@ -8,6 +8,7 @@ from typing import Any
 from worker import compaction
 from worker.compaction import LiveAddresses, Merge, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index import (
+    DamagedIndexError,
     IndexedFile,
     KeySetIndex,
     addresses_needed,
@@ -21,7 +22,7 @@ from worker.index import (
     uncovered_files,
 )
 from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
-from worker.read import KeyColumnError, KeySet, key_reader, resolve_key_set
+from worker.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse, RunFile
 
@@ -29,6 +30,13 @@ from worker.sorted_runs import IndexWarehouse, RunFile
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
     """Indexes the live data files that the index of each key set does not cover yet."""
     key_sets = planned_key_sets(job, table, warehouse)
+    for columns in job.assignment.table.key_sets or []:
+        try:
+            field_ids_of(table.metadata.schema(), columns)
+        except KeyColumnError as error:
+            if not key_sets:
+                raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
+            job.decide(f"The declared key ({', '.join(columns)}) is not indexed: {error}. {error.remedy}")
     if not key_sets:
         raise JobError(
             "no_key_set",
@@ -65,7 +73,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     """Merges sorted runs of every index where it pays, and drops what belongs to files that are gone."""
     live_paths = frozenset(file.path for file in table.files.data_files)
     results: list[dict[str, Any]] = []
-    for index in indexes(table, warehouse):
+    for index in indexes(job, table, warehouse):
         dead = index.dead_ratio(live_paths)
         before = index.entries
         report: dict[str, Any] = {
@@ -142,7 +150,12 @@ def _index_key_set(
     job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet, *, rebuild: bool
 ) -> dict[str, Any]:
     try:
-        index = open_index(warehouse, table.index_database, key_set, create=True, rebuild=rebuild)
+        try:
+            index = open_index(warehouse, table.index_database, key_set, create=True, rebuild=rebuild)
+        except DamagedIndexError as error:
+            job.decide(f"Key set {key_set}: its index starts anew, since the old one is damaged: {error}.")
+            job.reporter.confirm_lease()
+            index = open_index(warehouse, table.index_database, key_set, rebuild=True)
     except OSError as error:
         raise JobError(
             "index_unwritable",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -19,10 +19,10 @@ from pyiceberg.table.snapshots import Snapshot
 
 from worker import catalogs
 from worker.control_plane import Assignment
-from worker.index import KeySetIndex, database_name, indexed_key_sets, open_index
+from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_key_sets, open_index
 from worker.manifests import UnsupportedTableError, read_snapshot_files
 from worker.plan import SnapshotFiles
-from worker.read import KeyColumnError, field_ids_of, resolve_key_set
+from worker.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
 from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
@@ -223,7 +223,9 @@ def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) ->
     found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
     schema = table.metadata.schema()
     for columns in job.assignment.table.key_sets or []:
-        found.setdefault(field_ids_of(schema, columns), "declared")
+        # A declared column may be gone; index jobs tell of it.
+        with suppress(KeyColumnError):
+            found.setdefault(field_ids_of(schema, columns), "declared")
     for ids in indexed_key_sets(warehouse, table.index_database):
         found.setdefault(ids, "index")
     # The first conversion may come before the first indexing, and leaves no delete that names its key.
@@ -254,16 +256,29 @@ def outcome(
     return Outcome(full, health)
 
 
-def indexes(table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:
-    """Every usable index of the table."""
+def indexes(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:
+    """Every usable index of the table; of a damaged one the job's history tells."""
     for ids in indexed_key_sets(warehouse, table.index_database):
         try:
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError:
             continue
-        index = open_index(warehouse, table.index_database, key_set)
+        index = usable_index(job, table, warehouse, key_set)
         if index is not None:
             yield index
+
+
+def usable_index(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet
+) -> KeySetIndex | None:
+    """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
+    try:
+        return open_index(warehouse, table.index_database, key_set)
+    except DamagedIndexError as error:
+        sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
+        if sentence not in job.decisions:
+            job.decide(sentence)
+        return None
 
 
 def index_report(
@@ -282,7 +297,7 @@ def index_report(
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError:
             continue
-        index = open_index(warehouse, table.index_database, key_set)
+        index = usable_index(job, table, warehouse, key_set)
         covered = sum(map(index.dictionary.covers, files.data_files)) if index else 0
         key_sets.append(
             {

@@ -383,10 +383,13 @@ class LiveRows:
     ) -> None:
         """files: the data files asked about, with their ordinals by path."""
         self._dictionary = dictionary
-        asked = {file.path: file.data_sequence_number for file in files}
-        paths = dictionary.paths
-        self._wanted = np.array([ordinals[path] if path in asked else -1 for path in paths], np.int64)
-        self._data_sequence_numbers = np.array([asked.get(path, -1) for path in paths], np.int64)
+        self._wanted = np.full(len(dictionary), -1, np.int64)
+        self._data_sequence_numbers = np.full(len(dictionary), -1, np.int64)
+        for file in files:
+            # One row a file: a path that was covered twice, in two partitions, has entries under both.
+            if (row := dictionary.row_of(file)) is not None:
+                self._wanted[row] = ordinals[file.path]
+                self._data_sequence_numbers[row] = file.data_sequence_number
 
     def of(self, found: AddressMatches) -> Matches:
         """Entries of other files are dropped, as are addresses that no committed file owns."""

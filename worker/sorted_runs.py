@@ -36,6 +36,7 @@ from worker.storage import Storage
 ROW_GROUP_ROWS = 8_192
 DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
 BUCKET = "bucket-0"
+TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
     "bucket": "1",
@@ -304,7 +305,7 @@ class RunTable:
             needed |= {file.file_name for file in files}
             needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(files)}
         count = size_bytes = 0
-        for folder in ("snapshot", "manifest", BUCKET):
+        for folder in TABLE_FOLDERS:
             for file in storage.list(f"{self.location}/{folder}"):
                 if file.name not in needed and file.modified_at < horizon and storage.delete(file.location):
                     count += 1

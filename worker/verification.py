@@ -23,6 +23,7 @@ from worker.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, en
 from worker.index import (
     ADDRESS,
     DICTIONARY_SCHEMA,
+    DamagedIndexError,
     FileDictionary,
     IndexedFile,
     KeySetIndex,
@@ -33,7 +34,7 @@ from worker.index import (
     owners,
 )
 from worker.indexing import rebuild_key_set
-from worker.job import Job, JobError, Outcome, PinnedTable, outcome
+from worker.job import Job, Outcome, PinnedTable, outcome
 from worker.plan import DataFile, plan_conversion
 from worker.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
 from worker.resolution import PendingDeletes
@@ -63,15 +64,13 @@ def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Out
         verification = Verification(job, table, key_set)
         try:
             index = open_index(warehouse, table.index_database, key_set)
-        except Exception as error:
-            _raise_if_store_fails(error, table, warehouse, key_set)
-            verification.differences.add(f"the index can't be opened: {error}")
-            index = None
+        except DamagedIndexError as error:
+            verification.differences.add(str(error))
         else:
             if index is None:
                 continue
             verification.run(index)
-        results.append(_result(job, table, warehouse, verification, index))
+        results.append(_result(job, table, warehouse, verification))
     if not results:
         job.decide("The table has no index yet: there is nothing to verify.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
@@ -83,7 +82,6 @@ def _result(
     table: PinnedTable,
     warehouse: IndexWarehouse,
     verification: Verification,
-    index: KeySetIndex | None,
 ) -> dict[str, Any]:
     """What was found, after a wrong index has been rebuilt."""
     key_set, differences = verification.key_set, verification.differences
@@ -101,13 +99,6 @@ def _result(
     if rebuild:
         job.reporter.confirm_lease()
         rebuild_key_set(job, table, warehouse, key_set)
-    elif index is None:
-        raise JobError(
-            "index_unreadable",
-            f"The index of {key_set} can't be opened",
-            differences.examples[0],
-            "Verify without dry run, or rebuild: either makes a new index.",
-        )
     return {
         "equality_field_ids": list(key_set.equality_field_ids),
         "columns": key_set.column_names,
@@ -123,22 +114,6 @@ def _result(
         "examples": differences.examples,
         "rebuilt": rebuild,
     }
-
-
-def _raise_if_store_fails(
-    error: Exception, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet
-) -> None:
-    """Raises the error if it may be the store's, and not an index that is damaged."""
-    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
-        return
-    suffix = "_".join(map(str, key_set.equality_field_ids))
-    generation = newest_generation(warehouse, table.index_database, suffix)
-    for part in ("files", "entries"):
-        location = f"{warehouse.location}/{table.index_database}.db/{part}_{suffix}_g{generation}"
-        for folder in ("schema", "snapshot", "manifest", "bucket-0"):
-            for file in table.storage.list(f"{location}/{folder}"):
-                if table.storage.is_at_fault(error, file.location):
-                    raise error
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, garble, visible_rows
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
 from worker import compaction, conversion, footers, positions, resolution
@@ -449,31 +449,6 @@ def test_files_are_not_covered_when_the_lease_was_lost_after_their_entries(
     before = visible_rows(spark, table_name)
     assert jobs.run("convert").result["key_sets"][0]["source"] == "scan"
     assert visible_rows(spark, table_name) == before
-
-
-@pytest.mark.parametrize("damage", ["missing", "garbled"])
-def test_a_damaged_index_is_not_used_again(
-    spark: SparkSession, jobs: Jobs, table_name: str, damage: str
-) -> None:
-    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
-    before = visible_rows(spark, table_name)
-    jobs.run("index")
-    (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
-    if damage == "missing":
-        run.unlink()
-    else:
-        garble(run)
-    footers.footer.cache_clear()
-
-    converted = jobs.run("convert")
-    assert [one["source"] for one in converted.result["key_sets"]] == ["scan"]
-    assert any("the index can't be used" in sentence for sentence in converted.result["decisions"])
-    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
-    (anew,) = converted.health["key_sets"]
-    assert (anew["generation"], anew["coverage"]) == (2, 0.0)
-    (filled,) = jobs.run("index").health["key_sets"]
-    assert (filled["generation"], filled["coverage"]) == (2, 1.0)
-    assert [path.name for path in jobs.index.glob("*.db/entries_*")] == ["entries_1_g2"]
 
 
 def test_a_late_commit_of_an_earlier_attempt_is_found_and_its_files_stay(
