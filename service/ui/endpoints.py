@@ -29,7 +29,7 @@ from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import TableRequest
 from service.ui.formats import policy_sections
-from service.ui.job_story import figures_of, stages_of
+from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
 from service.ui.pages import (
     MEDIA_TYPES,
     STATIC,
@@ -299,6 +299,8 @@ def show_job(request: Request, session: ReadSession, reader: Reader, job_id: str
         events=[event for event in happened if event.kind != "job.progress"],
         stages=stages_of(job, happened, now),
         figures=figures_of(job),
+        key_set_table=key_set_table(job),
+        differences=differences_of(job),
         now=now,
     )
 

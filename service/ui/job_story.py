@@ -3,7 +3,7 @@
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,11 @@ _STAGE_WORDS = {
     "commit": "Commit to the Iceberg table",
     "compact": "Merge sorted runs",
     "clean_up": "Delete files that the index no longer needs",
-    "verify": "Compare index and scan",
+    "check_dictionary": "Check the index's list of files",
+    "check_index": "Read and check every index entry",
+    "check_data_files": "Compare with the rows of data files",
+    "find_differences": "Look for what differs",
+    "verify": "Compare what index and scan find",
     "drop": "Delete the index",
     "report": "Measure the index",
 }
@@ -93,6 +97,68 @@ def _stage(name: str, seconds: float, progress: dict[str, Any] | None = None) ->
     )
 
 
+@dataclass(frozen=True)
+class KeySetTable:
+    """What a job on the index did for each key set: a row each, the key first, the other cells numbers."""
+
+    labels: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
+# By a field that only this kind of job reports: label, field, and how it is written.
+_KEY_SET_COLUMNS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
+    "rows_indexed": [
+        ("Data files indexed", "files_indexed", count),
+        ("Rows indexed", "rows_indexed", count),
+        ("Written", "bytes_written", size),
+        ("Sorted runs", "sorted_runs_written", count),
+        ("Generation", "generation", count),
+    ],
+    "sorted_runs_after": [
+        ("Sorted runs before", "sorted_runs_before", count),
+        ("Sorted runs after", "sorted_runs_after", count),
+        ("Entries before", "entries_before", count),
+        ("Entries after", "entries_after", count),
+        ("Written", "bytes_written", size),
+        ("Files deleted", "files_deleted", count),
+    ],
+    "differences": [
+        ("Differences", "differences", count),
+        ("Entries checked", "entries_checked", count),
+        ("Data files compared", "files_checked", count),
+        ("Data files covered", "files_covered", count),
+        ("Rows compared", "rows_checked", count),
+        ("Unreadable data files", "files_unreadable", count),
+    ],
+}
+
+
+def key_set_table(job: JobView) -> KeySetTable | None:
+    """None for a job whose result has no such table."""
+    key_sets = (job.result or {}).get("key_sets") or []
+    if not key_sets:
+        return None
+    columns = next((of_kind for name, of_kind in _KEY_SET_COLUMNS.items() if name in key_sets[0]), None)
+    if columns is None:
+        return None
+    return KeySetTable(
+        [label for label, _, _ in columns],
+        [
+            (", ".join(keys.get("columns", [])), [write(keys.get(field)) for _, field, write in columns])
+            for keys in key_sets
+        ],
+    )
+
+
+def differences_of(job: JobView) -> list[str]:
+    """Examples of what a verification found wrong, in words."""
+    return [
+        str(example)
+        for keys in (job.result or {}).get("key_sets") or []
+        for example in keys.get("examples") or []
+    ]
+
+
 def figures_of(job: JobView) -> list[Figure]:
     """The result in a handful of figures, the most wanted first; empty without a result."""
     result = job.result
@@ -102,6 +168,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _convert_figures(result)
     if "rows_indexed" in str(result.get("key_sets")):
         return _index_figures(result)
+    if "entries_checked" in str(result.get("key_sets")):
+        return _verify_figures(result)
     return [
         Figure(name.replace("_", " ").capitalize(), count(value))
         for name, value in result.items()
@@ -140,20 +208,32 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
     ]
 
 
-def _index_figures(result: dict[str, Any]) -> list[Figure]:
-    key_sets = result["key_sets"]
+def _total(result: dict[str, Any], name: str) -> int:
+    return sum(int(key_set.get(name) or 0) for key_set in result["key_sets"])
 
-    def total(name: str) -> int:
-        return sum(int(key_set.get(name) or 0) for key_set in key_sets)
 
-    rows, written_bytes = total("rows_indexed"), total("bytes_written")
+def _verify_figures(result: dict[str, Any]) -> list[Figure]:
+    rebuilt = sum(bool(key_set.get("rebuilt")) for key_set in result["key_sets"])
     return [
-        Figure("Rows indexed", count(rows), f"for {plural(len(key_sets), 'key set')}"),
-        Figure("Data files indexed", count(total("files_indexed"))),
+        Figure("Differences", count(_total(result, "differences")), "rebuilt at once" if rebuilt else ""),
+        Figure("Index entries checked", count(_total(result, "entries_checked"))),
+        Figure(
+            "Rows compared",
+            count(_total(result, "rows_checked")),
+            f"of {plural(_total(result, 'files_checked'), 'data file')}",
+        ),
+    ]
+
+
+def _index_figures(result: dict[str, Any]) -> list[Figure]:
+    rows, written_bytes = _total(result, "rows_indexed"), _total(result, "bytes_written")
+    return [
+        Figure("Rows indexed", count(rows), f"for {plural(len(result['key_sets']), 'key set')}"),
+        Figure("Data files indexed", count(_total(result, "files_indexed"))),
         Figure(
             "Index written",
             size(written_bytes),
             f"{written_bytes / rows:.2f} bytes an entry" if rows else "",
         ),
-        Figure("Sorted runs written", count(total("sorted_runs_written"))),
+        Figure("Sorted runs written", count(_total(result, "sorted_runs_written"))),
     ]

@@ -150,8 +150,8 @@ def test_paused_table_says_so_and_starts_nothing_until_resumed(
 def test_failed_job_shows_cause_and_remedy_as_plain_text_and_can_be_retried(
     signed_in: Page, service: RunningService
 ) -> None:
-    service.create_iceberg_table("shop.refunds", delete_files=1)
-    table = service.enroll("shop.refunds")
+    service.create_iceberg_table("shop.vouchers", delete_files=1)
+    table = service.enroll("shop.vouchers")
     job = service.request_job(table, "convert")
     PlayedWorker(service).claim().fail(detail="<img src=x onerror=alert(1)> was refused")
     signed_in.goto(f"{service.url}/jobs/{job}")
@@ -214,6 +214,29 @@ def test_job_page_tells_which_deletes_stay_and_which_another_reader_applied_wron
     applied = signed_in.get_by_role("group", name="Deletes that the Java reader applied wrongly")
     expect(applied.get_by_role("row").nth(1)).to_contain_text("uuid_bounds")
     expect(applied.get_by_role("row").nth(1)).to_contain_text("Bounds are signed there")
+
+
+def test_job_page_tells_what_a_verification_found_wrong(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.vouchers", delete_files=1)
+    table = service.enroll("shop.vouchers")
+    job = service.request_job(table, "verify")
+    found = {
+        "columns": ["id"],
+        "files_covered": 5,
+        "files_checked": 4,
+        "rows_checked": 1234,
+        "entries_checked": 1300,
+        "differences": 2,
+        "examples": ["data.parquet: row 16: the entry has id 7 instead of 8"],
+        "rebuilt": True,
+    }
+    PlayedWorker(service).claim().succeed({"key_sets": [found]}, index_report())
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    row = signed_in.get_by_role("group", name="Key sets").get_by_role("row").last
+    expect(row).to_contain_text("1,300")
+    expect(row).to_contain_text("1,234")
+    expect(signed_in.get_by_role("listitem").filter(has_text="the entry has id 7")).to_be_visible()
+    expect(signed_in.locator("main")).to_contain_text("rebuilt at once")
 
 
 def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value(
