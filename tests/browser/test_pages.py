@@ -189,8 +189,8 @@ def test_delete_that_cannot_be_converted_is_shown_with_reason_and_remedy(
 def test_job_page_tells_which_deletes_stay_and_which_another_reader_applied_wrongly(
     signed_in: Page, service: RunningService
 ) -> None:
-    service.create_iceberg_table("shop.parcels", delete_files=1)
-    table = service.enroll("shop.parcels")
+    service.create_iceberg_table("shop.letters", delete_files=1)
+    table = service.enroll("shop.letters")
     job = service.request_job(table, "convert")
     stays = [
         {
@@ -217,8 +217,8 @@ def test_job_page_tells_which_deletes_stay_and_which_another_reader_applied_wron
 
 
 def test_job_page_tells_what_a_verification_found_wrong(signed_in: Page, service: RunningService) -> None:
-    service.create_iceberg_table("shop.vouchers", delete_files=1)
-    table = service.enroll("shop.vouchers")
+    service.create_iceberg_table("shop.audits", delete_files=1)
+    table = service.enroll("shop.audits")
     job = service.request_job(table, "verify")
     found = {
         "columns": ["id"],
