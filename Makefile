@@ -47,7 +47,7 @@ demo: install ## Show Icestream at work on a sample table, in the browser
 .PHONY: test
 test: install lint ## Run the linters and all tests (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 .PHONY: fast
 fast: install ## Run the tests that take less than a minute together

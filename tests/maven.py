@@ -1,5 +1,6 @@
 """Compiles the Java programs of the tests with Maven, which also fetches the JARs that they need."""
 
+import fcntl
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,13 @@ def build(project: Path) -> str:
     The project's dependency plugin writes the JARs of its class path to `target/classpath`.
     """
     command = ["mvn", "--quiet", "--batch-mode", "compile"]
+    with (project / "pom.xml").open("rb") as only_one:
+        # Test processes run side by side.
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        return _build(project, command)
+
+
+def _build(project: Path, command: list[str]) -> str:
     for options in (["--offline"], []):
         maven = subprocess.run(
             [*command, *options],
