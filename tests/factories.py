@@ -524,7 +524,11 @@ def _avro_values(column: pa.ChunkedArray) -> list[Any]:
         column = column.cast(pa.int32())
     elif pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type):
         column = column.cast(pa.int64())
-    return [Record(*value.values()) if isinstance(value, dict) else value for value in column.to_pylist()]
+    return [_record(value) for value in column.to_pylist()]
+
+
+def _record(value: Any) -> Any:
+    return Record(*map(_record, value.values())) if isinstance(value, dict) else value
 
 
 def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
