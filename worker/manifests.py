@@ -24,6 +24,7 @@ from pyiceberg.transforms import DayTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     DateType,
+    FixedType,
     IcebergType,
     IntegerType,
     ListType,
@@ -55,7 +56,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     """Every live data and delete file of `snapshot`, in manifest order.
 
     Raises FileNotFoundError when a manifest is missing, UnsupportedTableError for partition values that
-    have no JSON form.
+    can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
     manifests = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
@@ -145,6 +146,13 @@ def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> l
     with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
         # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
         partition_type = _partition_type(entries.schema)
+        if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
+            # Iceberg 1.12 in Java writes (and reads) such a value with its length before it, as `bytes`: what
+            # follows in the entry would be misread.
+            raise UnsupportedTableError(
+                f"{manifest.manifest_path} holds partition values of type fixed,"
+                " which writers encode in different ways"
+            )
         entries.reader = visit_with_partner(  # type: ignore[misc]  # as PyIceberg's own call
             entries.schema,
             _entry_schema(partition_type, manifest.content),
