@@ -35,8 +35,7 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import StaticTable
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
 from pyspark.sql import Row, SparkSession
@@ -201,6 +200,10 @@ class TableBuilder:
         return self.spark.sparkContext._jvm
 
     @cached_property
+    def _iceberg(self) -> Any:
+        return self._jvm.org.apache.iceberg
+
+    @cached_property
     def _gateway(self) -> Any:
         return self.spark.sparkContext._gateway
 
@@ -218,7 +221,7 @@ class TableBuilder:
 
     @property
     def metadata(self) -> TableMetadata:
-        return StaticTable.from_metadata(self.metadata_location).metadata
+        return TableMetadataUtil.parse_raw(_local(self.metadata_location).read_text())
 
     @property
     def snapshot_id(self) -> int | None:
@@ -264,8 +267,9 @@ class TableBuilder:
         table = self.java
         deletes = any(file.is_delete for file in files)
         update = (table.newRowDelta() if deletes else table.newAppend()).toBranch(branch)
+        specs = table.specs()
         for file in files:
-            content_file = self.parsed(file)
+            content_file = self.parsed(file, specs)
             if file.is_delete:
                 update.addDeletes(content_file)
             elif deletes:
@@ -276,12 +280,11 @@ class TableBuilder:
 
     # Files that wait for their commit.
 
-    def parsed(self, file: WrittenFile) -> Any:
-        """Return the file as Iceberg's `ContentFile`."""
-        read = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree
-        return self._jvm.org.apache.iceberg.ContentFileParser.fromJson(
-            read(json.dumps(file.json)), self.java.specs()
-        )
+    def parsed(self, file: WrittenFile, specs: Any = None) -> Any:
+        """Return the file as Iceberg's `ContentFile`; `specs` are the table's, if they are at hand."""
+        iceberg = self._iceberg
+        content_file = iceberg.util.JsonUtil.mapper().readTree(json.dumps(file.json))
+        return iceberg.ContentFileParser.fromJson(content_file, specs or self.java.specs())
 
     def data_files(
         self,
@@ -465,7 +468,7 @@ class TableBuilder:
 
     def _write_by_iceberg(self, rows: pa.Table, schema: Schema, path: str) -> dict[str, Any]:
         """Write one file by Iceberg's generic writer, and return its description of an unpartitioned file."""
-        iceberg, table = self._jvm.org.apache.iceberg, self.java
+        iceberg, table = self._iceberg, self.java
         java_schema = iceberg.SchemaParser.fromJson(schema.model_dump_json())
         unpartitioned = iceberg.PartitionSpec.unpartitioned()
         writers = (

@@ -1,6 +1,6 @@
 """Null keys: null equals null and nothing else, column by column, at any depth.
 
-DuckDB 1.5.5 is no witness of these: before the conversion it hides each row whose key holds a null, whatever
+DuckDB 1.5.5 is no witness of these: before the conversion it hides rows whose key holds a null, whatever
 other keys are deleted, and it crashes on deletes by a nested key.
 """
 
