@@ -226,7 +226,10 @@ def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
 
 def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
     iceberg = jvm_of(java_table).org.apache.iceberg
-    node = iceberg.util.JsonUtil.mapper().readTree(json.dumps({"delete-files": files}))
+    # Partition values may be NaN or infinite, for which Python writes what JSON has no numbers for.
+    feature = iceberg.shaded.com.fasterxml.jackson.core.json.JsonReadFeature.ALLOW_NON_NUMERIC_NUMBERS
+    reader = getattr(iceberg.util.JsonUtil.mapper().reader(), "with")(feature)
+    node = reader.readTree(json.dumps({"delete-files": files}))
     return iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
 
 

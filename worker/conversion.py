@@ -5,6 +5,7 @@ plan -> read -> index | scan -> deletes -> commit. Safe to repeat: what is done 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -37,6 +38,7 @@ from worker.plan import (
     DataFile,
     DeleteFile,
     KeySetDeletes,
+    PartitionKey,
     Source,
     applies,
     in_commits,
@@ -53,6 +55,12 @@ from worker.storage import Storage
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
 _TASKS_WITHOUT_OUTPUT = 10
+
+_LOST_TYPE = "its partition is of a column that was dropped, so Iceberg can't write delete files into it"
+_LOST_TYPE_REMEDY = (
+    "Rewrite the partition's data files (rewrite_data_files with remove-dangling-deletes=true), which puts"
+    " them under the current partition spec."
+)
 
 PLAN = "icestream.plan"
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
@@ -304,15 +312,20 @@ class Plan:
         has changed since.
         """
         job = self.job
-        resolved = [self._resolve(key_set) for key_set in plan_conversion(self.table.files, self._batch)]
-        refused = [refusal for one in resolved for refusal in one.refused]
+        lost = [file for file in self._batch if self._has_lost_its_type(file.partition)]
+        refused = [
+            Unconvertible(file.path, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost
+        ]
+        batch = [file for file in self._batch if file not in lost]
+        resolved = [self._resolve(key_set) for key_set in plan_conversion(self.table.files, batch)]
+        refused += [refusal for one in resolved for refusal in one.refused]
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes([one.positions for one in resolved])
         if deletes.missing and is_first:
             # Expired since the plan was made, most likely: a newer plan will not need it.
             raise CommitConflictError("a delete file that the plan needs is gone")
-        blocked = self._blocked(delete_files, deletes.unreadable)
+        blocked = self._blocked(delete_files, deletes.blocked)
         refused += blocked
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
         for refusal in refused:
@@ -385,7 +398,8 @@ class Plan:
     def _write_deletes(self, positions: Sequence[Positions]) -> DeletesOutcome:
         """As many data files at a time as have no more positions than the driver should hold."""
         found = {file for one in positions for file in one.data_files()}
-        ordered = sorted(found, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
+        lost = {file for file in found if self._has_lost_its_type(file.partition)}
+        ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
         outcomes: list[DeletesOutcome] = []
         number = count()
         for batch in in_batches(ordered, positions, len(ordered), MEMORY_POSITIONS):
@@ -393,7 +407,22 @@ class Plan:
             tasks = [self._deletes_task(next(number), group, positions) for group in groups]
             rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self.job.run_tasks("deletes", tasks, None, rows)
-        return DeletesOutcome.union(outcomes)
+        outcome = DeletesOutcome.union(outcomes)
+        blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
+        return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def _has_lost_its_type(self, partition: PartitionKey) -> bool:
+        """Whether Iceberg's Java library can't write a file into this partition any more.
+
+        The type of a partition field is that of its source column, unknown once that is dropped.
+        """
+        metadata = self.table.metadata
+        spec = next(spec for spec in metadata.partition_specs if spec.spec_id == partition.spec_id)
+        known = metadata.schema().field_ids
+        return any(
+            field.source_id not in known and value is not None
+            for field, value in zip(spec.fields, json.loads(partition.values), strict=True)
+        )
 
     def _deletes_task(
         self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
@@ -413,21 +442,15 @@ class Plan:
             self.dry_run,
         )
 
-    def _blocked(
-        self, delete_files: Sequence[DeleteFile], unreadable: Sequence[tuple[DataFile, str]]
-    ) -> list[Unconvertible]:
-        """Equality deletes that apply to a data file whose existing deletes can't be read: they stay."""
-        blocked = {}
-        for data_file, reason in unreadable:
+    def _blocked(self, delete_files: Sequence[DeleteFile], blocked: Sequence[Blocked]) -> list[Unconvertible]:
+        """Equality deletes that apply to a data file for which no new deletes can be written: they stay."""
+        refused = {}
+        for one in blocked:
             for delete in delete_files:
-                if applies(delete, data_file, self.table.files.global_spec_ids):
-                    blocked[delete.path] = Unconvertible(
-                        delete.path,
-                        "unreadable_position_deletes",
-                        f"it applies to {data_file.path}, whose existing deletes can't be read: {reason}",
-                        "Restore the delete file, or remove it from the table with its writer.",
-                    )
-        return list(blocked.values())
+                if applies(delete, one.data_file, self.table.files.global_spec_ids):
+                    reason = f"it applies to {one.data_file.path}, and {one.reason}"
+                    refused[delete.path] = Unconvertible(delete.path, one.code, reason, one.remedy)
+        return list(refused.values())
 
     # commit
 
@@ -462,6 +485,16 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """A data file that is left alone, and why: no new deletes can be written for it."""
+
+    data_file: DataFile
+    code: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeletesOutcome:
     """What was written, and the counts of the plan, which a dry run has too."""
 
@@ -470,8 +503,8 @@ class DeletesOutcome:
     data_files_touched: int
     delete_files_added: int
     delete_files_removed: int
-    unreadable: tuple[tuple[DataFile, str], ...]  # data files left alone: their deletes can't be read
-    missing: bool  # whether that is because a file is gone
+    blocked: tuple[Blocked, ...]
+    missing: bool  # whether some are blocked because a file is gone
 
     @classmethod
     def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
@@ -481,7 +514,7 @@ class DeletesOutcome:
             sum(part.data_files_touched for part in parts),
             sum(part.delete_files_added for part in parts),
             sum(part.delete_files_removed for part in parts),
-            tuple(one for part in parts for one in part.unreadable),
+            tuple(one for part in parts for one in part.blocked),
             any(part.missing for part in parts),
         )
 
@@ -500,7 +533,7 @@ class DeletesTask:
 
     def run(self, _: object) -> DeletesOutcome:
         positions = dict(self.positions)
-        unreadable: list[tuple[DataFile, str]] = []
+        blocked: list[Blocked] = []
         missing = False
         while True:
             try:
@@ -510,7 +543,15 @@ class DeletesTask:
                 hit = [file for file in positions if _speaks_of(error.delete_file, file)]
                 if not hit:
                     raise
-                unreadable += [(file, str(error)) for file in hit]
+                blocked += [
+                    Blocked(
+                        file,
+                        "unreadable_position_deletes",
+                        f"its existing deletes can't be read: {error}",
+                        "Restore the delete file, or remove it from the table with its writer.",
+                    )
+                    for file in hit
+                ]
                 missing |= error.missing
                 for file in hit:
                     del positions[file]
@@ -522,7 +563,7 @@ class DeletesTask:
             plan.data_files_touched,
             plan.delete_files_added,
             plan.delete_files_removed,
-            tuple(unreadable),
+            tuple(blocked),
             missing,
         )
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.types import FixedType, UUIDType
 
 from worker.job import PinnedTable
@@ -41,7 +40,7 @@ def deviations(
     """
     if not matched:
         return []
-    found = [*_fixed_keys(key_set, delete_files), *_null_parents(key_set, delete_files, null_columns)]
+    found = [*_fixed_keys(key_set, delete_files), *_nested_keys(key_set, delete_files, null_columns)]
     if any(isinstance(column.iceberg_type, UUIDType) for column in key_set.columns):
         found += _uuid_bounds(table, key_set, delete_files, matched)
     return found
@@ -59,7 +58,7 @@ def _fixed_keys(key_set: KeySet, delete_files: Sequence[DeleteFile]) -> Iterator
             )
 
 
-def _null_parents(
+def _nested_keys(
     key_set: KeySet, delete_files: Sequence[DeleteFile], null_columns: Mapping[str, int]
 ) -> Iterator[Deviation]:
     nested = {
@@ -71,9 +70,14 @@ def _null_parents(
             yield Deviation(
                 file.path,
                 "null_parent_struct",
-                f"it deletes rows whose {names[0]} is null, but Iceberg's Java reader shows those in which"
-                " the whole struct is null",
+                f"it deletes rows whose {names[0]} is null, and Iceberg's Java reader does not take a struct"
+                " that is null for one whose field is null, or the other way round",
             )
+        yield Deviation(
+            file.path,
+            "nested_key",
+            f"Iceberg's Java reader applies it only where a query selects {next(iter(nested.values()))}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +126,11 @@ def _bounds_in_manifests(
     table: PinnedTable, paths: Set[str], field_ids: Iterable[int]
 ) -> dict[tuple[str, int], _Bounds]:
     """(path, field id) -> bounds of UUID columns; none where the manifest has none."""
-    io = PyArrowFileIO(table.storage.properties)
     assert table.snapshot is not None
     required = {field_id for field_id in field_ids if _is_required(table, field_id)}
     found = {}
-    for manifest in table.snapshot.manifests(io):
-        for entry in manifest.fetch_manifest_entry(io):
+    for manifest in table.snapshot.manifests(table.storage.io):
+        for entry in manifest.fetch_manifest_entry(table.storage.io):
             file = entry.data_file
             if file.file_path not in paths:
                 continue

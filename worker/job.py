@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from py4j.java_gateway import JavaObject
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pydantic import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -187,14 +187,15 @@ def pin_table(job: Job) -> PinnedTable:
             "If the table's snapshots were expired meanwhile, retry; otherwise restore the file.",
             retryable=True,
         ) from error
-    except UnsupportedTableError as error:
+    except (UnsupportedTableError, ValidationError) as error:
+        # PyIceberg's model of the metadata knows no variant and no geometry yet.
         raise JobError(
             "unsupported_table", f"{identifier} can't be planned", str(error), "Convert it with another tool."
         ) from error
 
 
 def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
-    io = PyArrowFileIO(storage.properties)
+    io = storage.io
     metadata = FromInputFile.table_metadata(
         io.new_input(java_table.operations().current().metadataFileLocation())
     )

@@ -54,6 +54,7 @@ from worker.plan import DataFile, DeleteFile
 from worker.storage import Storage
 
 NULL_MASK = "null_mask"
+_MASK_BITS = 31
 NANOSECOND_TYPES = TimestampNanoType | TimestamptzNanoType
 
 
@@ -108,11 +109,14 @@ class KeySet:
 
     @property
     def schema(self) -> pa.Schema:
-        """null_mask: int32 (bit i set: column i is null and holds a placeholder), then the key columns."""
-        return pa.schema(
-            [pa.field(NULL_MASK, pa.int32(), nullable=False)]
-            + [pa.field(c.column_name, c.key_type, nullable=False) for c in self.columns]
-        )
+        """null_mask: int32 (bit i set: column i is null and holds a placeholder), then the key columns.
+
+        After more than 31 of them come further masks, of 31 columns each, which are matched like keys.
+        """
+        masks = [NULL_MASK, *(f"{NULL_MASK}_{at}" for at in range(_MASK_BITS, len(self.columns), _MASK_BITS))]
+        first, *further = [pa.field(name, pa.int32(), nullable=False) for name in masks]
+        keys = [pa.field(c.column_name, c.key_type, nullable=False) for c in self.columns]
+        return pa.schema([first, *keys, *further])
 
     def __str__(self) -> str:
         return "(" + ", ".join(self.column_names) + ")"
@@ -238,21 +242,23 @@ class KeyReader:
     ) -> pa.RecordBatch:
         """columns: by field id, those of the file, or the parent structs of those that it lacks."""
         arrays: list[pa.Array] = []
-        null_mask: pa.Array = pa.repeat(pa.scalar(0, pa.int32()), rows)
-        for bit, column in enumerate(self.key_set.columns):
+        schema = self.key_set.schema
+        masks = [pa.repeat(pa.scalar(0, pa.int32()), rows)] * (len(schema) - len(self.key_set.columns))
+        for at, column in enumerate(self.key_set.columns):
             read = columns.get(column.field_id)
             if column.field_id in projected:
                 array = _repeated(column, projected[column.field_id].value, read, rows)
             else:
                 array = to_key_type(read, column)
             if array.null_count:
+                mask, bit = divmod(at, _MASK_BITS)
                 null_bit = pc.if_else(
                     array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32())
                 )
-                null_mask = pc.bit_wise_or(null_mask, null_bit)
+                masks[mask] = pc.bit_wise_or(masks[mask], null_bit)
                 array = array.fill_null(placeholder(column.key_type))
             arrays.append(array)
-        return pa.RecordBatch.from_arrays([null_mask, *arrays], schema=self.key_set.schema)
+        return pa.RecordBatch.from_arrays([masks[0], *arrays, *masks[1:]], schema=schema)
 
 
 def _refuse_timestamps(
@@ -425,6 +431,16 @@ def to_key_type(array: pa.Array, column: KeyColumn) -> pa.Array:
         ) from error
 
 
+def _is_text_or_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_fixed_size_binary(kind)
+    return bool(text or types.is_binary(kind) or types.is_large_binary(kind))
+
+
+# Types of one kind differ in width only. Arrow would turn text or fractions into numbers as well.
+_KINDS = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_boolean, _is_text_or_bytes)
+
+
 def _cast(array: pa.Array, column: KeyColumn) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -442,6 +458,8 @@ def _cast(array: pa.Array, column: KeyColumn) -> pa.Array:
         days: pa.Array = array.view(pa.int32())
         # A date column may have been promoted to a timestamp (format version 3).
         return days if column.key_type == pa.int32() else _days_to_ticks(days, column)
+    if not any(is_kind(source) and is_kind(column.key_type) for is_kind in _KINDS):
+        raise pa.ArrowInvalid("it is no type that the column ever had")
     return array.cast(column.key_type)
 
 

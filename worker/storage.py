@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.typedef import EMPTY_DICT
+
+_HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
+_SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,17 @@ class StoredFile:
     modified_at: float
 
 
+class LocationFileIO(PyArrowFileIO):
+    """PyIceberg's FileIO, which keeps a `?` or `#` in a path: a location is no URL with a query."""
+
+    @staticmethod
+    def parse_location(location: str, properties: Mapping[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
+        """(scheme, netloc, path) of a location."""
+        kept = location.translate(_HIDDEN)
+        scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
+        return scheme, netloc, path.translate(_SHOWN)
+
+
 class Storage:
     """Files by location. Pickles as its properties only, so tasks on other machines open their own handles.
 
@@ -33,7 +49,7 @@ class Storage:
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self.properties = dict(properties or {})
-        self._io = PyArrowFileIO(self.properties)
+        self.io = LocationFileIO(self.properties)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
         return Storage, (self.properties,)
@@ -47,8 +63,8 @@ class Storage:
 
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
         """The file system and the path on it that a location names."""
-        scheme, netloc, path = PyArrowFileIO.parse_location(location, self.properties)
-        return self._io.fs_by_scheme(scheme, netloc), path
+        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
+        return self.io.fs_by_scheme(scheme, netloc), path
 
     def open_input(self, location: str) -> pa.NativeFile:
         """A seekable file; local ones are memory-mapped, so that a lookup copies only what it reads.

@@ -26,6 +26,7 @@ from pyiceberg.table import StaticTable, Table
 from sqlalchemy import create_engine, inspect, select
 from sqlalchemy.engine import make_url
 
+from service.catalogs.file_io import LocationFileIO
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
@@ -118,7 +119,7 @@ class HadoopSource:
         io = load_file_io(dict(self.properties), location)
         if not isinstance(io, PyArrowFileIO):
             raise NotImplementedError(f"no listing for {location}")
-        scheme, netloc, path = PyArrowFileIO.parse_location(location, dict(self.properties))
+        scheme, netloc, path = io.parse_location(location, dict(self.properties))
         filesystem = io.fs_by_scheme(scheme, netloc)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
@@ -232,6 +233,7 @@ def open_source(catalog: Catalog) -> TableSource:
     """Open a catalog of any type. Raises whatever PyIceberg and its drivers raise."""
     properties = resolve(catalog.properties)
     properties.pop("catalog_name", None)
+    properties["py-io-impl"] = f"{LocationFileIO.__module__}.{LocationFileIO.__name__}"
     if catalog.type == CatalogType.HADOOP.value:
         return HadoopSource(properties["warehouse"], properties)
     if catalog.type == CatalogType.SQL.value:

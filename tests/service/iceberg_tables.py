@@ -51,7 +51,9 @@ class IcebergCatalog:
     catalog: SqlCatalog = field(init=False)
 
     def __post_init__(self) -> None:
-        self.catalog = SqlCatalog(self.name, **self.properties)
+        # PyIceberg's own FileIO takes a location for a URL, and cuts it at a question mark.
+        file_io = {"py-io-impl": "service.catalogs.file_io.LocationFileIO"}
+        self.catalog = SqlCatalog(self.name, **self.properties, **file_io)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -80,6 +82,7 @@ class IcebergCatalog:
         path = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "1"})])
         local = path.removeprefix("file://")
+        Path(local).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": ids}, schema=schema), local)
         _commit_deletes(table, path, len(ids), Path(local).stat().st_size, branch)
         return path

@@ -36,6 +36,13 @@ def test_an_enrolled_table_is_returned_with_what_was_read_of_it(
     assert answer.headers["etag"] == '"1"'
 
 
+def test_a_location_is_no_url_with_a_query(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.a?b#c")
+    iceberg.delete_keys("db.a?b#c", [1])
+    status, answer = refusal(local, identifier=["db", "a?b#c"])
+    assert (status, answer["location"].rpartition("/")[2]) == (201, "a?b#c")
+
+
 def test_the_catalog_may_be_given_by_id(local: Running) -> None:
     catalog = local.admin.get("/catalogs/local").json()
     assert local.enroll(catalog=catalog["id"])["catalog"] == "local"

@@ -157,6 +157,27 @@ def test_values_are_kept_in_a_type_that_widening_does_not_change(
 
 
 @pytest.mark.parametrize(
+    ("iceberg_type", "stored", "value"),
+    [
+        (LongType(), pa.string(), "3"),
+        (LongType(), pa.float64(), 3.0),
+        (LongType(), pa.bool_(), True),
+        (StringType(), pa.int64(), 3),
+        (BooleanType(), pa.int32(), 1),
+        (DecimalType(9, 0), pa.int64(), 3),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_not_converted(
+    tmp_path: Path, iceberg_type: PrimitiveType, stored: pa.DataType, value: Any
+) -> None:
+    metadata = table(NestedField(1, "key", iceberg_type))
+    file = parquet(tmp_path / "f", [{"key": value}], pa.schema([field("key", 1, stored)]))
+    with pytest.raises(KeyColumnError, match="key") as refusal:
+        keys(metadata, [1], file)
+    assert refusal.value.code == "unreadable_key_type"
+
+
+@pytest.mark.parametrize(
     ("field_type", "code"),
     [(DoubleType(), "float_key"), (ListType(9, LongType(), element_required=True), "unsupported_key_type")],
 )
