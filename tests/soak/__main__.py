@@ -10,7 +10,7 @@ import traceback
 from itertools import count
 from pathlib import Path
 
-from tests.factories import spark_session, sqlite_catalog
+from tests.factories import spark_session
 from tests.soak.history import World
 from tests.soak.seeds import run_seed, shrink
 
@@ -23,7 +23,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="icestream-soak-") as directory:
         spark = spark_session()
         spark.sparkContext.setLogLevel("ERROR")
-        world = World(spark, sqlite_catalog(spark, "soak", Path(directory)), Path(directory))
+        world = World.create(spark, Path(directory))
         seeds = iter(arguments.seed) if arguments.seed else count(arguments.start)
         until = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
         started = told = time.monotonic()

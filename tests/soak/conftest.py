@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import spark_session, sqlite_catalog
+from tests.factories import spark_session
 from tests.soak.history import World
 
 
@@ -23,5 +23,4 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
-    directory = tmp_path_factory.mktemp("soak")
-    return World(spark, sqlite_catalog(spark, "soak", directory), directory)
+    return World.create(spark, tmp_path_factory.mktemp("soak"))

@@ -98,3 +98,6 @@ def test_a_fault_is_found(world: World, fault: Fault, monkeypatch: pytest.Monkey
     fault(monkeypatch)
     failure = next((failure for seed in SEEDS if (failure := run_seed(world, seed))), None)
     assert failure is not None, "no seed shows the fault"
+    assert isinstance(failure.error.cause, AssertionError), "the fault broke the job, and no row"
+    monkeypatch.undo()
+    assert run_seed(world, failure.seed) is None, "the seed fails without the fault too"

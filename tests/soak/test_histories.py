@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.soak.history import World
+from tests.soak.history import World, draw
 from tests.soak.seeds import run_seed, shrink
 
 pytestmark = pytest.mark.integration
@@ -16,3 +16,8 @@ def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, f
     if failures:
         shortest = shrink(world, failures[0].seed, seconds=SHRINKING_SECONDS)
         pytest.fail("\n\n".join([*map(str, failures), shortest]), pytrace=False)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_seed_always_makes_the_same_history(world: World, seed: int) -> None:
+    assert world.run(*draw(seed)) == world.run(*draw(seed))

@@ -16,8 +16,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "decimal(9, 2)": tuple(map(Decimal, ("0.00", "0.01", "-0.01", "1.00", "9999999.99", "-9999999.99"))),
     "decimal(20, 0)": tuple(map(Decimal, ("0", "1", "-1", str(10**19), str(-(10**19))))),
     "date": tuple(date(1970, 1, 1) + timedelta(days) for days in (0, 1, 2, -1, 20_000, -200_000)),
-    # One sign only: Iceberg Java 1.12 compares the bounds of UUIDs as signed numbers.
-    "uuid": tuple(str(UUID(int=value)) for value in (0, 1, 2, 1 << 64, (1 << 127) - 1)),
+    "uuid": tuple(str(UUID(int=value)) for value in (0, 1, 2, 1 << 64, (1 << 127) - 1, 1 << 127)),
     "timestamp": tuple(
         datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001  # a type without a zone
         for us in (0, 1, -1, 10**6, 1_700_000_000_000_001, -(10**15))
