@@ -121,7 +121,7 @@ def _hashable(value: Any) -> Any:
 
 def live_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
     """Return the delete files of the current snapshot, from its manifests."""
-    return spark.table(f"{identifier}.delete_files").collect()
+    return spark.table(f"{identifier}.delete_files").drop("readable_metrics").collect()
 
 
 def equality_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
