@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, WrittenFile, sqlite_catalog
 from tests.jobs import Jobs
 from tests.soak.model import DataFile, EqualityDelete, Model, State, applies
-from tests.soak.table import LiveFile, SoakTable, local_path
+from tests.soak.table import LiveFile, SoakTable, items, local_path
 from tests.soak.values import KEY_TYPES, PARTITION_TYPES, VALUES, WIDER, WITH_DEFAULTS, shown
 from worker.job import JobError
 
@@ -809,7 +809,7 @@ class History:
 
     def _appended(self, snapshot_id: int) -> set[str]:
         files = self.table.java.snapshot(snapshot_id).addedDataFiles(self.table.java.io())
-        return {str(file.location()) for file in files}
+        return {str(file.location()) for file in items(files)}
 
     def expire(self, rng: Random) -> str:
         """Drops snapshots, all but the head or some, and the files that only they need.

@@ -155,7 +155,7 @@ class SoakTable(TableBuilder):
 
     @property
     def snapshot_ids(self) -> set[int]:
-        return {snapshot.snapshotId() for snapshot in self._java.snapshots()}
+        return {snapshot.snapshotId() for snapshot in items(self._java.snapshots())}
 
     def schema_of(self, snapshot_id: int) -> Schema:
         schema_id = self._java.snapshot(snapshot_id).schemaId()
@@ -245,7 +245,7 @@ class SoakTable(TableBuilder):
             return []
         io, specs = self._java.io(), self._java.specs()
         found = []
-        for manifest in snapshot.deleteManifests(io) if deletes else snapshot.dataManifests(io):
+        for manifest in items(snapshot.deleteManifests(io) if deletes else snapshot.dataManifests(io)):
             reader = (
                 self._manifests.readDeleteManifest(manifest, io, specs)
                 if deletes
@@ -270,7 +270,7 @@ class SoakTable(TableBuilder):
             return set()
         io, specs = self._java.io(), self._java.specs()
         found: set[str] = set()
-        for manifest in snapshot.deleteManifests(io):
+        for manifest in items(snapshot.deleteManifests(io)):
             reader = self._manifests.readDeleteManifest(manifest, io, specs)
             try:
                 text = self._to_text(reader)
@@ -303,11 +303,12 @@ class SoakTable(TableBuilder):
             records.close()
         return rows
 
-    def _json(self, record: Any, forms: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        for struct, wrapper in forms:
+    def _json(self, record: Any, forms: list[tuple[Any, Any]]) -> dict[str, Any]:
+        for struct, wrapper in list(forms):
             try:
                 text = self._values.toJson(struct, wrapper.wrap(record))
             except IllegalArgumentException:
+                forms.reverse()  # the next record is likely of the same file
                 continue
             values: dict[str, Any] = json.loads(text)
             return values
@@ -319,7 +320,7 @@ class SoakTable(TableBuilder):
 
         def having(uuid: Any) -> Any:
             columns = self._jvm.java.util.ArrayList()
-            for column in struct.fields():
+            for column in items(struct.fields()):
                 kind = uuid if str(column.type()) == "uuid" else column.type()
                 columns.add(types.NestedField.optional(column.fieldId(), column.name(), kind))
             return types.StructType.of(columns)
@@ -339,6 +340,11 @@ class SoakTable(TableBuilder):
         return _in_model_form(
             Counter(zip(*(column.to_pylist() for column in read.columns), strict=True)), kinds
         )
+
+
+def items(java_list: Any) -> list[Any]:
+    """The items of a Java list: py4j's iterators end with an exception, which takes as long as a commit."""
+    return [java_list[at] for at in range(len(java_list))]
 
 
 def _leave_out_bounds(file: WrittenFile, field_ids: set[int]) -> None:
