@@ -34,6 +34,7 @@ from worker.deletes import (
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
+from worker.manifests import delete_files_of_all_snapshots
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -63,6 +64,7 @@ _LOST_TYPE_REMEDY = (
 )
 
 PLAN = "icestream.plan"
+COMMITS_LEFT = "icestream.commits-left"
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
 SUMMARY = {
     "equality_delete_files_removed": "icestream.equality-delete-files-removed",
@@ -81,9 +83,11 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     come while the job runs are left to the next one.
     """
     limit = job.assignment.policy.convert.max_delete_files_per_commit
-    conversion = Conversion(job, warehouse, one_commit=not limit)
+    conversion = Conversion(job, warehouse)
     if conversion.was_committed(table):
-        return conversion.outcome(pin_table(job))
+        table = pin_table(job)
+        conversion.look_at_what_is_left(table)
+        return conversion.outcome(table)
     pending = table.files.equality_deletes
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
@@ -95,33 +99,33 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         )
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.
-        conversion.convert(table, pending)
+        conversion.convert(table, pending, commits_left=0)
         return conversion.outcome(table, commits=len(batches) if pending else 0)
     for number, batch in enumerate(batches):
         if number:
             job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
             with job.stage("plan"):
                 table = pin_table(job)
-        table = conversion.convert(table, batch)
+        table = conversion.convert(table, batch, commits_left=len(batches) - number - 1)
     return conversion.outcome(table)
 
 
 class Conversion:
     """A conversion job: what its attempts committed, and what this one resolved and refused."""
 
-    def __init__(self, job: Job, warehouse: IndexWarehouse, *, one_commit: bool) -> None:
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
         self._warehouse = warehouse
-        self._one_commit = one_commit
         self._commits: dict[int, CommittedSnapshot] = {}  # by snapshot id
         self._parts: list[Part] = []
         self._head: int | None = None  # the snapshot after the last batch
         self._plans = 0
 
-    def convert(self, table: PinnedTable, batch: Sequence[DeleteFile]) -> PinnedTable:
+    def convert(self, table: PinnedTable, batch: Sequence[DeleteFile], commits_left: int) -> PinnedTable:
         """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.
 
-        Plans again while other commits come first. Raises JobError when they always do.
+        commits_left: to be made by the job after this one. Plans again while other commits come first, and
+        raises JobError when they always do.
         """
         job = self._job
         for attempt in range(PLANNING_ATTEMPTS):
@@ -132,14 +136,15 @@ class Conversion:
             if self.was_committed(table):
                 return pin_table(job)
             live = {file.path for file in table.files.equality_deletes}
-            plan = Plan(job, table, self._warehouse, self._plans, [f for f in batch if f.path in live])
-            self._plans += 1
+            still = [file for file in batch if file.path in live]
+            plan = Plan(job, table, self._warehouse, self._plans, still, commits_left=commits_left)
             try:
                 part = plan.resolve(is_first=attempt == 0)
                 self._commit(plan, part)
                 self._parts.append(part)
                 return table
             except CommitConflictError as error:
+                self._plans += 1
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
                 plan.remove_outputs()
             except Exception:
@@ -159,15 +164,27 @@ class Conversion:
         assignment = self._job.assignment
         if assignment.attempt == 1 or assignment.job.dry_run:
             return False
-        return self._find_commits(table) and self._one_commit
+        self._find_commits(table)
+        return any(commit.summary.get(COMMITS_LEFT, "0") == "0" for commit in self._commits.values())
+
+    def look_at_what_is_left(self, table: PinnedTable) -> None:
+        """Resolves the pending deletes without converting them, so that what stays is told with a reason."""
+        pending = table.files.equality_deletes
+        if pending:
+            left = Plan(self._job, table, self._warehouse, self._plans, pending, dry_run=True)
+            part = left.resolve(is_first=False)
+            self._parts.append(Part([], part.refused, [], [], DeletesOutcome.union([])))
 
     def _commit(self, plan: Plan, part: Part) -> None:
         self._head = plan.table.snapshot_id
         try:
             committed = plan.commit(part)
         except CommitStateUnknownError as error:
-            if self._find_commits(plan.table):
-                self._head = max(self._commits.values(), key=lambda one: one.sequence_number).snapshot_id
+            self._find_commits(plan.table)
+            ours = [commit for commit in self._commits.values() if plan.is_of(commit)]
+            if ours:
+                self._plans += 1
+                self._head = ours[0].snapshot_id
                 return
             raise JobError(
                 "commit_state_unknown",
@@ -177,21 +194,22 @@ class Conversion:
                 retryable=True,
             ) from error
         if committed is not None:
+            self._plans += 1
             self._commits[committed.snapshot_id] = committed
             self._head = committed.snapshot_id
 
-    def _find_commits(self, table: PinnedTable) -> bool:
-        """Whether the table's history shows commits of this job that were not known yet."""
+    def _find_commits(self, table: PinnedTable) -> None:
+        """Adds the commits of this job that the table's history shows."""
         assignment = self._job.assignment
-        found = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-        new = [commit for commit in found if commit.snapshot_id not in self._commits]
-        for commit in new:
+        for commit in find_commits(table.java_table, assignment.table.branch, assignment.job.id):
+            if commit.snapshot_id in self._commits:
+                continue
             self._commits[commit.snapshot_id] = commit
+            left = int(commit.summary.get(COMMITS_LEFT, 0))
             self._job.decide(
                 f"Attempt {commit.attempt} committed snapshot {commit.snapshot_id} before it was lost:"
-                f" {'there is nothing left to do' if self._one_commit else 'the rest is left to do'}."
+                f" {'the rest is left to do' if left else 'there is nothing left to do'}."
             )
-        return bool(new)
 
     # report
 
@@ -204,7 +222,7 @@ class Conversion:
         refused = list({one.file_path: one for part in self._parts for one in part.refused}.values())
         made = sorted(self._commits.values(), key=lambda commit: commit.sequence_number)
         if made and not refused:
-            self._remove_leftovers(table)
+            self._remove_leftovers()
         summaries = [part.summary for part in self._parts] if dry_run else [one.summary for one in made]
         totals = {name: sum(int(s.get(key, 0)) for s in summaries) for name, key in SUMMARY.items()}
         vectors = table.metadata.format_version >= 3
@@ -226,24 +244,25 @@ class Conversion:
             self._job, table, self._warehouse, result, after, refused, self._head or table.snapshot_id
         )
 
-    def _remove_leftovers(self, table: PinnedTable) -> None:
-        """Deletes what dead attempts of this job wrote.
+    def _remove_leftovers(self) -> None:
+        """Deletes what dead attempts of this job wrote and no snapshot of the table shows.
 
         Only after the last commit, and only if no equality delete of these attempts' plans is left: whatever
-        a late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here. A
-        plan that was committed is in the history, and keeps its files.
+        a late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here.
         """
-        assignment, metadata = self._job.assignment, table.metadata
+        assignment = self._job.assignment
         if assignment.attempt == 1:
             return
-        commits = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-        committed = {(commit.attempt, int(commit.summary.get(PLAN, 0))) for commit in commits}
+        table = pin_table(self._job)
+        metadata = table.metadata
+        # Not the job ids in snapshots: those expire before what they added does.
+        needed = delete_files_of_all_snapshots(metadata, table.storage.io)
         for attempt in range(1, assignment.attempt):
+            plans = [
+                int(one.summary.get(PLAN, 0)) for one in self._commits.values() if one.attempt == attempt
+            ]
             # What an attempt did not commit it removed itself, but for its last plans.
-            last = max((plan for of_attempt, plan in committed if of_attempt == attempt), default=-1)
-            for plan in range(last + 1 + PLANNING_ATTEMPTS):
-                if (attempt, plan) in committed:
-                    continue
+            for plan in range(max(plans, default=-1) + 1 + PLANNING_ATTEMPTS):
                 prefix = _output_prefix(assignment, attempt, plan)
                 number = misses = 0
                 # A task of which every row was deleted already has written nothing.
@@ -252,6 +271,8 @@ class Conversion:
                         metadata.location, metadata.properties, f"{prefix}-{number:05d}"
                     )
                     number += 1
+                    if {locations.puffin(), locations.parquet(0)} & needed:
+                        break  # this plan was committed
                     if remove_written(table.storage, locations):
                         misses = 0
                         self._job.decide(f"Removed files that attempt {attempt} left behind.")
@@ -293,12 +314,16 @@ class Plan:
         warehouse: IndexWarehouse,
         number: int,
         batch: Sequence[DeleteFile],
+        *,
+        commits_left: int = 0,
+        dry_run: bool = False,
     ) -> None:
         """number: of this attempt's plans. batch: the equality deletes to convert, live in the table."""
         self.job = job
         self.table = table
         self.warehouse = warehouse
-        self.dry_run = job.assignment.job.dry_run
+        self.dry_run = dry_run or job.assignment.job.dry_run
+        self._commits_left = commits_left
         self._number = number
         self._batch = batch
         self._prefix = _output_prefix(job.assignment, job.assignment.attempt, number)
@@ -312,11 +337,12 @@ class Plan:
         has changed since.
         """
         job = self.job
-        lost = [file for file in self._batch if self._has_lost_its_type(file.partition)]
+        untyped = {one for one in {file.partition for file in self._batch} if self._has_lost_its_type(one)}
+        lost = [file for file in self._batch if file.partition in untyped]
         refused = [
             Unconvertible(file.path, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost
         ]
-        batch = [file for file in self._batch if file not in lost]
+        batch = [file for file in self._batch if file.partition not in untyped]
         resolved = [self._resolve(key_set) for key_set in plan_conversion(self.table.files, batch)]
         refused += [refusal for one in resolved for refusal in one.refused]
         delete_files = [file for one in resolved for file in one.delete_files]
@@ -335,7 +361,7 @@ class Plan:
         for code in sorted({one.code for one in wrong}):
             of_code = [one for one in wrong if one.code == code]
             job.decide(
-                "Spark and Flink show other rows after this conversion, because Iceberg's Java reader did not"
+                "Spark and Flink may show other rows after this conversion: Iceberg's Java reader does not"
                 f" apply {len(of_code):,} equality delete files as the spec says. {of_code[0].file_path}:"
                 f" {of_code[0].reason}."
             )
@@ -398,7 +424,8 @@ class Plan:
     def _write_deletes(self, positions: Sequence[Positions]) -> DeletesOutcome:
         """As many data files at a time as have no more positions than the driver should hold."""
         found = {file for one in positions for file in one.data_files()}
-        lost = {file for file in found if self._has_lost_its_type(file.partition)}
+        untyped = {one for one in {file.partition for file in found} if self._has_lost_its_type(one)}
+        lost = {file for file in found if file.partition in untyped}
         ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
         outcomes: list[DeletesOutcome] = []
         number = count()
@@ -471,12 +498,21 @@ class Plan:
                     added=written.added,
                     removed=(*written.removed, *part.delete_files),
                     referenced_data_files=written.data_files,
-                    summary={**part.summary, PLAN: str(self._number)},
+                    summary={
+                        **part.summary,
+                        PLAN: str(self._number),
+                        COMMITS_LEFT: str(self._commits_left),
+                    },
                 ),
             )
         except CommitError as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
+
+    def is_of(self, commit: CommittedSnapshot) -> bool:
+        """Whether a commit of the job is this plan's."""
+        number = int(commit.summary.get(PLAN, 0))
+        return (commit.attempt, number) == (self.job.assignment.attempt, self._number)
 
     def remove_outputs(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""

@@ -13,8 +13,11 @@ import numpy as np
 from pyiceberg.types import FixedType, UUIDType
 
 from worker.job import PinnedTable
+from worker.manifests import read_bounds
 from worker.plan import DataFile, DeleteFile, applies
 from worker.read import KeySet
+
+_UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,20 @@ def deviations(
     null_columns: Mapping[str, int],
     matched: Set[DataFile],
 ) -> list[Deviation]:
-    """The delete files of a key set that the Java reader applied wrongly to data files with matches.
+    """The delete files of a key set that the Java reader applies wrongly, if they apply to a matched file.
 
     null_columns: path of a delete file -> mask of the key columns in which it has a null. matched: data files
     in which some delete found a row. Reads the table's manifests again if a key is a UUID.
     """
-    if not matched:
+    global_specs = table.files.global_spec_ids
+    effective = [
+        delete for delete in delete_files if any(applies(delete, file, global_specs) for file in matched)
+    ]
+    if not effective:
         return []
-    found = [*_fixed_keys(key_set, delete_files), *_nested_keys(key_set, delete_files, null_columns)]
+    found = [*_fixed_keys(key_set, effective), *_nested_keys(key_set, effective, null_columns)]
     if any(isinstance(column.iceberg_type, UUIDType) for column in key_set.columns):
-        found += _uuid_bounds(table, key_set, delete_files, matched)
+        found += _uuid_bounds(table, key_set, effective, matched)
     return found
 
 
@@ -128,21 +135,14 @@ def _bounds_in_manifests(
     """(path, field id) -> bounds of UUID columns; none where the manifest has none."""
     assert table.snapshot is not None
     required = {field_id for field_id in field_ids if _is_required(table, field_id)}
-    found = {}
-    for manifest in table.snapshot.manifests(table.storage.io):
-        for entry in manifest.fetch_manifest_entry(table.storage.io):
-            file = entry.data_file
-            if file.file_path not in paths:
-                continue
-            lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-            nulls = file.null_value_counts or {}
-            for field_id in field_ids:
-                if field_id in lower and field_id in upper:
-                    may_be_null = field_id not in required and nulls.get(field_id, 1) > 0
-                    found[file.file_path, field_id] = _Bounds(
-                        _signed(lower[field_id]), _signed(upper[field_id]), may_be_null
-                    )
-    return found
+    found = read_bounds(table.snapshot, table.storage.io, paths, field_ids)
+    return {
+        (path, field_id): _Bounds(
+            _signed(one.lower), _signed(one.upper), field_id not in required and one.null_count != 0
+        )
+        for (path, field_id), one in found.items()
+        if len(one.lower) == len(one.upper) == _UUID_BYTES
+    }
 
 
 def _is_required(table: PinnedTable, field_id: int) -> bool:

@@ -7,7 +7,9 @@ history (which expires) and never from scan tasks (which planning prunes by stat
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -76,6 +78,59 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     )
 
 
+def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
+    """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
+    lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        read = threads.map(lambda location: list(read_manifest_list(io.new_input(location))), lists)
+        manifests = {
+            one.manifest_path: one
+            for of_list in read
+            for one in of_list
+            if one.content is ManifestContent.DELETES
+        }
+        specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        entries = threads.map(lambda m: _read_manifest(io, m, specs[m.partition_spec_id]), manifests.values())
+        return {file.path for of_manifest in entries for file in of_manifest}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBounds:
+    """What a manifest says of a column of a file: single values as Iceberg serialises them."""
+
+    lower: bytes
+    upper: bytes
+    null_count: int | None
+
+
+def read_bounds(
+    snapshot: Snapshot, io: FileIO, paths: Set[str], field_ids: Iterable[int]
+) -> dict[tuple[str, int], ColumnBounds]:
+    """(path, field id) -> bounds, of those files whose manifests have both."""
+    fields = [
+        NestedField(100, "file_path", StringType(), required=True),
+        NestedField(110, "null_value_counts", MapType(121, IntegerType(), 122, LongType()), required=False),
+        NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
+        NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+    ]
+    schema = Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(2, "data_file", StructType(*fields), required=True),
+    )
+    found = {}
+    for manifest in read_manifest_list(io.new_input(snapshot.manifest_list)):
+        with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
+            entries.reader = _reader(entries.schema, schema)
+            for status, (path, nulls, lower, upper) in entries:
+                if status == DELETED or path not in paths:
+                    continue
+                for field_id in field_ids:
+                    low, high = (lower or {}).get(field_id), (upper or {}).get(field_id)
+                    if low is not None and high is not None:
+                        found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
+    return found
+
+
 def is_global(spec: PartitionSpec) -> bool:
     """Whether equality deletes under this spec apply across all partitions and specs."""
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
@@ -142,6 +197,11 @@ class _EntriesFile(AvroFile[Any]):
         return header
 
 
+def _reader(schema: Schema, wanted: Schema) -> Any:
+    """A reader of the wanted columns alone, made as PyIceberg makes its own."""
+    return visit_with_partner(schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+
+
 def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> list[DataFile | DeleteFile]:
     with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
         # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
@@ -153,12 +213,7 @@ def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> l
                 f"{manifest.manifest_path} holds partition values of type fixed,"
                 " which writers encode in different ways"
             )
-        entries.reader = visit_with_partner(  # type: ignore[misc]  # as PyIceberg's own call
-            entries.schema,
-            _entry_schema(partition_type, manifest.content),
-            ReadSchemaResolver(),
-            _SkippingAccessor(),
-        )
+        entries.reader = _reader(entries.schema, _entry_schema(partition_type, manifest.content))
         files = []
         for status, snapshot_id, sequence_number, data_file in entries:
             if status == DELETED:

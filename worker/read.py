@@ -458,7 +458,9 @@ def _cast(array: pa.Array, column: KeyColumn) -> pa.Array:
         days: pa.Array = array.view(pa.int32())
         # A date column may have been promoted to a timestamp (format version 3).
         return days if column.key_type == pa.int32() else _days_to_ticks(days, column)
-    if not any(is_kind(source) and is_kind(column.key_type) for is_kind in _KINDS):
+    if not pa.types.is_null(source) and not any(
+        is_kind(source) and is_kind(column.key_type) for is_kind in _KINDS
+    ):
         raise pa.ArrowInvalid("it is no type that the column ever had")
     return array.cast(column.key_type)
 

@@ -159,12 +159,21 @@ class PendingDeletes:
             "data_files_from_index": len(covered),
             "data_files_scanned": len(uncovered),
         }
-        found_wrong = deviations(
-            self.table, self.key_set, self.delete_files, self.null_columns, positions.data_files()
-        )
         return Resolved(
-            tuple(self.delete_files), tuple(self.refused), positions, explanation, tuple(found_wrong)
+            tuple(self.delete_files), tuple(self.refused), positions, explanation, self._deviations(positions)
         )
+
+    def _deviations(self, positions: Positions) -> tuple[Deviation, ...]:
+        with self.job.stage("explain"):
+            try:
+                found = deviations(
+                    self.table, self.key_set, self.delete_files, self.null_columns, positions.data_files()
+                )
+            except (OSError, ValueError) as error:
+                # An explanation is no reason to leave the deletes.
+                self.job.decide(f"Whether Iceberg's Java reader applied them all can't be told: {error}.")
+                return ()
+        return tuple(found)
 
     def find(
         self, covered: Sequence[DataFile], scanned: Sequence[DataFile]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs as pafs
@@ -125,17 +123,3 @@ class Storage:
         except FileNotFoundError:
             return False
         return True
-
-
-@lru_cache(maxsize=262_144)
-def normalised(location: str) -> str:
-    """One spelling for locations that name the same file: `file:///x`, `file:/x` and `/x` are equal.
-
-    For comparison only. Object-store schemes that name the same store (s3, s3a, s3n) are equal too.
-    """
-    parts = urlsplit(location)
-    if parts.scheme in ("", "file"):
-        path = location if not parts.scheme else location.split(":", 1)[1]
-        return "/" + path.lstrip("/")
-    scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
-    return f"{scheme}://{location.split('://', 1)[1]}"

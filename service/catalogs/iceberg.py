@@ -233,7 +233,7 @@ def open_source(catalog: Catalog) -> TableSource:
     """Open a catalog of any type. Raises whatever PyIceberg and its drivers raise."""
     properties = resolve(catalog.properties)
     properties.pop("catalog_name", None)
-    properties["py-io-impl"] = f"{LocationFileIO.__module__}.{LocationFileIO.__name__}"
+    properties.setdefault("py-io-impl", f"{LocationFileIO.__module__}.{LocationFileIO.__name__}")
     if catalog.type == CatalogType.HADOOP.value:
         return HadoopSource(properties["warehouse"], properties)
     if catalog.type == CatalogType.SQL.value:

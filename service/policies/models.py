@@ -40,7 +40,7 @@ class ConvertPolicy(BaseModel):
     age_seconds: Seconds | None = None
     """Age of the oldest live equality delete file."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
-    """A job commits after at most so many equality delete files, partition by partition; 0: in one commit."""
+    """A job commits after so many equality delete files, those of a partition together; 0: once."""
 
 
 class CompactPolicy(BaseModel):

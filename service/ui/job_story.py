@@ -28,6 +28,7 @@ _STAGE_WORDS = {
     "check_index": "Read and check every index entry",
     "check_data_files": "Compare with the rows of data files",
     "find_differences": "Look for what differs",
+    "explain": "Look for deletes that other readers apply wrongly",
     "verify": "Compare what index and scan find",
     "drop": "Delete the index",
     "report": "Measure the index",
@@ -135,19 +136,26 @@ _KEY_SET_COLUMNS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
 
 def key_set_table(job: JobView) -> KeySetTable | None:
     """None for a job whose result has no such table."""
-    key_sets = (job.result or {}).get("key_sets") or []
-    if not key_sets:
+    result = job.result or {}
+    kind = _kind_of(result)
+    if kind is None:
         return None
-    columns = next((of_kind for name, of_kind in _KEY_SET_COLUMNS.items() if name in key_sets[0]), None)
-    if columns is None:
-        return None
+    columns = _KEY_SET_COLUMNS[kind]
     return KeySetTable(
         [label for label, _, _ in columns],
         [
-            (", ".join(keys.get("columns", [])), [write(keys.get(field)) for _, field, write in columns])
-            for keys in key_sets
+            (", ".join(keys.get("columns") or []), [write(keys.get(field)) for _, field, write in columns])
+            for keys in result["key_sets"]
         ],
     )
+
+
+def _kind_of(result: dict[str, Any]) -> str | None:
+    """The field that tells what kind of job on the index this is the result of."""
+    key_sets = result.get("key_sets") or []
+    if not all(isinstance(keys, dict) for keys in key_sets):
+        return None
+    return next((name for name in _KEY_SET_COLUMNS if key_sets and name in key_sets[0]), None)
 
 
 def differences_of(job: JobView) -> list[str]:
@@ -166,9 +174,10 @@ def figures_of(job: JobView) -> list[Figure]:
         return []
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
-    if "rows_indexed" in str(result.get("key_sets")):
+    kind = _kind_of(result)
+    if kind == "rows_indexed":
         return _index_figures(result)
-    if "entries_checked" in str(result.get("key_sets")):
+    if kind == "differences":
         return _verify_figures(result)
     return [
         Figure(name.replace("_", " ").capitalize(), count(value))
