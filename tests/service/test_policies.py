@@ -7,6 +7,7 @@ import pytest
 from service.auth.models import Role
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
+from worker.control_plane import Assignment
 
 
 @pytest.fixture
@@ -145,3 +146,13 @@ def test_a_changed_policy_holds_at_once_and_needs_its_version(
 def test_only_an_admin_changes_the_policy_of_the_whole_system(service: Running) -> None:
     body = {"level": "system", "policy": "manual"}
     assert service.client(Role.OPERATOR).put("/policy-attachments", json=body).status_code == 403
+
+
+def test_the_worker_is_told_how_many_delete_files_a_commit_may_remove(
+    service: Running, table: dict[str, Any]
+) -> None:
+    make(service, "small-commits", convert={"max_delete_files_per_commit": 7})
+    assert attach(service, "small-commits", "system") == 200
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+    claimed = Assignment.model_validate(service.claim(service.start_worker()))
+    assert claimed.policy.convert.max_delete_files_per_commit == 7
