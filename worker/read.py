@@ -118,6 +118,11 @@ class KeySet:
         keys = [pa.field(c.column_name, c.key_type, nullable=False) for c in self.columns]
         return pa.schema([first, *keys, *further])
 
+    def is_null(self, at: int, values: Sequence[Any]) -> bool:
+        """Whether the column in place `at` is null in a row of `schema`."""
+        mask, bit = divmod(at, _MASK_BITS)
+        return bool(values[len(self.columns) + mask if mask else 0] >> bit & 1)
+
     def __str__(self) -> str:
         return "(" + ", ".join(self.column_names) + ")"
 

@@ -36,6 +36,7 @@ from worker.storage import Storage
 ROW_GROUP_ROWS = 8_192
 DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
 BUCKET = "bucket-0"
+SYSTEM_COLUMNS = ("_SEQUENCE_NUMBER", "_VALUE_KIND")
 TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
@@ -149,10 +150,7 @@ def write_run(
 def _with_system_columns(rows: pa.Table) -> pa.Table:
     """Thin-mode layout: sequence number and kind (INSERT) before the table's own columns."""
     zeros = np.zeros(rows.num_rows, np.int64)
-    system = {
-        "_SEQUENCE_NUMBER": pa.array(zeros),
-        "_VALUE_KIND": pa.array(zeros.astype(np.int8)),
-    }
+    system = dict(zip(SYSTEM_COLUMNS, (pa.array(zeros), pa.array(zeros.astype(np.int8))), strict=True))
     fields = [pa.field(name, array.type, nullable=False) for name, array in system.items()]
     return pa.Table.from_arrays([*system.values(), *rows.columns], schema=pa.schema([*fields, *rows.schema]))
 

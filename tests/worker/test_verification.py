@@ -277,7 +277,16 @@ def shared_partition_id(tampered: Tampered) -> None:
     )
 
 
+def deleted_for_paimon(tampered: Tampered) -> None:
+    def changed(table: pa.Table) -> pa.Table:
+        kinds = pa.array([3, *[0] * (table.num_rows - 1)], pa.int8())
+        return table.set_column(1, table.schema.field(1), kinds)
+
+    tampered.change(tampered.files(ENTRIES)[0], changed)
+
+
 TAMPERINGS: dict[str, tuple[Callable[[Tampered], None], str]] = {
+    "deleted_for_paimon": (deleted_for_paimon, "_VALUE_KIND is not 0"),
     "swapped_keys": (within("address", swapped), r"row \d+: the entry has id \d+ instead of \d+"),
     "another_first_key": (within("key_1", copied(9, 10)), "the entry has id"),
     "another_second_key": (
