@@ -354,6 +354,8 @@ class Plan:
         blocked = self._blocked(delete_files, deletes.blocked)
         refused += blocked
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
+        if not delete_files:
+            deletes = DeletesOutcome.union([])  # nothing is committed for deletes that all stay
         for refusal in refused:
             job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
         left = {refusal.file_path for refusal in refused}

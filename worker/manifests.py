@@ -165,7 +165,12 @@ def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schem
 
 
 class _SkippingAccessor(SchemaPartnerAccessor):
-    """Lets the read schema leave out lists and maps, such as statistics: they are skipped, not decoded."""
+    """Lets the read schema leave out structs, lists and maps, such as statistics: they are skipped."""
+
+    def field_partner(
+        self, partner_struct: IcebergType | None, field_id: int, field_name: str
+    ) -> IcebergType | None:
+        return None if partner_struct is None else super().field_partner(partner_struct, field_id, field_name)
 
     def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
         return None if partner_list is None else super().list_element_partner(partner_list)

@@ -298,9 +298,7 @@ class Verification:
                 rows = _rows(self._reader, indexed, start, count)
             except (KeyColumnError, FileNotFoundError) as error:
                 # It could be read a moment ago.
-                differences[block] = [
-                    f"{path}: its rows differ, and can't be read again: {error}"
-                ]
+                differences[block] = [f"{path}: its rows differ, and can't be read again: {error}"]
                 continue
             found: dict[int, list[Key]] = defaultdict(list)
             for part in entries:

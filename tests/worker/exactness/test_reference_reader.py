@@ -107,6 +107,18 @@ def test_uuid_bounds_on_both_sides_of_the_sign_hide_deletes_from_the_java_reader
 
 
 @VERSIONS
+def test_uuid_bounds_of_a_partitioned_table_are_found(exactly: Exactness, format_version: int) -> None:
+    table = exactly.table("id bigint", format_version=format_version)
+    table.java.updateSpec().addField("id").commit()
+    add_column(table, "k", "uuid")
+    table.writer = "iceberg"
+    keys, deleted = ACROSS_THE_SIGN["data file"]
+    table.append([{"id": 1, "k": key.bytes} for key in keys])
+    table.delete_keys([{"k": key.bytes} for key in deleted], partition_of={"id": 1})
+    convert(exactly, table, "uuid_bounds")
+
+
+@VERSIONS
 def test_uuid_keys_are_right_in_the_java_reader_where_bounds_are_on_one_side_or_absent(
     exactly: Exactness, format_version: int
 ) -> None:
