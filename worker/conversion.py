@@ -100,7 +100,9 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.
         conversion.convert(table, pending, commits_left=0)
-        return conversion.outcome(table, commits=len(batches) if pending else 0)
+        converted = conversion.converted
+        commits = sum(any(file.path in converted for file in batch) for batch in batches)
+        return conversion.outcome(table, commits=commits)
     for number, batch in enumerate(batches):
         if number:
             job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
@@ -213,6 +215,11 @@ class Conversion:
 
     # report
 
+    @property
+    def converted(self) -> set[str]:
+        """Paths of the equality deletes that this attempt removed, or a dry run would remove."""
+        return {file.path for part in self._parts for file in part.delete_files}
+
     def outcome(self, table: PinnedTable, commits: int | None = None) -> Outcome:
         """The result, and the health of what is left.
 
@@ -237,7 +244,7 @@ class Conversion:
             "deviations": [asdict(one) for part in self._parts for one in part.deviations],
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
-        gone = {f.path for part in self._parts for f in part.delete_files} if not dry_run else set()
+        gone = set() if dry_run else self.converted
         left = tuple(file for file in table.files.delete_files if file.path not in gone)
         after = replace(table.files, delete_files=left)
         return outcome(
