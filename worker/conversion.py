@@ -344,7 +344,7 @@ class Plan:
         has changed since.
         """
         job = self.job
-        untyped = {one for one in {file.partition for file in self._batch} if self._has_lost_its_type(one)}
+        untyped = self._without_type(self._batch)
         lost = [file for file in self._batch if file.partition in untyped]
         refused = [
             Unconvertible(file.path, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost
@@ -433,7 +433,7 @@ class Plan:
     def _write_deletes(self, positions: Sequence[Positions]) -> DeletesOutcome:
         """As many data files at a time as have no more positions than the driver should hold."""
         found = {file for one in positions for file in one.data_files()}
-        untyped = {one for one in {file.partition for file in found} if self._has_lost_its_type(one)}
+        untyped = self._without_type(found)
         lost = {file for file in found if file.partition in untyped}
         ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
         outcomes: list[DeletesOutcome] = []
@@ -447,8 +447,12 @@ class Plan:
         blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
 
+    def _without_type(self, files: Iterable[DataFile | DeleteFile]) -> set[PartitionKey]:
+        """The partitions of the files into which Iceberg's Java library can't write any more."""
+        return {one for one in {file.partition for file in files} if self._has_lost_its_type(one)}
+
     def _has_lost_its_type(self, partition: PartitionKey) -> bool:
-        """Whether Iceberg's Java library can't write a file into this partition any more.
+        """Whether a partition has a value of unknown type.
 
         The type of a partition field is that of its source column, unknown once that is dropped.
         """

@@ -29,6 +29,14 @@ class Deviation:
     reason: str
 
 
+def may_deviate(key_set: KeySet) -> bool:
+    """Whether the Java reader can be wrong about a key set at all: about most it can't."""
+    return any(
+        isinstance(column.iceberg_type, FixedType | UUIDType) or len(column.field_id_path) > 1
+        for column in key_set.columns
+    )
+
+
 def deviations(
     table: PinnedTable,
     key_set: KeySet,

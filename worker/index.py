@@ -197,9 +197,9 @@ def open_index(
     `rebuild` always starts a new one. Raises DamagedIndexError, and OSError when the index place can't be
     read or written (a retry can help).
     """
-    suffix = "_".join(map(str, key_set.equality_field_ids))
+    suffix = _suffix(key_set)
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
-    generation = newest_generation(warehouse, database, suffix)
+    generation = newest_generation(warehouse, database, key_set)
     entries_table = warehouse.open(database, f"entries_{suffix}_g{generation}") if generation else None
     if (
         entries_table is not None
@@ -238,8 +238,14 @@ def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int
     return sorted({tuple(map(int, match[1].split("_"))) for match in matches if match})
 
 
-def newest_generation(warehouse: IndexWarehouse, database: str, suffix: str) -> int:
+def _suffix(key_set: KeySet) -> str:
+    """The part of a table's name that tells the fields of its key set."""
+    return "_".join(map(str, key_set.equality_field_ids))
+
+
+def newest_generation(warehouse: IndexWarehouse, database: str, key_set: KeySet) -> int:
     """The highest generation of a key set's entries tables; 0 when there is none."""
+    suffix = _suffix(key_set)
     matches = (_ENTRIES_NAME.fullmatch(name) for name in warehouse.table_names(database))
     return max((int(match[2]) for match in matches if match and match[1] == suffix), default=0)
 
@@ -247,7 +253,7 @@ def newest_generation(warehouse: IndexWarehouse, database: str, suffix: str) -> 
 def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeySetIndex) -> None:
     if index.generation == 1:
         return  # as nearly always: no listing is needed to know that
-    suffix = "_".join(map(str, index.key_set.equality_field_ids))
+    suffix = _suffix(index.key_set)
     present = set(warehouse.table_names(database))
     for generation in range(1, index.generation):
         # The dictionary first: an index without one is empty, never wrong.

@@ -7,9 +7,12 @@ smaller and the delete's scope contains the file (Iceberg spec, "Scan Planning")
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class FileContent(StrEnum):
@@ -147,6 +150,20 @@ def affected_files(files: SnapshotFiles, deletes: Iterable[DeleteFile]) -> tuple
         for file in files.data_files
         if file.data_sequence_number < max(everywhere, scoped.get(file.partition, 0))
     )
+
+
+def balanced(items: Sequence[T], groups: int, rows_of: Callable[[T], int]) -> list[list[T]]:
+    """Files, or what stands for them, in about `groups` groups of similar row counts, in order."""
+    target = max(1, sum(map(rows_of, items)) // groups)
+    result: list[list[T]] = []
+    rows = target
+    for item in items:
+        if rows >= target:
+            result.append([])
+            rows = 0
+        result[-1].append(item)
+        rows += rows_of(item)
+    return result
 
 
 def applies(delete: DeleteFile, file: DataFile, global_spec_ids: frozenset[int]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from worker.deviations import Deviation, deviations
+from worker.deviations import Deviation, deviations, may_deviate
 from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks, rows_to_read
@@ -27,6 +27,7 @@ from worker.plan import (
     Source,
     affected_files,
     applies,
+    balanced,
     index_is_cheaper,
 )
 from worker.positions import Positions
@@ -164,6 +165,8 @@ class PendingDeletes:
         )
 
     def _deviations(self, positions: Positions) -> tuple[Deviation, ...]:
+        if not may_deviate(self.key_set):
+            return ()
         with self.job.stage("explain"):
             try:
                 found = deviations(
@@ -214,7 +217,7 @@ class PendingDeletes:
         """Reads the key columns of `files`; same results, and failures for unreadable files."""
         if not files:
             return
-        groups = _balanced(files, self.job.runner.parallelism * 4)
+        groups = balanced(files, self.job.runner.parallelism * 4, lambda file: file.record_count)
         tasks = [ScanTask(self.reader, tuple(self._scanned(group))) for group in groups]
         rows = sum(file.record_count for file in files)
         with self.job.stage("scan"):
@@ -312,20 +315,6 @@ def _partition_ids(
 ) -> tuple[int, ...]:
     """The index's ids of a partition; one that the index has never seen gets a negative one, below GLOBAL."""
     return partitions.setdefault(partition, (GLOBAL - 1 - len(partitions),))
-
-
-def _balanced(files: Sequence[DataFile], groups: int) -> list[list[DataFile]]:
-    """Files in about `groups` groups of similar row counts."""
-    target = max(1, sum(file.record_count for file in files) // groups)
-    result: list[list[DataFile]] = []
-    rows = target
-    for file in files:
-        if rows >= target:
-            result.append([])
-            rows = 0
-        result[-1].append(file)
-        rows += file.record_count
-    return result
 
 
 def _read_tasks(

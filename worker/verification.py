@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from worker.index import (
 )
 from worker.indexing import rebuild_key_set
 from worker.job import Job, Outcome, PinnedTable, outcome
-from worker.plan import DataFile, plan_conversion
+from worker.plan import DataFile, balanced, plan_conversion
 from worker.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
 from worker.resolution import PendingDeletes
 from worker.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehouse, RunFile
@@ -85,8 +85,7 @@ def _result(
 ) -> dict[str, Any]:
     """What was found, after a wrong index has been rebuilt."""
     key_set, differences = verification.key_set, verification.differences
-    suffix = "_".join(map(str, key_set.equality_field_ids))
-    generation = newest_generation(warehouse, table.index_database, suffix)
+    generation = newest_generation(warehouse, table.index_database, key_set)
     is_wrong = differences.number > 0
     rebuild = is_wrong and not job.assignment.job.dry_run
     if is_wrong:
@@ -256,8 +255,12 @@ class Verification:
     ) -> npt.NDArray[np.bool_]:
         """Adds the rows of some covered files; for each block, whether it was read."""
         rows = sum(indexed.file.record_count for indexed in sample.values())
-        groups = _balanced(sample, self._job.runner.parallelism * _TASKS_PER_THREAD)
-        tasks = [RowsTask(self._reader, group) for group in groups]
+        groups = balanced(
+            list(sample.items()),
+            self._job.runner.parallelism * _TASKS_PER_THREAD,
+            lambda item: item[1].file.record_count,
+        )
+        tasks = [RowsTask(self._reader, tuple(group)) for group in groups]
         read = np.zeros(len(blocks), np.bool_)
         with self._job.stage("check_data_files"):
             for results in self._job.each_task("check_data_files", tasks, None, rows):
@@ -363,14 +366,6 @@ def _sample(covered: Mapping[int, IndexedFile]) -> dict[int, IndexedFile]:
     if len(rows) and rows[-1] > SAMPLE_ROWS:
         chosen = chosen[: max(1, int(np.searchsorted(rows, SAMPLE_ROWS, side="right")))]
     return {row: covered[row] for row in sorted(chosen.tolist())}
-
-
-def _balanced(files: Mapping[int, IndexedFile], groups: int) -> list[tuple[tuple[int, IndexedFile], ...]]:
-    """Files in about `groups` groups of similar row counts."""
-    rows = np.cumsum([indexed.file.record_count for indexed in files.values()], dtype=np.int64)
-    group_of = (rows - 1) * groups // max(1, int(rows[-1])) if len(rows) else rows
-    numbered = zip(group_of.tolist(), files.items(), strict=True)
-    return [tuple(item for _, item in group) for _, group in groupby(numbered, key=lambda pair: pair[0])]
 
 
 class SortedFile:
