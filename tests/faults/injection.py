@@ -1,0 +1,125 @@
+"""Faults at named points of a process, for the test builds of service and worker; neither knows of this.
+
+A test says what happens where in an environment variable, and a test build wraps the points and asks `Faults.at`.
+Markers in a directory count, so a fault fires as often as it should however often its process is started again,
+and the test sees that it did.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import quote
+
+VARIABLE = "ICESTREAM_FAULTS"
+DIRECTORY_VARIABLE = "ICESTREAM_FAULTS_DIR"
+_SLEEP = "sleep:"
+_ACTIONS = ("kill", "stop", "error", "timeout")
+
+When = Literal["before", "after"]
+
+
+class InjectedError(Exception):
+    """The point fails."""
+
+
+class InjectedTimeoutError(InjectedError):
+    """The point did its work (if fired after it), and nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at a point: before its work, or after it and before anybody learns of it."""
+
+    point: str
+    when: When
+    action: str
+    """`kill` or `stop` this process, `error`, `timeout`, or `sleep:` and seconds."""
+    times: int = 1
+    skip: int = 0
+    """So many passes of the point go well first."""
+
+    def __post_init__(self) -> None:
+        if self.when not in ("before", "after"):
+            raise ValueError(f"{self.when!r} is neither before nor after")
+        if self.action.startswith(_SLEEP):
+            float(self.action.removeprefix(_SLEEP))
+        elif self.action not in _ACTIONS:
+            raise ValueError(f"{self.action!r} is no action")
+
+    def fire(self) -> None:
+        """Do it. Raises InjectedError or InjectedTimeoutError for those two actions."""
+        match self.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "error":
+                raise InjectedError(f"{self.when} {self.point}")
+            case "timeout":
+                raise InjectedTimeoutError(f"{self.when} {self.point}")
+            case _:
+                time.sleep(float(self.action.removeprefix(_SLEEP)))
+
+    def _marker(self, directory: Path, number: int) -> Path:
+        name = quote(f"{self.point} {self.when} {self.action}", safe=" ")
+        return directory / f"{name} {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The faults of this process."""
+
+    faults: tuple[Fault, ...] = ()
+    directory: Path = Path()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Those that the test asked for; none without the variable."""
+        given = os.environ.get(VARIABLE)
+        if not given:
+            return cls()
+        return cls(tuple(Fault(**each) for each in json.loads(given)), Path(os.environ[DIRECTORY_VARIABLE]))
+
+    @staticmethod
+    def environment(faults: Iterable[Fault], directory: Path) -> dict[str, str]:
+        """The variables that make a test build do this; `directory` exists and holds the markers."""
+        return {
+            VARIABLE: json.dumps([asdict(fault) for fault in faults]),
+            DIRECTORY_VARIABLE: str(directory),
+        }
+
+    def at(self, point: str, when: When) -> Fault | None:
+        """Count one pass of a point; the fault that is due there, if any, is claimed by that."""
+        for fault in self.faults:
+            if (fault.point, fault.when) == (point, when):
+                number = self._count_pass(fault)
+                if number is not None and number >= fault.skip:
+                    return fault
+        return None
+
+    def pass_through(self, point: str, when: When) -> None:
+        """Fire what is due at a point."""
+        fault = self.at(point, when)
+        if fault is not None:
+            fault.fire()
+
+    def _count_pass(self, fault: Fault) -> int | None:
+        """The number of this pass, from 0, among all processes; None once the fault is over."""
+        for number in range(fault.skip + fault.times):
+            try:
+                fault._marker(self.directory, number).touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return number
+        return None
+
+
+def fired(directory: Path, fault: Fault) -> int:
+    """How many times a fault has fired."""
+    numbers = range(fault.skip, fault.skip + fault.times)
+    return sum(fault._marker(directory, number).exists() for number in numbers)
