@@ -4,6 +4,7 @@
 """
 
 import re
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,12 +29,13 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, ReadSession, get_database, migrate
 from service.errors import (
     PROBLEM_RESPONSES,
+    DatabaseError,
     ForbiddenError,
     IcestreamError,
-    StartError,
     UnauthenticatedError,
     declare_problems,
     install_error_handlers,
+    is_database_trouble,
     problem_response,
 )
 from service.index_health import endpoints as health_endpoints
@@ -69,9 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def run(app: FastAPI) -> AsyncIterator[None]:
-        problem = database.check()
-        if problem is not None:
-            raise StartError(problem)
+        database.check_start()
         _complete(database, settings)
         background = Background(database, settings, app.state.catalogs)
         if settings.background:
@@ -91,6 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
         responses=PROBLEM_RESPONSES,
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
+    app.state.stopping = threading.Event()
     app.add_middleware(RequestIds)
     install_error_handlers(app)
     declare_problems(app)
@@ -148,11 +149,11 @@ async def live() -> dict[str, str]:
 
 @_probes.get("/readyz")
 def ready(request: Request) -> JSONResponse:
-    """The database can be reached and is migrated. Workers and Spark do not matter here."""
+    """The database can be read and written and is migrated. Workers and Spark do not matter here."""
     try:
-        problem = get_database(request).check()
+        problem = get_database(request).check_usable()
     except SQLAlchemyError as error:
-        problem = f"The database cannot be reached: {type(error).__name__}."
+        problem = f"The database cannot be used: {getattr(error, 'orig', None) or type(error).__name__}"
     if problem is None:
         return JSONResponse({"status": "ok"})
     return problem_response(
@@ -181,15 +182,21 @@ def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if denied and request.method not in ("GET", "HEAD", "OPTIONS"):
         principal: Principal = getattr(request.state, "principal", _ANONYMOUS)
         action = error.extra.get("action", f"{request.method} {request.url.path}")
-        with get_database(request).write() as session:
-            audit.record(
-                session,
-                principal,
-                action,
-                error.extra.get("target") or request.url.path,
-                "denied",
-                reason=error.slug,
-            )
+        try:
+            with get_database(request).write() as session:
+                audit.record(
+                    session,
+                    principal,
+                    action,
+                    error.extra.get("target") or request.url.path,
+                    "denied",
+                    reason=error.slug,
+                )
+        except SQLAlchemyError as trouble:
+            if not is_database_trouble(trouble):
+                raise
+            # A denial that cannot be recorded is not given: the caller asks again.
+            error = DatabaseError(trouble)
     return problem_response(request, error)
 
 

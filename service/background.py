@@ -1,43 +1,69 @@
-"""What runs beside the requests, in the one replica that holds the scheduling lease: give up on lost
-attempts, poll catalogs, forget what is old.
+"""What runs beside the requests: give up on lost attempts, follow the clock, poll catalogs, forget what is
+old.
 
-The lease only saves work: two replicas that both believe to hold it would still add no job twice.
+Every replica observes the leases; the one that holds the scheduling lease acts. That lease only saves work:
+two replicas that both believe to hold it would still add no job twice and end no attempt that goes on.
 """
 
 import logging
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from sqlalchemy import delete
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlmodel import col, select
 
 from service.auth.models import BrowserSession, LoginToken
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, new_id, utc_now
+from service.errors import is_database_trouble
 from service.index_health.poller import Poller
 from service.index_health.service import forget_samples
-from service.jobs.models import Event, Job, Lease
-from service.jobs.queue import give_up_expired
-from service.jobs.status import JobStatus
+from service.jobs import queue
+from service.jobs.leases import LeaseObserver
+from service.jobs.models import Event, Lease
 from service.routing import IdempotentAnswer
 from service.settings import Settings
 
 _log = logging.getLogger("icestream.background")
 _LEASE = "scheduler"
-_LEASE_SECONDS = 15.0
 _CLEAN_UP_SECONDS = 3600.0
+_CLOCK_TOLERANCE = timedelta(seconds=3)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time of day, which may jump, and one that does not."""
+
+    wall: Callable[[], datetime] = utc_now
+    monotonic: Callable[[], float] = time.monotonic
+
+
+SYSTEM_CLOCK = Clock()
 
 
 class Background:
     """A thread that ticks; `tick` may also be called by itself."""
 
-    def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
-        self._database, self._settings = database, settings
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        catalogs: IcebergCatalogs,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._database, self._settings, self._clock = database, settings, clock
         self.poller = Poller(database, settings, catalogs)
         self._holder = new_id()
-        self._held_until = 0.0
+        # Half, so that another replica has taken over before an attempt's lease runs out.
+        self._lease_seconds = settings.lease_seconds / 2
+        self._renew_at: float | None = None
+        self._schedulers = LeaseObserver[str, tuple[str, int]](self._lease_seconds, clock.monotonic)
+        self._attempts = LeaseObserver[queue.RunningAttempt, int](settings.lease_seconds, clock.monotonic)
+        self._clocks: tuple[datetime, float] | None = None
         self._clean_up_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="background", daemon=True)
@@ -50,63 +76,99 @@ class Background:
         if self._thread.is_alive():
             self._thread.join()
         self.poller.stop()
+        self._release_lease()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 self.tick()
-            except Exception:
-                # The database may be away for a while; the next tick tries again.
-                _log.exception("A background tick failed")
+            except Exception as error:
+                if is_database_trouble(error):
+                    _log.warning("The control database does not answer, trying again: %s", error)
+                else:
+                    _log.exception("A background tick failed")
             self._stopping.wait(self._settings.scheduler_interval_seconds)
 
     def tick(self) -> None:
         """Do once whatever is due, if this replica holds the lease."""
-        if not self.hold_lease():
+        holds = self.hold_lease()
+        with self._database.read() as session:
+            expired = self._attempts.look(queue.leases(session))
+        if not holds:
+            self._clocks = None
             return
-        self._give_up_expired()
+        if expired:
+            self._give_up(expired)
+        self._follow_clock()
         self.poller.poll_due()
-        if time.monotonic() >= self._clean_up_at:
-            self._clean_up_at = time.monotonic() + _CLEAN_UP_SECONDS
+        if self._clock.monotonic() >= self._clean_up_at:
+            self._clean_up_at = self._clock.monotonic() + _CLEAN_UP_SECONDS
             self._clean_up()
 
     def hold_lease(self) -> bool:
         """Take or keep the lease; False while another replica has it."""
         # Renewed at half time, so that ticks seldom write.
-        if time.monotonic() < self._held_until - _LEASE_SECONDS / 2:
+        if self._renew_at is not None and self._clock.monotonic() < self._renew_at:
             return True
-        now = utc_now()
-        asked_at = time.monotonic()
+        self._renew_at = None
+        asked_at = self._clock.monotonic()
         try:
             with self._database.write() as session:
                 lease = session.exec(select(Lease).where(Lease.name == _LEASE).with_for_update()).first()
                 if lease is None:
-                    lease = Lease(name=_LEASE, holder=self._holder, expires_at=now)
-                elif lease.holder != self._holder and lease.expires_at > now:
-                    return False
+                    lease = Lease(name=_LEASE, holder=self._holder, expires_at=self._clock.wall())
+                elif lease.holder != self._holder:
+                    if not self._schedulers.look({_LEASE: (lease.holder, lease.renewals)}):
+                        return False
+                    _log.warning("The replica that scheduled is silent; this one takes over")
                 lease.holder = self._holder
-                lease.expires_at = now + timedelta(seconds=_LEASE_SECONDS)
+                lease.renewals += 1
+                lease.expires_at = self._clock.wall() + timedelta(seconds=self._lease_seconds)
                 session.add(lease)
         except IntegrityError:
             # Another replica inserted the row first.
             return False
-        self._held_until = asked_at + _LEASE_SECONDS
+        self._renew_at = asked_at + self._lease_seconds / 2
         return True
 
-    def _give_up_expired(self) -> None:
-        now = utc_now()
-        with self._database.read() as session:
-            query = select(Job.id).where(
-                Job.status == JobStatus.RUNNING.value, col(Job.lease_expires_at) < now
-            )
-            if session.exec(query.limit(1)).first() is None:
-                return
+    def _release_lease(self) -> None:
+        """Let the next replica, or the next start of this one, schedule at once."""
+        if self._renew_at is None:
+            return
+        self._renew_at = None
+        try:
+            with self._database.write() as session:
+                session.exec(
+                    delete(Lease).where(col(Lease.name) == _LEASE, col(Lease.holder) == self._holder)
+                )
+        except SQLAlchemyError as error:
+            _log.warning("The scheduling lease was not handed back: %s", error)
+
+    def _give_up(self, expired: dict[queue.RunningAttempt, int]) -> None:
         with self._database.write() as session:
-            for job in give_up_expired(session, now):
-                _log.warning("Attempt %s of job %s was lost", job.attempt, job.id)
+            lost = queue.give_up(session, expired, self._clock.wall())
+        for job in lost:
+            _log.warning("Attempt %s of job %s was lost", job.attempt, job.id)
+
+    def _follow_clock(self) -> None:
+        """After the clock was set back, let queued jobs wait no longer than they would have."""
+        now, moment = self._clock.wall(), self._clock.monotonic()
+        set_back = timedelta()
+        if self._clocks is not None:
+            then, moment_then = self._clocks
+            set_back = timedelta(seconds=moment - moment_then) - (now - then)
+            if set_back <= _CLOCK_TOLERANCE:
+                self._clocks = now, moment
+                return
+            _log.warning("The clock was set back by %.0f s", set_back.total_seconds())
+        with self._database.write() as session:
+            for job in queue.follow_clock(session, set_back, now):
+                _log.warning("Job %s waits until %s", job.id, job.available_at)
+        # Only now: if the database failed, the next tick still sees the jump.
+        self._clocks = now, moment
 
     def _clean_up(self) -> None:
-        now = utc_now()
+        now = self._clock.wall()
         before = now - timedelta(days=self._settings.history_days)
         with self._database.write() as session:
             forget_samples(session, before)

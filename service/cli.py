@@ -70,20 +70,17 @@ def demo(
 @app.command()
 def serve(host: Host = None, port: Port = None) -> None:
     """Start the service alone; its database must be migrated, and workers are started elsewhere."""
-    import uvicorn
-
     from service.app import create_app
     from service.database import Database
-    from service.errors import StartError
+    from service.serving import run
 
     settings = _settings(host=host, port=port)
     with _one_sentence():
         database = Database(settings.database_url)
-        if problem := database.check():
-            raise StartError(problem)
+        database.check_start()
         database.dispose()
         service = create_app(settings)
-    uvicorn.run(service, host=settings.host, port=settings.port, access_log=False)
+    run(service, service.state.stopping, settings)
 
 
 @app.command()

@@ -5,6 +5,7 @@ A deferred transaction that turns into a writer fails at once when another one w
 busy timeout helps there.
 """
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,15 +32,29 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Session
 
-from service.errors import StartError
+from service.errors import DatabaseError, StartError, is_database_trouble
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only for INTEGER keys.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 _MIGRATIONS = Path(__file__).parent / "migrations"
+# Less than the 10 s for which a worker waits for an answer, so that it gets one.
+_LOCK_SECONDS = 5
+_POOL_SECONDS = 5
+_IDLE_SECONDS = 10
+_REMEMBERED_SECONDS = 10.0
+# Without these, a server that the network lost is waited for many minutes.
+_TCP = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
 
 
 def utc_now() -> datetime:
@@ -82,11 +97,23 @@ class Database:
         if self.is_sqlite and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         self.engine: Engine = (
-            create_engine(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True, pool_size=10)
+            create_engine(url, pool_timeout=_POOL_SECONDS)
+            if self.is_sqlite
+            else create_engine(
+                url,
+                pool_pre_ping=True,
+                pool_size=10,
+                pool_timeout=_POOL_SECONDS,
+                connect_args={key: value for key, value in _TCP.items() if key not in parsed.query},
+            )
         )
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            event.listen(self.engine, "connect", _configure_postgresql)
+        self._write_failed_at: float | None = None
+        self._write_failure = ""
         self._writing_engine = self.engine.execution_options(icestream_writes=True)
 
     @contextmanager
@@ -98,9 +125,14 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """One transaction: committed at the end, rolled back by any exception."""
-        with Session(self._writing_engine, expire_on_commit=False) as session:
-            yield session
-            session.commit()
+        try:
+            with Session(self._writing_engine, expire_on_commit=False) as session:
+                yield session
+                session.commit()
+        except SQLAlchemyError as error:
+            if is_database_trouble(error):
+                self._write_failed_at, self._write_failure = time.monotonic(), str(DatabaseError(error))
+            raise
 
     def check(self) -> str | None:
         """Why the database cannot be used now, or None: it can be reached and is migrated."""
@@ -112,6 +144,25 @@ class Database:
             return f"The database is at migration {revision}, this needs {head}: run `icestream migrate`."
         return None
 
+    def check_usable(self) -> str | None:
+        """The same, and whether writes succeed: a database that is locked or full can still be read.
+
+        Raises SQLAlchemyError if the database does not answer.
+        """
+        failed_at = self._write_failed_at
+        if failed_at is not None and time.monotonic() - failed_at < _REMEMBERED_SECONDS:
+            return f"The database could not be written to a moment ago: {self._write_failure}"
+        return self.check()
+
+    def check_start(self) -> None:
+        """Raise StartError if the service can't start with this database now."""
+        try:
+            problem = self.check()
+        except SQLAlchemyError as error:
+            problem = f"The control database cannot be used: {DatabaseError(error)}"
+        if problem is not None:
+            raise StartError(problem)
+
     def dispose(self) -> None:
         self.engine.dispose()
 
@@ -119,8 +170,17 @@ class Database:
 def _configure_sqlite(connection: Any, _record: Any) -> None:
     # The driver must not begin transactions by itself: see the module's invariant.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "busy_timeout=15000", "foreign_keys=ON", "synchronous=NORMAL"):
+    busy_timeout = f"busy_timeout={_LOCK_SECONDS * 1000}"
+    for pragma in ("journal_mode=WAL", busy_timeout, "foreign_keys=ON", "synchronous=NORMAL"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _configure_postgresql(connection: Any, _record: Any) -> None:
+    """Neither a lock nor a replica that stands still in a transaction may hold up the others for long."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -146,6 +206,7 @@ def migrate(url: str) -> None:
         with database._writing_engine.connect() as connection:
             if not database.is_sqlite:
                 # Replicas that start together migrate one after the other.
+                connection.execute(text("SET lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_lock(727074)"))
                 connection.commit()
             config = _alembic_config(url)

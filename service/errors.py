@@ -7,22 +7,26 @@
     ├── ConflictError        409
     ├── PreconditionError    412 / 428
     ├── InvalidError         422
-    └── UnreachableError     502
+    ├── UnreachableError     502
+    └── DatabaseError        503
     StartError               the process cannot start; never travels over HTTP
 
 Each says what happened (`detail`) and what to do about it (`remedy`).
 """
 
+import logging
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
 PROBLEM_JSON = "application/problem+json"
+_log = logging.getLogger("icestream.errors")
 
 
 class StartError(Exception):
@@ -73,6 +77,28 @@ class UnreachableError(IcestreamError):
     status = 502
 
 
+class DatabaseError(IcestreamError):
+    """The control database is locked, full, restarting or out of reach; the same call succeeds later."""
+
+    status = 503
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(
+            "database-unavailable",
+            "The control database did not answer",
+            str(getattr(cause, "orig", None) or cause),
+            "Send the request again after the seconds in Retry-After; with an Idempotency-Key it happens "
+            "once. /readyz says whether the database can be used.",
+        )
+
+
+def is_database_trouble(error: BaseException) -> bool:
+    """Whether the database, and not the request or this program, is why something failed."""
+    return isinstance(error, OperationalError | InterfaceError | NoConnectionError) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
+
+
 class Problem(BaseModel):
     """RFC 9457 problem document."""
 
@@ -92,7 +118,13 @@ class Problem(BaseModel):
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Problem, "description": "What went wrong, and what to do."},
     500: {"model": Problem, "description": "The service failed; its log has the details."},
-    503: {"model": Problem, "description": "The control database does not answer; nothing was changed."},
+    503: {
+        "model": Problem,
+        "description": "The control database does not answer: send the request again.",
+        "headers": {
+            "Retry-After": {"description": "Seconds to wait before that.", "schema": {"type": "integer"}}
+        },
+    },
 }
 """For the OpenAPI document: what any call may answer."""
 UNREACHABLE_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -117,6 +149,9 @@ def declare_problems(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+
+
 def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
     problem = Problem(
         type=error.slug,
@@ -128,7 +163,7 @@ def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
         request_id=getattr(request.state, "request_id", None),
         **error.extra,
     )
-    headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
+    headers = _HEADERS.get(error.status_code)
     return JSONResponse(
         problem.model_dump(mode="json"), error.status_code, headers=headers, media_type=PROBLEM_JSON
     )
@@ -175,18 +210,12 @@ def install_error_handlers(app: FastAPI) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
-    @app.exception_handler(OperationalError)
-    def _database(request: Request, error: OperationalError) -> JSONResponse:
-        return problem_response(
-            request,
-            IcestreamError(
-                "database-unavailable",
-                "The control database did not answer",
-                str(error.orig),
-                "Nothing was changed. Try again; /readyz says whether the database can be reached.",
-                status=503,
-            ),
-        )
+    @app.exception_handler(SQLAlchemyError)
+    def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
+        if not is_database_trouble(error):
+            raise error
+        _log.warning("%s %s: %s", request.method, request.url.path, error)
+        return problem_response(request, DatabaseError(error))
 
     @app.exception_handler(Exception)
     def _unexpected(request: Request, error: Exception) -> JSONResponse:

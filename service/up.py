@@ -24,7 +24,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from types import FrameType
 import typer
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
 from service.app import create_app, prepare
@@ -43,6 +44,7 @@ from service.database import Database, utc_now
 from service.errors import StartError
 from service.jobs.events import events_after, latest_event_id
 from service.jobs.models import EventView
+from service.serving import Server
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.workers.models import Worker
@@ -185,7 +187,8 @@ class _Teller:
             last = latest_event_id(session)
         since = utc_now()
         while not self._stopping.wait(1):
-            with self._database.read() as session:
+            # A database that is locked or full for a moment is told about by whoever could not write to it.
+            with suppress(OperationalError), self._database.read() as session:
                 for worker in session.exec(select(Worker).where(col(Worker.registered_at) > since)):
                     since = max(since, worker.registered_at)
                     logger.info("The worker is ready")
@@ -202,7 +205,7 @@ def _is_told(event: EventView) -> bool:
     return event.job_id is not None and event.kind not in ("job.running", "job.progress", "job.message")
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """Uvicorn without its own signal handling: the children stop before the service does."""
 
     def __init__(self, app: FastAPI, on_started: Callable[[], None]) -> None:
@@ -213,7 +216,8 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="on",
-            )
+            ),
+            app.state.stopping,
         )
         self._on_started = on_started
 

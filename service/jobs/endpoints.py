@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
 from service.auth.principals import Caller, Viewer
@@ -76,6 +76,7 @@ def list_table_events(session: ReadSession, _caller: Viewer, page: Paging, table
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def follow_events(
+    request: Request,
     database: CurrentDatabase,
     _caller: Viewer,
     table_id: str | None = None,
@@ -91,7 +92,9 @@ async def follow_events(
             "Send the id of the last event that was received, or leave the header out to start now.",
         )
     after = int(last_event_id) if last_event_id is not None else None
-    content: AsyncIterator[dict[str, str]] = stream_events(database, after, table_id=table_id, job_id=job_id)
+    content: AsyncIterator[dict[str, str]] = stream_events(
+        database, after, request.app.state.stopping, table_id=table_id, job_id=job_id
+    )
     return EventSourceResponse(content)
 
 

@@ -69,7 +69,10 @@ class Job(SQLModel, table=True):
     max_attempts: int
     backoff_seconds: float
     max_backoff_seconds: float
-    lease_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime, index=True)
+    lease_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """For people; that it is over is decided by `renewals` (service.jobs.leases)."""
+    renewals: int = 0
+    """Heartbeats of all attempts: what an observer sees change, whatever the clock does."""
     cancel_requested_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     retry_of: str | None = None
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
@@ -121,6 +124,8 @@ class Lease(SQLModel, table=True):
     name: str = Field(primary_key=True)
     holder: str
     expires_at: datetime = Field(sa_type=UtcDateTime)
+    """For people, as is that of a job."""
+    renewals: int = 0
 
 
 class SystemState(SQLModel, table=True):

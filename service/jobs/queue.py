@@ -5,6 +5,7 @@ running attempt of its job; a later one gets StaleAttempt and changes nothing. T
 writes a table is enforced by the unique index `uq_jobs_running_writer`, not here.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,6 @@ from sqlmodel.sql.expression import SelectOfScalar
 
 from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
-from service.database import utc_now
 from service.errors import ConflictError, NotFoundError
 from service.index_health.reports import apply_report, seen_equality_field_ids
 from service.jobs.events import record_job_event
@@ -56,6 +56,15 @@ _WORKER_LOST = ErrorReport(
     remedy="Nothing to do if a further attempt follows; if not, the worker's log may tell of a crash.",
     retryable=True,
 )
+_CLAIM_ANSWER_LOST = ErrorReport(
+    code="claim_answer_lost",
+    title="The worker never got this attempt",
+    detail="The worker asked for work again, so it does not run this attempt.",
+    remedy="Nothing to do: the job is queued again, and no attempt is used up.",
+    retryable=True,
+)
+RunningAttempt = tuple[str, int]
+"""Job id and number of the attempt."""
 
 
 def enqueue(
@@ -121,9 +130,24 @@ def has_claimable(session: Session, now: datetime) -> bool:
     return session.exec(_claimable(now).limit(1)).first() is not None
 
 
-def claim(session: Session, settings: Settings, worker_id: str, now: datetime) -> Assignment | None:
-    """Give the longest waiting job to a worker, or None. Raises NotFoundError for an unknown worker."""
+def claim(
+    session: Session, settings: Settings, worker_id: str, now: datetime, *, has_waited: bool = False
+) -> Assignment | None:
+    """Give the longest waiting job to a worker, or None. Raises NotFoundError for an unknown worker.
+
+    A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run. If it
+    `has_waited` since it asked, it got that attempt by another call and needs no job from this one.
+    """
     worker = get_worker(session, worker_id)
+    not_run = running_attempts(session, worker_id)
+    if has_waited and not_run:
+        return None
+    # Before the worker's own row is locked: a heartbeat locks them in this order, too.
+    for job_id, attempt in not_run:
+        lost = _lock_job(session, job_id)
+        if _is_current(lost, attempt):
+            running = session.get_one(Attempt, (job_id, attempt))
+            _end_attempt(session, lost, running, AttemptStatus.LOST, _CLAIM_ANSWER_LOST, now)
     worker.last_seen_at = now
     session.add(worker)
     session.flush()
@@ -150,6 +174,7 @@ def heartbeat(
     job, running = _fenced(session, job_id, attempt)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
     job.lease_expires_at = running.lease_expires_at = expires_at
+    job.renewals += 1
     worker = session.get_one(Worker, running.worker_id)
     worker.last_seen_at = now
     if report.progress is not None:
@@ -204,14 +229,59 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
     return job
 
 
-def give_up_expired(session: Session, now: datetime) -> list[Job]:
-    """End every attempt whose lease ran out as lost, and queue its job again while attempts remain."""
-    query = select(Job).where(Job.status == JobStatus.RUNNING.value, col(Job.lease_expires_at) < now)
-    jobs = list(session.exec(query.with_for_update(skip_locked=True)))
-    for job in jobs:
-        running = session.get_one(Attempt, (job.id, job.attempt))
-        _end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
-    return jobs
+def leases(session: Session) -> dict[RunningAttempt, int]:
+    """How often the lease of each running attempt was renewed, for a LeaseObserver."""
+    query = select(Job.id, Job.attempt, Job.renewals).where(Job.status == JobStatus.RUNNING.value)
+    return {(job_id, attempt): renewals for job_id, attempt, renewals in session.exec(query)}
+
+
+def give_up(session: Session, expired: Mapping[RunningAttempt, int], now: datetime) -> list[Job]:
+    """End attempts whose lease ran out as lost, and queue their jobs again while attempts remain.
+
+    One that was renewed since it was seen, or is just being renewed, goes on.
+    """
+    lost = []
+    for (job_id, attempt), renewals in expired.items():
+        query = select(Job).where(
+            Job.id == job_id,
+            Job.attempt == attempt,
+            Job.renewals == renewals,
+            Job.status == JobStatus.RUNNING.value,
+        )
+        job = session.exec(query.with_for_update(skip_locked=True)).first()
+        if job is not None:
+            running = session.get_one(Attempt, (job_id, attempt))
+            _end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
+            lost.append(job)
+    return lost
+
+
+def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[Job]:
+    """Let no queued job wait for a time that a clock which was set back reaches too late.
+
+    No pause is longer than the longest of its job, which tells of a clock that was set back unseen.
+    """
+    query = select(Job).where(Job.status == JobStatus.QUEUED.value, col(Job.available_at) > now)
+    moved = []
+    for job in session.exec(query.with_for_update(skip_locked=True)):
+        longest = timedelta(seconds=job.max_backoff_seconds)
+        available_at = max(min(job.available_at - set_back, now + longest), now)
+        if available_at == job.available_at:
+            continue
+        earlier = (job.available_at - available_at).total_seconds()
+        job.available_at = available_at
+        session.add(job)
+        record_job_event(
+            session,
+            job,
+            "job.clock",
+            f"The clock of the service was set back: the job may start {earlier:.0f} s earlier by it.",
+            now,
+            level="warning",
+            available_at=_rfc3339(available_at),
+        )
+        moved.append(job)
+    return moved
 
 
 def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
@@ -261,6 +331,14 @@ def get_worker(session: Session, worker_id: str) -> Worker:
             "Register with POST /api/v1/workers.",
         )
     return worker
+
+
+def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
+    """What a worker runs as far as is known here."""
+    query = select(Attempt.job_id, Attempt.attempt).where(
+        Attempt.worker_id == worker_id, Attempt.status == AttemptStatus.RUNNING.value
+    )
+    return sorted((job_id, attempt) for job_id, attempt in session.exec(query))
 
 
 def get_job(session: Session, job_id: str) -> Job:
@@ -370,7 +448,8 @@ def _end_attempt(
     error: ErrorReport | None,
     now: datetime,
 ) -> None:
-    if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST):
+    never_ran = error is _CLAIM_ANSWER_LOST
+    if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
         job.failures += 1
     after = status_after(
         outcome,
@@ -402,6 +481,18 @@ def _end_attempt(
         job.available_at = now
         record_job_event(
             session, job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
+        )
+    elif never_ran:
+        job.available_at = now
+        record_job_event(
+            session,
+            job,
+            "job.retry",
+            f"Attempt {job.attempt} lost{_cause(running)}; queued again at once.",
+            now,
+            level="warning",
+            error=running.error,
+            available_at=_rfc3339(now),
         )
     else:
         delay = backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
@@ -449,6 +540,10 @@ def _change_status(job: Job, after: JobStatus) -> None:
     job.status = after.value
 
 
+def _is_current(job: Job, attempt: int) -> bool:
+    return job.attempt == attempt and job.status == JobStatus.RUNNING.value
+
+
 def _lock_job(session: Session, job_id: str) -> Job:
     query = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
     job = session.exec(query).first()
@@ -457,7 +552,7 @@ def _lock_job(session: Session, job_id: str) -> Job:
 
 def _fenced(session: Session, job_id: str, attempt: int) -> tuple[Job, Attempt]:
     job = _lock_job(session, job_id)
-    if job.attempt != attempt or job.status != JobStatus.RUNNING.value:
+    if not _is_current(job, attempt):
         raise ConflictError(
             "stale-attempt",
             "This attempt no longer runs the job",
@@ -484,10 +579,3 @@ def _find_queued(session: Session, job: Job) -> Job | None:
 
 def _rfc3339(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
-
-
-def touch_worker(session: Session, worker_id: str) -> None:
-    """Note that a worker was heard of while it waits for work."""
-    worker = get_worker(session, worker_id)
-    worker.last_seen_at = utc_now()
-    session.add(worker)

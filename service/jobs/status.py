@@ -62,7 +62,7 @@ class AttemptStatus(StrEnum):
     RELEASED = "released"
     """Handed back by a worker that shuts down."""
     LOST = "lost"
-    """Its lease ran out."""
+    """Its lease ran out, or its worker asked for other work."""
 
 
 def status_after(

@@ -6,12 +6,15 @@ and it works the same whichever replica wrote the event.
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from service.database import Database, utc_now
+from service.errors import is_database_trouble
 from service.jobs import events
 from service.jobs.models import EventView
 
@@ -21,12 +24,27 @@ _GAP_PATIENCE = timedelta(seconds=5)
 
 
 async def stream_events(
-    database: Database, after: int | None, *, table_id: str | None = None, job_id: str | None = None
+    database: Database,
+    after: int | None,
+    stopping: threading.Event,
+    *,
+    table_id: str | None = None,
+    job_id: str | None = None,
 ) -> AsyncIterator[dict[str, str]]:
-    """Events with an id above `after`, then new ones as they come; None starts now."""
-    position = await run_in_threadpool(_latest, database) if after is None else after
-    while True:
-        batch = await run_in_threadpool(_after, database, position)
+    """Events with an id above `after`, then new ones as they come; None starts now.
+
+    While the database does not answer, the stream is silent; it ends once this process is `stopping`.
+    """
+    position = after
+    while not stopping.is_set():
+        batch: list[EventView] = []
+        try:
+            if position is None:
+                position = await run_in_threadpool(_latest, database)
+            batch = await run_in_threadpool(_after, database, position)
+        except SQLAlchemyError as error:
+            if not is_database_trouble(error):
+                raise
         for event in batch:
             position = event.id
             if (table_id is None or event.table_id == table_id) and (

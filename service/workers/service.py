@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -41,21 +42,25 @@ async def claim_job(
     worker_id: str,
     wait_seconds: float,
     is_gone: Callable[[], Awaitable[bool]],
+    stopping: threading.Event,
 ) -> Assignment | None:
-    """Wait for a job, at most `wait_seconds`; between looks it holds neither a connection nor a thread.
+    """Wait for a job, at most `wait_seconds` and not once this process is `stopping`.
 
-    A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps.
+    Between looks it holds neither a connection nor a thread.
+
+    A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps. Nor does
+    one that got a job by another call meanwhile: it has given this one up.
     """
     deadline = time.monotonic() + wait_seconds
     assignment = await run_in_threadpool(_claim, database, settings, worker_id)
-    while assignment is None and time.monotonic() < deadline:
+    while assignment is None and time.monotonic() < deadline and not stopping.is_set():
         # Jitter keeps many idle workers from looking all at once.
         pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
         await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
         if await is_gone():
             return None
         if await run_in_threadpool(_has_work, database):
-            assignment = await run_in_threadpool(_claim, database, settings, worker_id)
+            assignment = await run_in_threadpool(_claim, database, settings, worker_id, has_waited=True)
     return assignment
 
 
@@ -82,9 +87,11 @@ def count_alive(session: Session, settings: Settings, now: datetime) -> int:
     return session.exec(query).one()
 
 
-def _claim(database: Database, settings: Settings, worker_id: str) -> Assignment | None:
+def _claim(
+    database: Database, settings: Settings, worker_id: str, *, has_waited: bool = False
+) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, settings, worker_id, utc_now())
+        return queue.claim(session, settings, worker_id, utc_now(), has_waited=has_waited)
 
 
 def _has_work(database: Database) -> bool:

@@ -1,8 +1,8 @@
 """Faults at named points of a process, for the test builds of service and worker; neither knows of this.
 
-A test says what happens where in an environment variable, and a test build wraps the points and asks `Faults.at`.
-Markers in a directory count, so a fault fires as often as it should however often its process is started again,
-and the test sees that it did.
+A test says in an environment variable what happens where, and a test build wraps the points and asks
+`Faults.at`. Files in a directory count, so a fault fires as often as it should however often its process is
+started again, and the test sees that it did.
 """
 
 import json

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sqlalchemy import create_engine, text
 from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKeyRequest, Role
 from service.auth.service import create_api_key
-from service.background import Background
+from service.background import Background, Clock
 from service.database import Database, migrate
 from service.policies.service import ensure_built_in
 from service.settings import Settings
@@ -103,6 +104,22 @@ def settings(tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings
         poll_interval_seconds=0.2,
         scheduler_interval_seconds=0.1,
     )
+
+
+class ManualTime:
+    """A clock that a test sets, and the time that really passes."""
+
+    def __init__(self) -> None:
+        self.wall = datetime(2026, 1, 1, tzinfo=UTC)
+        self.monotonic = 1000.0
+        self.clock = Clock(lambda: self.wall, lambda: self.monotonic)
+
+    def pass_by(self, seconds: float) -> None:
+        self.monotonic += seconds
+        self.jump(seconds)
+
+    def jump(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ from service.auth.service import find_api_key_principal, provision_worker_key
 from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import register_embedded_catalog
-from service.database import Database, migrate, utc_now
+from service.database import Database, migrate
 from service.errors import StartError
-from service.jobs.models import Lease
 from service.schema import TABLES
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, DATABASES
+from tests.service.conftest import ADMIN_KEY, DATABASES, ManualTime
 
 
 @pytest.fixture
@@ -133,20 +131,29 @@ def test_replicas_that_start_together_migrate_one_after_the_other(
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_one_replica_schedules_until_its_lease_ends(
-    kind: str, new_database_url: Callable[[str], str], tmp_path: Path
+@pytest.mark.parametrize("jump_seconds", [-3600, 0, 3600])
+def test_one_replica_schedules_until_it_is_silent_whatever_the_clock_says(
+    kind: str, jump_seconds: float, new_database_url: Callable[[str], str], tmp_path: Path
 ) -> None:
-    settings = Settings(data_dir=tmp_path, database_url=new_database_url(kind))
+    settings = Settings(data_dir=tmp_path, database_url=new_database_url(kind), lease_seconds=30)
     database = Database(settings.database_url)
-    replicas = [Background(database, settings, IcebergCatalogs()) for _ in range(2)]
-    assert [replica.hold_lease() for replica in replicas] == [True, False]
-    with database.write() as session:
-        lease = session.exec(select(Lease)).one()
-        lease.expires_at = utc_now() - timedelta(seconds=1)
-        session.add(lease)
-    assert replicas[1].hold_lease()
-    for replica in replicas:
-        replica.stop()
+    time = ManualTime()
+    first, second = (Background(database, settings, IcebergCatalogs(), time.clock) for _ in range(2))
+    assert [first.hold_lease(), second.hold_lease()] == [True, False]
+    time.jump(jump_seconds)
+    for _ in range(20):
+        time.pass_by(1)
+        assert [first.hold_lease(), second.hold_lease()] == [True, False]
+    # The first is silent; it was last renewed within the last quarter of the lease of an attempt.
+    waited = 0
+    while not second.hold_lease():
+        time.pass_by(1)
+        waited += 1
+    assert 7 <= waited <= 16
+    assert not first.hold_lease()
+    second.stop()
+    assert first.hold_lease(), "who stops hands the lease back"
+    first.stop()
     database.dispose()
 
 

@@ -1,0 +1,58 @@
+"""The HTTP server of `icestream serve`, and how it ends.
+
+After SIGTERM no new request is taken; those that wait for something to come (the claims of idle workers, open
+event streams) end at once, all others are answered. All of this within a bound.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from service.settings import Settings
+
+STOP_SECONDS = 10.0
+"""After so long the process ends, whatever still hangs: a catalog, say, that does not answer a poll."""
+_DRAIN_SECONDS = 7
+_log = logging.getLogger("icestream.serving")
+
+
+class Server(uvicorn.Server):
+    """Sets `stopping` once it is asked to end, before it waits for the requests in flight."""
+
+    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+
+
+def run(app: ASGIApp, stopping: threading.Event, settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    threading.Thread(target=_end_in_time, args=[stopping], name="ends-in-time", daemon=True).start()
+    server = Server(config, stopping)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise SystemExit(3)
+
+
+def _end_in_time(stopping: threading.Event) -> None:
+    stopping.wait()
+    time.sleep(STOP_SECONDS)
+    _log.warning("Something still hangs after %.0f s; ending without it", STOP_SECONDS)
+    os._exit(1)
