@@ -262,6 +262,14 @@ class TableBuilder:
         else:
             self.commit(*self.deletion_vectors(positions))
 
+    def compact(self) -> None:
+        """Rewrite all data files, by Iceberg's own procedure in Spark."""
+        catalog = self.identifier.partition(".")[0]
+        self.spark.sql(
+            f"CALL {catalog}.system.rewrite_data_files("
+            f"table => '{self.identifier}', options => map('rewrite-all', 'true'))"
+        )
+
     def commit(self, *files: WrittenFile, branch: str = "main") -> None:
         """Commit the files as one RowDelta, or as one append when there are only data files."""
         table = self.java

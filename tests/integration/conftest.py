@@ -10,18 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import maven, readers
-from tests.factories import Catalog, TableBuilder, spark_session, sqlite_catalog
+from tests.factories import Catalog, TableBuilder, sqlite_catalog
 from tests.integration import upsert_stream
 from tests.integration.icestream import Icestream
+from tests.spark import spark as spark
 
 _numbers = count(1)
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session()
-    yield session
-    session.stop()
 
 
 @pytest.fixture

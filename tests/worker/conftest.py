@@ -1,27 +1,17 @@
 """One Spark session and one Iceberg catalog in SQLite for all tests of the worker."""
 
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, spark_session, sqlite_catalog
+from tests.exactness import Exactness
+from tests.factories import Catalog, sqlite_catalog
+from tests.jobs import Jobs
+from tests.spark import spark as spark
 
 _numbers = count()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # When Python collects a Java object in the middle of a call, py4j opens another connection and drops one.
-    config.addinivalue_line("filterwarnings", "ignore:unclosed .socket.socket.*127.0.0.1:ResourceWarning")
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session()
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +29,14 @@ def warehouse(catalog: Catalog) -> Path:
 def table_name(catalog: Catalog) -> str:
     """A name in `local` that no other test uses."""
     return f"{catalog.name}.db.table_{next(_numbers)}"
+
+
+@pytest.fixture
+def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path) -> Jobs:
+    """Jobs on the table of that name, with an index of the test's own."""
+    return Jobs(spark, catalog, table_name, tmp_path / "index")
+
+
+@pytest.fixture
+def exactly(spark: SparkSession, jobs: Jobs, table_name: str) -> Exactness:
+    return Exactness(spark, jobs, table_name)

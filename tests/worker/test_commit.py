@@ -176,10 +176,7 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls(new_plan: NewPlan) -> N
 class TestConflicts:
     def test_a_compaction_in_between_wins(self, new_plan: NewPlan) -> None:
         plan = new_plan()
-        plan.spark.sql(
-            f"CALL local.system.rewrite_data_files(table => '{plan.table.identifier}', "
-            "options => map('rewrite-all', 'true'))"
-        )
+        plan.table.compact()
         with plan.changes_nothing(CommitConflictError, "missing data files"):
             commit_row_delta(plan.java_table, plan.delta)
 

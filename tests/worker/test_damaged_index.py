@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.exactness import Exactness
-from tests.factories import Catalog, TableBuilder, equality_delete_files, garble
-from tests.jobs import Jobs
+from tests.factories import TableBuilder, equality_delete_files, garble
 from worker import footers
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def exactly(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path) -> Exactness:
-    return Exactness(spark, Jobs(spark, catalog, table_name, tmp_path / "index"), table_name)
 
 
 def indexed(exactly: Exactness) -> TableBuilder:

@@ -14,7 +14,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import DecimalType, NestedField, StringType
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, key_reader, resolve_key_set
@@ -40,11 +40,6 @@ def row(i: int) -> dict[str, Any]:
     }
     nulled = {name: None for place, name in enumerate(values) if (i + place) % 7 == 0}
     return {"id": i, "region": ("eu", "us")[i % 2], **values, **nulled}
-
-
-@pytest.fixture
-def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path) -> Jobs:
-    return Jobs(spark, catalog, table_name, tmp_path / "index")
 
 
 @pytest.mark.integration

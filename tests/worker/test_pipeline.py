@@ -22,11 +22,6 @@ from worker.sorted_runs import TOP_LEVEL
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path) -> Jobs:
-    return Jobs(spark, catalog, table_name, tmp_path / "index")
-
-
 def upserted(
     spark: SparkSession, name: str, *, format_version: Any, partitioned: bool, key: list[str]
 ) -> TableBuilder:
@@ -129,17 +124,14 @@ def test_existing_position_deletes_are_merged(
 def test_a_plan_that_compaction_overtook_is_made_again(
     spark: SparkSession, jobs: Jobs, table_name: str
 ) -> None:
-    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
     before = visible_rows(spark, table_name)
     overtaken: list[bool] = []
 
     def compact_once() -> None:
         if not overtaken:
             overtaken.append(True)
-            spark.sql(
-                f"CALL {table_name.split('.')[0]}.system.rewrite_data_files("
-                f"table => '{table_name}', options => map('rewrite-all', 'true'))"
-            )
+            table.compact()
 
     jobs.reporter.before_commit = compact_once
     result = jobs.run("convert").result
@@ -339,12 +331,9 @@ def rows_by_file(index: Path, table: str) -> list[int]:
 def test_compaction_drops_the_entries_of_files_that_are_gone(
     spark: SparkSession, jobs: Jobs, table_name: str
 ) -> None:
-    upserted(spark, table_name, format_version=3, partitioned=True, key=["id"])
+    table = upserted(spark, table_name, format_version=3, partitioned=True, key=["id"])
     jobs.run("index")
-    spark.sql(
-        f"CALL {table_name.split('.')[0]}.system.rewrite_data_files("
-        f"table => '{table_name}', options => map('rewrite-all', 'true'))"
-    )
+    table.compact()
     health = jobs.run("index").health["key_sets"][0]
     assert 0 < health["dead_ratio"] < 1
     outcome = jobs.run("compact")

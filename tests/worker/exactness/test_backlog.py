@@ -177,10 +177,7 @@ def test_a_batch_that_compaction_overtook_is_planned_again(exactly: Exactness) -
         nonlocal commits
         commits += 1
         if commits == 2:
-            exactly.spark.sql(
-                f"CALL local.system.rewrite_data_files(table => '{table.identifier}',"
-                " options => map('rewrite-all', 'true'))"
-            )
+            table.compact()
 
     exactly.jobs.reporter.before_commit = compact_in_the_second
     result = convert(exactly, 4).result

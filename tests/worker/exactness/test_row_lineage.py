@@ -48,14 +48,6 @@ def manifest_entries(table: TableBuilder) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in table.spark.sql(query).collect()]
 
 
-def compact(table: TableBuilder) -> None:
-    catalog = table.identifier.split(".")[0]
-    table.spark.sql(
-        f"CALL {catalog}.system.rewrite_data_files("
-        f"table => '{table.identifier}', options => map('rewrite-all', 'true'))"
-    ).collect()
-
-
 def test_each_row_keeps_its_id_and_the_commit_that_last_changed_it(exactly: Exactness) -> None:
     table = exactly.table(COLUMNS, format_version=3)
     table.append(rows(0, 1, 2, 3), files=2)  # 1: row ids 0 to 3
@@ -80,7 +72,7 @@ def test_row_lineage_survives_compaction_and_updates_between_conversions(
     table.append(rows(*range(8)), files=2)
     table.upsert(rows(1, 2, value=1), key=["id"])
     before = lineage(table)
-    compact(table)
+    table.compact()
     assert lineage(table) == before
     table.upsert(rows(2, 3, value=2), key=["id"])
     spark.sql(f"UPDATE {table.identifier} SET value = 50 WHERE id IN (3, 5)")
@@ -94,7 +86,7 @@ def test_row_lineage_survives_compaction_and_updates_between_conversions(
             rows={(0, 0): 1, (1, 1): 1, (2, 2): 1, (3, 50): 1, (4, 0): 1, (5, 50): 1, (7, 0): 1},
         )
         assert lineage(table) == before
-        compact(table)
+        table.compact()
         assert lineage(table) == before
 
 
@@ -124,7 +116,7 @@ def test_no_data_file_is_written_rewritten_or_described_anew(
         upserted = [{"id": i, "region": regions[i % 2], "value": value} for i in range(value, 15, 3)]
         table.upsert(upserted, key=["id"])
         if value == 1:
-            compact(table)
+            table.compact()
     files, entries = data_files(table), manifest_entries(table)
     exactly.convert(table)
     assert data_files(table) == files

@@ -34,14 +34,6 @@ def upsert_files(table: TableBuilder, upserted: list[dict[str, int]]) -> list[Wr
     return [*table.data_files(upserted), *table.equality_deletes(upserted, equality_columns=["id"])]
 
 
-def compact(table: TableBuilder) -> None:
-    catalog = table.identifier.split(".")[0]
-    table.spark.sql(
-        f"CALL {catalog}.system.rewrite_data_files("
-        f"table => '{table.identifier}', options => map('rewrite-all', 'true'))"
-    ).collect()
-
-
 def upgrade(table: TableBuilder) -> None:
     table.spark.sql(f"ALTER TABLE {table.identifier} SET TBLPROPERTIES ('format-version' = '3')")
 
@@ -229,17 +221,17 @@ def test_compaction_before_between_and_after_upserts(
     table.append(rows(*range(8)), files=2)
     if indexed == "before":
         exactly.jobs.run("index", key_sets=[["id"]])
-    compact(table)
+    table.compact()
     table.upsert(rows(1, 2, value=1), key=["id"])
     table.append(rows(1, 3, value=2))
-    compact(table)
+    table.compact()
     table.upsert(rows(2, 3, value=3), key=["id"])
     table.delete_keys(keys(5))
     if indexed == "after":
         exactly.jobs.run("index", key_sets=[["id"]])
     expected = visible(rows(0, 4, 6, 7), rows(1, value=1), rows(1, value=2), rows(2, 3, value=3))
     exactly.convert(table, rows=expected, sources=("index" if indexed == "after" else "scan", "index"))
-    compact(table)
+    table.compact()
     table.upsert(rows(6, value=4), key=["id"])
     expected += visible(rows(6, value=4))
     expected -= visible(rows(6))
@@ -356,7 +348,7 @@ def test_conversions_between_every_two_steps(exactly: Exactness, format_version:
             case "delete":
                 table.delete_keys(keys(*ids))
             case "compact":
-                compact(table)
+                table.compact()
         if what in ("upsert", "delete"):
             history.delete(*ids)
         if what in ("upsert", "append"):
