@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 
 from tests.factories import spark_session
-from tests.soak.history import World
 from tests.soak.seeds import run_seed, shrink
+from tests.soak.world import World
 
 PROGRESS_SECONDS = 5.0
 

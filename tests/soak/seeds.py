@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.soak.history import HistoryError, Setup, Step, World, draw
+from tests.soak.drawing import Setup, Step, draw
+from tests.soak.history import HistoryError, run
+from tests.soak.world import World
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Failure:
 def run_seed(world: World, seed: int) -> Failure | None:
     setup, steps = draw(seed)
     try:
-        world.run(setup, steps)
+        run(world, setup, steps)
     except HistoryError as error:
         return Failure(seed, error)
     return None
@@ -48,7 +50,7 @@ def shrink(world: World, seed: int, *, seconds: float = 60) -> str:
 
 def _error(world: World, setup: Setup, steps: Sequence[Step]) -> HistoryError | None:
     try:
-        world.run(setup, steps)
+        run(world, setup, steps)
     except HistoryError as error:
         return error
     return None

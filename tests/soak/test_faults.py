@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from tests.soak.history import World
 from tests.soak.seeds import run_seed
+from tests.soak.world import World
 from worker.deletes import ExistingDeletes, plan_deletes
 from worker.lookup import GLOBAL, DeleteKeys
 from worker.positions import union

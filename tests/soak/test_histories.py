@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.soak.history import World, draw
+from tests.soak.drawing import draw
+from tests.soak.history import run
 from tests.soak.seeds import run_seed, shrink
+from tests.soak.world import World
 
 pytestmark = pytest.mark.integration
 BATCH = 20
@@ -20,4 +22,4 @@ def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, f
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_seed_always_makes_the_same_history(world: World, seed: int) -> None:
-    assert world.run(*draw(seed)) == world.run(*draw(seed))
+    assert run(world, *draw(seed)) == run(world, *draw(seed))

@@ -1,0 +1,152 @@
+"""Steps of the worker: jobs of every kind, and the readers after a conversion."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from tests.soak.checks import Checks, assert_same
+from tests.soak.drawing import MEASURE, Step
+from tests.soak.model import applies
+from worker.job import JobError
+
+
+class JobSteps(Checks):
+    """Jobs on the table, whose results must be what the model foresees."""
+
+    def index(self, rng: Random) -> str:
+        """Of the key sets of live equality deletes, and sometimes of those that are declared."""
+        return self._index_job("index", rng)
+
+    def rebuild(self, rng: Random) -> str:
+        return self._index_job("rebuild", rng)
+
+    def _index_job(self, kind: str, rng: Random) -> str:
+        declared: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            usable = [key_set for key_set in self.usable_key_sets(self.schema) if MEASURE not in key_set]
+            declared["key_sets"] = [[self.schema.find_column_name(i) for i in key_set] for key_set in usable]
+        try:
+            result = self.jobs.run(kind, **declared).result
+        except JobError as error:
+            # A table without keys, or with float keys alone, has nothing to index.
+            if error.code not in ("no_key_set", "float_key"):
+                raise
+            return error.code
+        return "; ".join(f"{one['columns']}: {one['files_indexed']} files" for one in result["key_sets"])
+
+    def compact(self, rng: Random) -> str:
+        result = self.jobs.run("compact").result
+        return "; ".join(
+            f"{one['columns']}: {one['sorted_runs_before']} runs became {one['sorted_runs_after']}"
+            for one in result["key_sets"]
+        )
+
+    def verify(self, rng: Random) -> str:
+        result = self.jobs.run("verify").result
+        differences = [one["examples"] for one in result["key_sets"] if one["differences"]]
+        assert not differences, f"the verify job found {differences}"
+        return f"{len(result['key_sets'])} indexes"
+
+    def convert(self, rng: Random) -> str:
+        """A conversion; sometimes with a dry run first, or with another writer just before its commit."""
+        said = []
+        if rng.random() < 0.15:
+            said.append(self._check(rng, before=True))
+        foretold = None
+        if rng.random() < 0.2:
+            foretold = self.jobs.run("convert", dry_run=True).result["rows_deleted"]
+        between = None
+        if rng.random() < 0.25 and not self._has_orc:
+            kinds = ["upsert", "delete", "merge", "delete_positions", "end_rewrite", "drop_file", "roll_back"]
+            between = Step(rng.choice(kinds), rng.getrandbits(32))
+        said.append(self._convert(foretold, between))
+        said.append(self._check(rng))
+        if rng.random() < 0.3:
+            said.append(self._check_past(rng))
+        return ", ".join(said)
+
+    def _convert(self, foretold: int | None = None, between: Step | None = None) -> str:
+        pending = self.table.live_equality_deletes()
+        foreseen = self._foreseen(pending)
+        late: set[str] = set()
+        overtaken: list[str] = []
+
+        def before_commit() -> None:
+            if between is None or overtaken:
+                return
+            overtaken.append(between.kind)
+            self._note_new_snapshots()
+            known = self.table.live_equality_deletes()
+            overtaken[0] += f" ({self.do(between)})"
+            # Those that a rollback brings back count too.
+            late.update(self.table.live_equality_deletes() - known)
+
+        self.jobs.reporter.before_commit = before_commit
+        try:
+            result = self.jobs.run("convert").result
+        finally:
+            self.jobs.reporter.before_commit = lambda: None
+        self._note_new_snapshots()
+        self.may_conflict = True
+        refused = {one["file_path"]: one["code"] for one in result["unconvertible"]}
+        left = self.table.live_equality_deletes()
+        if overtaken:
+            foreseen |= {path: code for path, code in self._foreseen(late).items() if path in refused}
+            foreseen = {path: code for path, code in foreseen.items() if path in refused or path in left}
+            assert left <= foreseen.keys() | late, f"left without reason: {left - foreseen.keys() - late}"
+        else:
+            assert left == foreseen.keys(), f"left: {left}, foreseen: {foreseen}"
+            if foretold is not None:
+                deleted = result["rows_deleted"]
+                assert deleted == foretold, f"{deleted} rows deleted, the dry run foretold {foretold}"
+        assert refused == foreseen, f"refused: {refused}, foreseen: {foreseen}"
+        sources = [one["source"] for one in result["key_sets"]]
+        return f"{len(pending)} delete files, {result['rows_deleted']} rows by {sources}" + (
+            f", overtaken by {overtaken[0]}" if overtaken else ""
+        )
+
+    def _note_new_snapshots(self) -> None:
+        """Commits of a conversion show what the head shows."""
+        self.table.refresh()
+        for snapshot_id in self.table.snapshot_ids - self.model.snapshots.keys():
+            self.model.snapshots[snapshot_id] = self.model.head
+
+    @property
+    def _has_orc(self) -> bool:
+        return self.setup.file_format == "orc" or self.setup.other_formats
+
+    def _foreseen(self, live: set[str]) -> dict[str, str]:
+        """Equality delete files that must stay, with the code of the reason."""
+        kinds, head = self.kinds, self.model.head
+        refused = {}
+        for delete in head.deletes:
+            if delete.path not in live:
+                continue
+            ticks = {i for i in delete.fields if kinds[i] in ("timestamp", "timestamptz")}
+            files = [
+                file
+                for file in map(self.model.files.__getitem__, head.files)
+                if applies(delete, file, head.files[file.path])
+            ]
+            if any(kinds[i] == "double" for i in delete.fields):
+                refused[delete.path] = "float_key"
+            elif ticks and (
+                delete.file_format == "orc"
+                or any(file.file_format == "orc" and ticks & file.fields for file in files)
+            ):
+                refused[delete.path] = "unsupported_orc_timestamp"
+        return refused
+
+    def finish(self, rng: Random) -> str:
+        """The last conversion, asked about with Spark."""
+        said = [self._convert()]
+        kinds = [str(column.field_type) for column in self.schema.fields]
+        fields = [column.field_id for column in self.schema.fields]
+        expected = self.model.rows(self.model.head, fields)
+        assert_same(self.table.spark_rows(kinds), expected, "what Spark shows at the end")
+        if rng.random() < 0.3:
+            self.verify(rng)
+        if rng.random() < 0.3:
+            said.append(self._check_past(rng))
+        return ", ".join([*said, f"{sum(expected.values())} rows"])
