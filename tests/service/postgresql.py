@@ -5,8 +5,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -22,6 +23,19 @@ def _binary(name: str) -> str:
 @contextmanager
 def running_server() -> Iterator[str]:
     """The SQLAlchemy URL of an empty server, without the database's name; stopped and deleted at the end."""
+    with restartable_server() as server:
+        yield server.url
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    restart: Callable[[], None]
+    """As a crash would: every connection breaks, and what was committed is recovered from the log."""
+
+
+@contextmanager
+def restartable_server() -> Iterator[Server]:
     directory = Path(tempfile.mkdtemp(prefix="icestream-postgresql-"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -46,7 +60,11 @@ def running_server() -> Iterator[str]:
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
         # The server must not hold the pipes that `run` reads to their end, hence -l.
         run(_binary("pg_ctl"), "-D", data, "-l", log, "-o", options, "-w", "start")
-        yield f"postgresql+psycopg://icestream@127.0.0.1:{port}"
+        control = (_binary("pg_ctl"), "-D", data, "-l", log, "-o", options, "-w")
+        yield Server(
+            f"postgresql+psycopg://icestream@127.0.0.1:{port}",
+            lambda: run(*control, "-m", "immediate", "restart"),
+        )
     finally:
         if (directory / "data" / "postmaster.pid").exists():
             run(_binary("pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")

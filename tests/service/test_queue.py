@@ -12,17 +12,20 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
+from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
 from service.database import Database
-from service.errors import ConflictError
+from service.errors import ConflictError, InvalidError
 from service.jobs import queue
+from service.jobs.leases import LeaseObserver
 from service.jobs.models import Assignment, Attempt, Event, Job
-from service.jobs.status import JobKind, JobStatus
+from service.jobs.service import retry_job
+from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.workers.models import AddressRangeRequest, ErrorReport, FinishRequest, HeartbeatRequest, Worker
-from tests.service.conftest import DATABASES
+from tests.service.conftest import DATABASES, ManualTime
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings(lease_seconds=30)
@@ -72,9 +75,25 @@ def request(
         return queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test")[0].id
 
 
-def claim(database: Database, worker_id: str, now: datetime = START) -> Assignment | None:
+def claim(
+    database: Database, worker_id: str, now: datetime = START, *, has_waited: bool = False
+) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, SETTINGS, worker_id, now)
+        return queue.claim(session, SETTINGS, worker_id, now, has_waited=has_waited)
+
+
+def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
+    """What the background does once a job's lease did not change for long."""
+    with database.write() as session:
+        current = {each: renewals for each, renewals in queue.leases(session).items() if each[0] == job_id}
+        return [each.id for each in queue.give_up(session, current, now)]
+
+
+def may_be_repeated(found: Job) -> bool:
+    """Of what a user can ask for: a table's index is not dropped while the table is enrolled."""
+    return found.kind != JobKind.DROP_INDEX.value and (
+        not found.dry_run or found.kind == JobKind.CONVERT.value
+    )
 
 
 def finish(
@@ -96,7 +115,7 @@ def job(database: Database, job_id: str) -> Job:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Users, workers, time and lost leases in any order; the model knows each attempt's fate."""
+    """Users, workers, lost leases, restarts and clocks in any order; the model knows each attempt's fate."""
 
     database: Database
     jobs = Bundle("jobs")
@@ -111,23 +130,63 @@ class QueueMachine(RuleBasedStateMachine):
                 session.flush()
         # The first two are branches of one Iceberg table.
         self.tables = add_tables(self.database, ["a", "a", "b"])
-        self.worker = add_worker(self.database)
-        self.now = START
-        self.running: dict[str, tuple[int, datetime]] = {}
+        self.workers = [add_worker(self.database) for _ in range(3)]
+        self.time = ManualTime()
+        self.observer = self.new_observer()
+        self.running: dict[str, tuple[int, str]] = {}
+        """Attempt and worker of each running job."""
+        self.seen: dict[str, tuple[int, int, float]] = {}
+        """What the service saw of them: attempt, heartbeats, and how long that did not change."""
+        self.heartbeats: dict[str, int] = {}
         self.granted: dict[str, list[tuple[int, int]]] = {}
+
+    def new_observer(self) -> LeaseObserver[queue.RunningAttempt, int]:
+        return LeaseObserver(SETTINGS.lease_seconds, self.time.clock.monotonic)
+
+    @property
+    def now(self) -> datetime:
+        return self.time.wall
 
     @rule(target=jobs, table=st.integers(0, 2), kind=st.sampled_from(JobKind), dry_run=st.booleans())
     def request(self, table: int, kind: JobKind, dry_run: bool) -> str:
         return request(self.database, self.tables[table], kind, self.now, dry_run=dry_run)
 
-    @rule(target=claims)
-    def claim(self) -> tuple[str, int] | None:
-        assignment = claim(self.database, self.worker, self.now)
+    @rule(target=jobs, job_id=jobs)
+    def retry(self, job_id: str) -> str:
+        try:
+            with self.database.write() as session:
+                again = retry_job(session, SYSTEM, job_id).id
+        except (ConflictError, InvalidError):
+            assert not JobStatus(job(self.database, job_id).status).is_retryable or not may_be_repeated(
+                job(self.database, job_id)
+            )
+            return job_id
+        assert again != job_id
+        return again
+
+    @rule(target=claims, number=st.integers(0, 2), has_waited=st.booleans())
+    def claim(self, number: int, has_waited: bool) -> tuple[str, int] | None:
+        worker = self.workers[number]
+        mine = {job_id: attempt for job_id, (attempt, runner) in self.running.items() if runner == worker}
+        before = {job_id: job(self.database, job_id) for job_id in mine}
+        assignment = claim(self.database, worker, self.now, has_waited=has_waited)
+        if mine and has_waited:
+            assert assignment is None
+            return None
+        for job_id in mine:
+            # It never ran there: it is queued again at once, with as many attempts as before.
+            del self.running[job_id]
+            found = job(self.database, job_id)
+            assert found.failures == before[job_id].failures
+            if before[job_id].cancel_requested_at is not None:
+                assert found.status == JobStatus.CANCELLED.value
+            elif assignment is None or assignment.job.id != job_id:
+                assert (found.status, found.available_at) == (JobStatus.QUEUED.value, self.now)
         if assignment is None:
             return None
         assert assignment.job.id not in self.running
         assert [each.attempt for each in assignment.previous_attempts] == list(range(1, assignment.attempt))
-        self.running[assignment.job.id] = (assignment.attempt, self.now + timedelta(seconds=30))
+        self.running[assignment.job.id] = (assignment.attempt, worker)
         return assignment.job.id, assignment.attempt
 
     @rule(claimed=claims)
@@ -140,7 +199,7 @@ class QueueMachine(RuleBasedStateMachine):
             queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(), self.now)
 
         if self.accepts(job_id, attempt, call):
-            self.running[job_id] = (attempt, self.now + timedelta(seconds=30))
+            self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
 
     @rule(claimed=claims, rows=st.integers(1, 100), at_least=st.integers(0, 200))
     def reserve(self, claimed: tuple[str, int] | None, rows: int, at_least: int) -> None:
@@ -196,7 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
                 call(session)
         except ConflictError as error:
             slug = error.slug
-        is_current = self.running.get(job_id, (0,))[0] == attempt
+        is_current = self.running.get(job_id, (0, ""))[0] == attempt
         assert slug == (None if is_current else "stale-attempt")
         return is_current
 
@@ -208,16 +267,72 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 40))
     def let_time_pass(self, seconds: int) -> None:
-        self.now += timedelta(seconds=seconds)
+        self.time.pass_by(seconds)
+
+    @rule(seconds=st.integers(-7200, 7200))
+    def jump_the_clock(self, seconds: int) -> None:
+        self.time.jump(seconds)
+
+    @rule(seconds=st.integers(1, 7200))
+    def notice_that_the_clock_was_set_back(self, seconds: int) -> None:
+        self.time.jump(-seconds)
+        with self.database.write() as session:
+            before = {each.id: each.available_at for each in session.exec(select(Job))}
+            moved = queue.follow_clock(session, timedelta(seconds=seconds), self.now)
+            for each in moved:
+                assert self.now <= each.available_at < before[each.id]
+        with self.database.read() as session:
+            for each in session.exec(select(Job).where(Job.status == JobStatus.QUEUED.value)):
+                assert each.available_at <= self.now + timedelta(seconds=each.max_backoff_seconds)
 
     @rule()
-    def give_up_expired(self) -> None:
-        with self.database.write() as session:
-            lost = {each.id for each in queue.give_up_expired(session, self.now)}
-        expired = {job_id for job_id, (_, expires_at) in self.running.items() if expires_at < self.now}
-        assert lost == expired
-        for job_id in expired:
+    def restart_the_service(self) -> None:
+        self.observer, self.seen = self.new_observer(), {}
+
+    @rule(seconds=st.integers(1, 7), times=st.integers(1, 10))
+    def tick(self, seconds: int, times: int) -> None:
+        for _ in range(times):
+            self.time.pass_by(seconds)
+            with self.database.read() as session:
+                expired = self.observer.look(queue.leases(session))
+            with self.database.write() as session:
+                lost = {each.id for each in queue.give_up(session, expired, self.now)}
+            self.check_lost(lost, seconds)
+
+    def check_lost(self, lost: set[str], seconds: int) -> None:
+        """Exactly those whose heartbeats were not seen to change for a whole lease."""
+        before, self.seen = self.seen, {}
+        for job_id, (attempt, _) in self.running.items():
+            beats = self.heartbeats.get(job_id, 0)
+            known = before.get(job_id)
+            same = known is not None and known[:2] == (attempt, beats)
+            self.seen[job_id] = (attempt, beats, known[2] + seconds if known is not None and same else 0)
+        assert lost == {job_id for job_id, (_, _, still) in self.seen.items() if still >= 30}
+        for job_id in lost:
             del self.running[job_id]
+
+    def teardown(self) -> None:
+        """Whatever happened: when time passes and a worker works, every job ends."""
+        for _ in range(200):
+            with self.database.read() as session:
+                left = [each for each in session.exec(select(Job)) if not JobStatus(each.status).is_final]
+            if not left:
+                return
+            with self.database.write() as session:
+                queue.follow_clock(session, timedelta(), self.now)
+            assignment = claim(self.database, self.workers[0], self.now)
+            if assignment is None:
+                self.tick_quietly()
+            else:
+                finish(self.database, assignment.job.id, assignment.attempt, "succeeded", self.now)
+        raise AssertionError(f"jobs that never end: {left}")
+
+    def tick_quietly(self) -> None:
+        self.time.pass_by(60)
+        with self.database.read() as session:
+            expired = self.observer.look(queue.leases(session))
+        with self.database.write() as session:
+            queue.give_up(session, expired, self.now)
 
     @invariant()
     def at_most_one_running_job_writes_a_table(self) -> None:
@@ -226,6 +341,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert {each.id: each.attempt for each in running} == {
             job_id: attempt for job_id, (attempt, _) in self.running.items()
         }
+        # No lease of a dead attempt is left, and none is missing.
+        with self.database.read() as session:
+            attempts = session.exec(
+                select(Attempt).where(Attempt.status == AttemptStatus.RUNNING.value)
+            ).all()
+        assert {each.job_id: (each.attempt, each.worker_id) for each in attempts} == self.running
         writers = [each.table_uuid for each in running if each.writes]
         assert len(writers) == len(set(writers))
 
@@ -293,12 +414,11 @@ def test_the_database_itself_refuses_a_second_running_writer(database: Database)
 
 def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
-    worker = add_worker(database)
     for kind, dry_run in ((JobKind.CONVERT, False), (JobKind.CONVERT, True), (JobKind.VERIFY, False)):
         request(database, table, kind, dry_run=dry_run)
     request(database, table, JobKind.INDEX)
     kinds = []
-    while (assignment := claim(database, worker)) is not None:
+    while (assignment := claim(database, add_worker(database))) is not None:
         kinds.append((assignment.job.kind, assignment.job.dry_run))
     # The writers were requested at the same moment: any may be first, and the others wait for it.
     writers = {("convert", False), ("index", False), ("verify", False)}
@@ -376,8 +496,7 @@ def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
     job_id = request(database, table)
     claim(database, worker)
     later = START + timedelta(seconds=31)
-    with database.write() as session:
-        assert [each.id for each in queue.give_up_expired(session, later)] == [job_id]
+    assert give_up(database, job_id, later) == [job_id]
     with database.read() as session:
         (attempt,) = queue.attempts_of(session, job_id)
     assert attempt.status == "lost"
@@ -389,16 +508,19 @@ def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
     assert claim(database, worker, later + timedelta(seconds=10)) is not None
 
 
-def test_an_expired_lease_that_nobody_took_is_extended_by_a_heartbeat(database: Database) -> None:
+def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
     job_id = request(database, table)
     claim(database, worker)
-    later = START + timedelta(seconds=60)
+    with database.read() as session:
+        seen = queue.leases(session)
+    # The clock stands still: the lease says the same time as before, and yet it was renewed.
     with database.write() as session:
-        queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), later)
+        queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
     with database.write() as session:
-        assert queue.give_up_expired(session, later) == []
+        assert queue.give_up(session, seen, START + timedelta(seconds=60)) == []
+    assert give_up(database, job_id, START) == [job_id]
 
 
 def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(database: Database) -> None:
@@ -411,9 +533,67 @@ def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(databas
     with database.write() as session:
         answer = queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
     assert answer.cancel_requested
-    with database.write() as session:
-        queue.give_up_expired(session, START + timedelta(seconds=31))
+    give_up(database, job_id, START + timedelta(seconds=31))
     assert job(database, job_id).status == "cancelled"
+
+
+def test_a_worker_that_claims_again_does_not_run_what_it_has(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    for attempt in range(1, 8):
+        # Each answer got lost: the same job comes again, however few attempts it may use up.
+        assignment = claim(database, worker)
+        assert assignment is not None
+        assert (assignment.job.id, assignment.attempt) == (job_id, attempt)
+    with database.read() as session:
+        attempts = queue.attempts_of(session, job_id)
+    assert [each.status for each in attempts] == ["lost"] * 6 + ["running"]
+    assert {each.error["code"] for each in attempts if each.error} == {"claim_answer_lost"}
+    assert job(database, job_id).failures == 0
+    with pytest.raises(ConflictError, match="attempt 7"):
+        finish(database, job_id, 6, "succeeded")
+    assert finish(database, job_id, 7, "succeeded") is JobStatus.SUCCEEDED
+    assert claim(database, worker) is None
+
+
+def test_a_poll_that_its_worker_gave_up_takes_no_job_and_ends_no_attempt(database: Database) -> None:
+    tables = add_tables(database, ["a", "b"])
+    worker = add_worker(database)
+    request(database, tables[0])
+    assert claim(database, worker) is not None
+    request(database, tables[1])
+    assert claim(database, worker, has_waited=True) is None
+    with database.read() as session:
+        assert len(queue.leases(session)) == 1
+
+
+def test_a_clock_that_was_set_back_holds_up_no_queued_job(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    finish(database, job_id, 1, "failed", START, RETRYABLE)
+    back = timedelta(hours=1)
+    now = START - back + timedelta(seconds=2)
+    with database.write() as session:
+        assert [each.id for each in queue.follow_clock(session, back, now)] == [job_id]
+    assert job(database, job_id).available_at == START - back + timedelta(seconds=10)
+    assert claim(database, worker, now) is None
+    assert claim(database, worker, now + timedelta(seconds=8)) is not None
+    with database.read() as session:
+        kinds = [each.kind for each in session.exec(select(Event).where(Event.job_id == job_id))]
+    assert kinds.count("job.clock") == 1
+
+
+def test_a_pause_that_no_job_has_shows_a_clock_that_was_set_back_unseen(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    now = START - timedelta(days=1)
+    with database.write() as session:
+        queue.follow_clock(session, timedelta(), now)
+    found = job(database, job_id)
+    assert found.available_at == now + timedelta(seconds=found.max_backoff_seconds)
 
 
 @pytest.mark.parametrize("pause", ["table", "catalog"])
@@ -466,7 +646,7 @@ def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None
     uuids = [job(database, assignment.job.id).table_uuid for assignment in claimed]
     assert len(uuids) == len(set(uuids))
     # Whoever lost a race finds the rest later: every table gets its writer.
-    while (assignment := claim(database, workers[0])) is not None:
+    while (assignment := claim(database, add_worker(database))) is not None:
         uuids.append(job(database, assignment.job.id).table_uuid)
     assert sorted(uuids) == ["a", "b", "c"]
 

@@ -1,0 +1,84 @@
+"""The real worker with a job that only pretends: `python -m tests.faults.stub_worker`. No Spark.
+
+What it does to its "table" is a line in a journal, one file a table. It reads that first, as a conversion
+looks for its job id in the history. STUB_JOURNAL names the directory, STUB_SECONDS how long a job takes.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import worker.main
+from worker.control_plane import Assignment, ControlPlane
+from worker.job import Outcome
+from worker.main import AttemptReporter, Worker, WorkerSettings
+from worker.session import TaskRunner
+
+JOURNAL = Path(os.environ["STUB_JOURNAL"])
+SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
+
+
+def run_job(assignment: Assignment, _runner: TaskRunner, reporter: AttemptReporter) -> Outcome:
+    """Reserve addresses, work, confirm the lease, and commit unless an attempt before has committed."""
+    job_id, attempt = assignment.job.id, assignment.attempt
+    base = reporter.grant_addresses(10, 0)
+    note("addresses", f"{assignment.table.table_uuid} {base} {job_id} {attempt}")
+    for step in range(4):
+        reporter.progress("work", step, 4, "steps")
+        time.sleep(SECONDS / 4)
+    is_repeated = any(line.split()[0] == job_id for line in journal(assignment.table.id))
+    if not is_repeated:
+        reporter.confirm_lease()
+        commit(assignment.table.id, job_id, attempt)
+    return cast("Outcome", SimpleNamespace(result={"repeated": is_repeated}, health=None))
+
+
+def commit(table_id: str, job_id: str, attempt: int) -> None:
+    """As atomic as a commit to Iceberg, which refuses what would remove the same deletes again."""
+    with (JOURNAL / table_id).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if any(line.split()[0] == job_id for line in file):
+            note("refused", f"{job_id} {attempt}")
+        else:
+            file.write(f"{job_id} {attempt}\n")
+
+
+def journal(table_id: str) -> list[str]:
+    path = JOURNAL / table_id
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def note(name: str, line: str) -> None:
+    with (JOURNAL / name).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"{line}\n")
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    patched: Any = worker.main
+    patched.run_job = run_job
+    # Jobs take a moment here, so what lies between two tries is short, too.
+    patched.RETRY_SECONDS = 0.2
+    settings = WorkerSettings()
+    control_plane = ControlPlane(settings.url, settings.api_key)
+    stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_alive=True)))
+    signal.signal(signal.SIGTERM, stub.stop)
+    try:
+        stub.run(settings.worker_name)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        control_plane.close()
+
+
+if __name__ == "__main__":
+    main()
