@@ -186,6 +186,11 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     return _python_properties(java | _storage_credentials(java_io, java_table.location()))
 
 
+def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
+    return {key: value for key, value in properties.items() if key.startswith(_FILE_IO_PREFIXES)}
+
+
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
     """The file properties among Java's, in PyIceberg's words."""
     python = {key: value for key, value in java.items() if key.startswith(_FILE_IO_PREFIXES)}

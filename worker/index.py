@@ -25,7 +25,6 @@ from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.sorted_runs import (
     TABLE_FOLDERS,
-    IndexCommitConflictError,
     IndexWarehouse,
     LiveFiles,
     RunFile,
@@ -147,12 +146,16 @@ def owners(base_addresses: Int64Array, record_counts: Int64Array, addresses: Int
 
 @dataclass(frozen=True, slots=True)
 class KeySetIndex:
-    """The index of one key set at one Paimon snapshot. `dictionary` and `entries` are read together."""
+    """The index of one key set at one Paimon snapshot of each of its tables.
+
+    dictionary: the rows of `files`, which are read before `entries`.
+    """
 
     key_set: KeySet
     generation: int
     entries_table: RunTable
     files_table: RunTable
+    files: LiveFiles
     entries: LiveFiles
     dictionary: FileDictionary
 
@@ -295,9 +298,10 @@ def load_index(
     key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know."""
-    dictionary = FileDictionary(_read_rows(storage, files_table.live_files().files, DICTIONARY_SCHEMA))
+    files = files_table.live_files()
+    dictionary = FileDictionary(_read_rows(storage, files.files, DICTIONARY_SCHEMA))
     return KeySetIndex(
-        key_set, generation, entries_table, files_table, entries_table.live_files(), dictionary
+        key_set, generation, entries_table, files_table, files, entries_table.live_files(), dictionary
     )
 
 
@@ -467,24 +471,20 @@ def commit_index(
 ) -> KeySetIndex:
     """Entries first, then their files: after the second commit, and only then, the files are covered.
 
-    replaced: files of the index whose entries `runs` hold too. Raises IndexCommitConflictError when somebody
-    else has removed the entries in between.
+    replaced: files of the index whose entries `runs` hold too. Raises IndexCommitConflictError when another
+    commit came first.
     """
     confirm_lease()
     if runs or replaced:
-        index.entries_table.commit_files(runs, replaced)
-    # A pause may have lasted longer than the lease, and another job may have dropped entries without files.
-    confirm_lease()
-    live = {file.file_name for file in index.entries_table.live_files().files}
-    if not live.issuperset(run.file_name for run in runs):
-        raise IndexCommitConflictError("the new entries were removed before their files were committed")
+        index.entries_table.commit_files(index.entries, runs, replaced)
     rows = write_run(
         storage,
         index.files_table.location,
         _dictionary_rows(files),
         primary_key=["base_address"],
     )
-    index.files_table.commit_files(rows)
+    # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
+    index.files_table.commit_files(index.files, rows)
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
 
 
@@ -492,8 +492,10 @@ def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storag
     """Takes the files that are not in `live_paths` out of the dictionary: they are no longer covered.
 
     Merges small files of the dictionary too, with each that is no larger than those before it together.
+    Commits in any case, which keeps a late writer from adding files whose entries are about to be dropped:
+    raises IndexCommitConflictError when that one came first.
     """
-    files = sorted(index.files_table.live_files().files, key=lambda file: file.rows)
+    files = sorted(index.files.files, key=lambda file: file.rows)
     wanted = pa.array(sorted(live_paths), pa.string())
     kept = []
     for file in files:
@@ -505,15 +507,17 @@ def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storag
         while merged < len(files) and files[merged].rows <= sum(file.rows for file in files[:merged]):
             merged += 1
     replaced = [i for i, file in enumerate(files) if i < merged or kept[i].num_rows < file.rows]
-    if not replaced:
-        return
-    written = write_run(
-        storage,
-        index.files_table.location,
-        pa.concat_tables([kept[i] for i in replaced]).sort_by("base_address"),
-        primary_key=["base_address"],
+    written = (
+        write_run(
+            storage,
+            index.files_table.location,
+            pa.concat_tables([kept[i] for i in replaced]).sort_by("base_address"),
+            primary_key=["base_address"],
+        )
+        if replaced
+        else []
     )
-    index.files_table.commit_files(written, [files[i] for i in replaced])
+    index.files_table.commit_files(index.files, written, [files[i] for i in replaced])
 
 
 def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:

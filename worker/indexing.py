@@ -96,14 +96,14 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
                 f"Key set {index.key_set}: {before.sorted_runs} sorted runs with {dead:.0%} dead entries need"
                 " no compaction."
             )
-            _clean_up(job, table, index, report)
+            _clean_up(job, index, report)
             continue
         written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_paths))
         with job.stage("commit_index"):
             job.reporter.confirm_lease()
             # The dictionary forgets dead files first: see worker.compaction.
             forget_files(index, live_paths, table.storage)
-            index.entries_table.commit_files(written, merge.files)
+            index.entries_table.commit_files(index.entries, written, merge.files)
         after = index.entries_table.live_files()
         report["sorted_runs_after"] = after.sorted_runs
         report["entries_after"] = after.rows
@@ -114,7 +114,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
             f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
             f" {before.rows - after.rows:,} dead entries dropped."
         )
-        _clean_up(job, table, index, report)
+        _clean_up(job, index, report)
     if not results:
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
@@ -131,12 +131,12 @@ def _merged(
     return [file for files in parts for file in files]
 
 
-def _clean_up(job: Job, table: PinnedTable, index: KeySetIndex, report: dict[str, Any]) -> None:
+def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
     """Deletes what no snapshot of the index needs any more: replaced files, and those of dead attempts."""
     with job.stage("clean_up"):
         job.reporter.confirm_lease()
         for part in (index.files_table, index.entries_table):
-            cleaned = part.clean_up(table.storage, compaction.KEEP_SECONDS)
+            cleaned = part.clean_up(compaction.KEEP_SECONDS)
             report["files_deleted"] += cleaned.files
             report["bytes_deleted"] += cleaned.size_bytes
     if report["files_deleted"]:

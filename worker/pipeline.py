@@ -10,7 +10,7 @@ from worker.indexing import compact_index, index_table, rebuild_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
 from worker.removal import drop_index
 from worker.session import TaskRunner
-from worker.sorted_runs import IndexWarehouse
+from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
 from worker.verification import verify_index
 
 _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
@@ -38,4 +38,14 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
     with job.stage("plan"):
         table = pin_table(job)
         warehouse = IndexWarehouse(assignment.index.warehouse, table.storage)
-    return run(job, table, warehouse)
+    try:
+        return run(job, table, warehouse)
+    except IndexCommitConflictError as error:
+        raise JobError(
+            "index_conflict",
+            "Another commit to the index came first",
+            str(error),
+            "Nothing to do: it was a late one of an attempt that had lost its job, and the next attempt plans"
+            " on what is there now.",
+            retryable=True,
+        ) from error

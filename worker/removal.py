@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worker.catalogs import given_file_io_properties, resolve_secrets
 from worker.index import database_name
 from worker.job import Job, Outcome
 from worker.sorted_runs import IndexWarehouse
@@ -11,7 +12,9 @@ from worker.storage import Storage
 def drop_index(job: Job) -> Outcome:
     """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
     table = job.assignment.table
-    warehouse = IndexWarehouse(job.assignment.index.warehouse, Storage())
+    properties = resolve_secrets(job.assignment.catalog.properties)
+    storage = Storage(given_file_io_properties(properties))
+    warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)
     database = database_name(table.table_uuid, table.branch)
     names = warehouse.table_names(database)
     with job.stage("drop"):

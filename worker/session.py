@@ -19,7 +19,9 @@ from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
 JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
+_JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
 
 _RESULTS_AT_ONCE = 4  # that the driver holds of a stage that runs on Spark
@@ -61,7 +63,7 @@ def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
     if cached:
         settings["spark.jars"] = ",".join(str(jar) for jar in cached)
     else:
-        settings["spark.jars.packages"] = ",".join([ICEBERG_RUNTIME, *JDBC_DRIVERS])
+        settings["spark.jars.packages"] = ",".join(_JARS)
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
@@ -71,7 +73,7 @@ def cached_jars(folder: Path) -> list[Path]:
     """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
     names = [
         coordinate.replace(":", "_", 1).replace(":", "-") + ".jar"
-        for coordinate in (ICEBERG_RUNTIME, *JDBC_DRIVERS)
+        for coordinate in _JARS
     ]
     jars = [folder / "jars" / name for name in names]
     return jars if all(jar.is_file() for jar in jars) else []

@@ -8,7 +8,6 @@ rows are the union of the files' rows.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
 from pypaimon.write.commit_message import CommitMessage
 
+from worker.snapshots import NextSnapshot
 from worker.sorting import is_bytes
 from worker.storage import Storage
 
@@ -201,7 +201,9 @@ class IndexWarehouse:
     def __init__(self, location: str, storage: Storage) -> None:
         self.location = location.rstrip("/")
         self.storage = storage
-        self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
+        self._catalog: Catalog = CatalogFactory.create(
+            {"warehouse": self.location, **_paimon_options(storage.properties)}
+        )
 
     def open(self, database: str, name: str) -> RunTable | None:
         """The table, or None if it does not exist."""
@@ -209,7 +211,7 @@ class IndexWarehouse:
             table = self._catalog.get_table(f"{database}.{name}")
         except (TableNotExistException, DatabaseNotExistException):
             return None
-        return RunTable(table)
+        return RunTable(table, self.storage)
 
     def create(
         self,
@@ -225,7 +227,7 @@ class IndexWarehouse:
             schema, primary_keys=list(primary_key), options={**_TABLE_OPTIONS, **options}
         )
         self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
-        return RunTable(self._catalog.get_table(f"{database}.{name}"))
+        return RunTable(self._catalog.get_table(f"{database}.{name}"), self.storage)
 
     def table_names(self, database: str) -> list[str]:
         try:
@@ -244,8 +246,9 @@ class IndexWarehouse:
 class RunTable:
     """One Paimon primary-key table, seen as its live files."""
 
-    def __init__(self, table: FileStoreTable) -> None:
+    def __init__(self, table: FileStoreTable, storage: Storage) -> None:
         self._table = table
+        self._storage = storage
 
     @property
     def location(self) -> str:
@@ -256,58 +259,72 @@ class RunTable:
         return dict(self._table.table_schema.options)
 
     def live_files(self) -> LiveFiles:
+        # Should a snapshot come in between, a commit planned on this one is refused, as it must be.
         snapshot = self._table.snapshot_manager().get_latest_snapshot()
         if snapshot is None:
             return LiveFiles(None, ())
         return LiveFiles(snapshot.id, tuple(self._run_file(meta) for meta in self._live_metas()))
 
-    def commit_files(self, added: Sequence[RunFile], removed: Sequence[RunFile] = ()) -> int:
-        """Makes `added` visible and `removed` dead in one Paimon snapshot; its id.
+    def commit_files(
+        self, planned_on: LiveFiles, added: Sequence[RunFile], removed: Sequence[RunFile] = ()
+    ) -> None:
+        """Makes `added` visible and `removed` dead in the Paimon snapshot that follows the planned one.
 
-        Raises IndexCommitConflictError when a removed file is no longer live.
+        Without either it only takes that snapshot's place, so that no other commit that was planned on the
+        same one can succeed. Raises IndexCommitConflictError when such a one has come first, and OSError when
+        the store did not say whether the snapshot was written: then it may still be.
         """
         removed_names = {file.file_name for file in removed}
         dead = [meta for meta in self._live_metas() if meta.file_name in removed_names] if removed else []
         if len(dead) != len(removed_names):
             raise IndexCommitConflictError("files to be replaced in the index are no longer live")
-        commit = self._table.new_batch_write_builder().new_commit()
+        table = self._table.copy({"snapshot.ignore-empty-commit": "false"})
+        next_snapshot = NextSnapshot(table.snapshot_manager(), self._storage, planned_on.paimon_snapshot_id)
+        commit = table.new_batch_write_builder().new_commit()
+        commit.file_store_commit.snapshot_commit = next_snapshot
+        commit.file_store_commit.commit_max_retries = 0
         try:
             message = CommitMessage((), 0, [self._meta(file) for file in added], deleted_files=dead)
             commit.commit([message])
         except RuntimeError as error:
-            if "conflict" in str(error).lower():
-                raise IndexCommitConflictError(str(error)) from error
+            if next_snapshot.error is not None:
+                raise next_snapshot.error from None
+            if next_snapshot.is_overtaken or "conflict" in str(error).lower():
+                raise IndexCommitConflictError("another commit to the index came first") from error
             raise
         finally:
             commit.close()
-        snapshot = self._table.snapshot_manager().get_latest_snapshot()
-        assert snapshot is not None
-        return int(snapshot.id)
 
-    def clean_up(self, storage: Storage, keep_seconds: float) -> CleanedUp:
+    def clean_up(self, keep_seconds: float) -> CleanedUp:
         """Expires snapshots that nobody reads any more, and deletes every file that no kept one needs.
 
         Kept are the snapshots of the last `keep_seconds`, and the one that was the latest before these. Files
-        younger than that stay as well: they may belong to a commit that is still to come. Snapshots go first,
-        so what an interruption leaves is found the next time. Only for the table's one writer.
+        younger than that stay as well. Snapshots go first, so what an interruption leaves is found the next
+        time. Raises IndexCommitConflictError when another commit comes first.
         """
-        horizon = time.time() - keep_seconds
+        # A commit that was planned before, and might name a file that is deleted here, can't succeed after
+        # this one. It also tells the time by the clock of the store, not of this machine.
+        self.commit_files(self.live_files(), [])
+        files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
+        modified_at = {file.name: file.modified_at for file in files}
+        horizon = max(modified_at.values()) - keep_seconds
         snapshots = self._table.snapshot_manager().list_snapshots()
-        older = [snapshot.id for snapshot in snapshots if snapshot.time_millis / 1000 < horizon]
+        older = [s.id for s in snapshots if modified_at[f"snapshot-{s.id}"] <= horizon]
         kept = [snapshot for snapshot in snapshots if snapshot.id >= max(older, default=0)]
-        needed = {f"snapshot-{snapshot.id}" for snapshot in kept} | {"LATEST", "EARLIEST"}
+        needed = {f"snapshot-{snapshot.id}" for snapshot in kept}
         lists, manifests = ManifestListManager(self._table), ManifestFileManager(self._table)
         for snapshot in kept:
-            files = lists.read_all(snapshot)
+            parts = lists.read_all(snapshot)
             needed |= {snapshot.base_manifest_list, snapshot.delta_manifest_list}
-            needed |= {file.file_name for file in files}
-            needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(files)}
+            needed |= {part.file_name for part in parts}
+            needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(parts)}
         count = size_bytes = 0
-        for folder in TABLE_FOLDERS:
-            for file in storage.list(f"{self.location}/{folder}"):
-                if file.name not in needed and file.modified_at < horizon and storage.delete(file.location):
-                    count += 1
-                    size_bytes += file.size_bytes
+        for file in files:
+            if file.name in needed or file.modified_at > horizon:
+                continue
+            if self._storage.delete(file.location):
+                count += 1
+                size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
 
     def _live_metas(self) -> list[DataFileMeta]:
@@ -354,6 +371,24 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
+
+
+def _paimon_options(properties: Mapping[str, str]) -> dict[str, str]:
+    """PyIceberg's properties of a file system in pypaimon's words."""
+    names = {
+        "s3.endpoint": "fs.s3.endpoint",
+        "client.access-key-id": "fs.s3.accessKeyId",
+        "s3.access-key-id": "fs.s3.accessKeyId",
+        "client.secret-access-key": "fs.s3.accessKeySecret",
+        "s3.secret-access-key": "fs.s3.accessKeySecret",
+        "client.session-token": "fs.s3.securityToken",
+        "s3.session-token": "fs.s3.securityToken",
+        "client.region": "fs.s3.region",
+        "s3.region": "fs.s3.region",
+    }
+    options = {paimon: properties[name] for name, paimon in names.items() if name in properties}
+    by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
+    return options | {"s3.path-style-access": str("s3.endpoint" in properties and not by_host).lower()}
 
 
 def _values(row: InternalRow) -> tuple[Any, ...]:

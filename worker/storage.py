@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+import obstore
 import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import GCSStore, LocalStore, S3Store
 from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
 
+if TYPE_CHECKING:  # names that obstore has for type checkers only
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
 _HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
 _SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
+
+_CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,51 @@ class Storage:
     def write(self, location: str, content: bytes) -> None:
         with self.open_output(location) as sink:
             sink.write(content)
+
+    def create(self, location: str, content: bytes) -> bool:
+        """Writes a file that must not exist yet; False if it does. Of several at once, one writes it.
+
+        Raises OSError when the store did not say: it may have been written, or may still be.
+        """
+        store, path = self._object_store(location)
+        try:
+            obstore.put(store, path, content, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            # A repeated request of our own finds what the first one wrote, if only its answer was lost.
+            return self.read(location) == content
+        except BaseError as error:
+            raise OSError(f"{location} could not be written: {str(error).partition(chr(10))[0]}") from error
+        return True
+
+    def _object_store(self, location: str) -> tuple[ObjectStore, str]:
+        """Where an exclusive write of a location goes, and the path there: Arrow's file systems have none."""
+        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
+        key = path.removeprefix(netloc).lstrip("/")
+        if scheme == "file":
+            return LocalStore(), key
+        if scheme in ("s3", "s3a", "s3n"):
+            given = self._given(
+                endpoint=("s3.endpoint",),
+                access_key_id=("s3.access-key-id", "client.access-key-id"),
+                secret_access_key=("s3.secret-access-key", "client.secret-access-key"),
+                session_token=("s3.session-token", "client.session-token"),
+                region=("s3.region", "client.region"),
+                virtual_hosted_style_request=("s3.force-virtual-addressing",),
+            )
+            client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
+            return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
+        if scheme in ("gs", "gcs"):
+            given = self._given(base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
+            return GCSStore(netloc, client_options=_CREATE_CLIENT, retry_config=_CREATE_RETRIES, **given), key
+        raise OSError(f"an index can't lie at a {scheme} location, only on file, s3 and gs")
+
+    def _given(self, **names: tuple[str, ...]) -> dict[str, Any]:
+        """The properties that are set, under other names: the first of each."""
+        found = {
+            name: next((self.properties[k] for k in keys if k in self.properties), None)
+            for name, keys in names.items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def list(self, location: str) -> list[StoredFile]:
         """The files directly in a directory, in any order; none when there is no such directory."""

@@ -215,7 +215,7 @@ def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
     file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
     reader = KeyReader(storage, key_set, None, {})
     (task,) = build_tasks(reader, index.entries_table.location, assign_addresses([file], 40, {}), 1)
-    index.entries_table.commit_files(task.run(None).runs)
+    index.entries_table.commit_files(index.entries, task.run(None).runs)
 
     index = open_index(warehouse, "t_table", key_set)
     assert index is not None

@@ -86,14 +86,14 @@ class Tampered:
     def describe(self, change: Callable[[RunFile], RunFile], *, name: str = ENTRIES) -> None:
         """Commits what the manifest says of the runs anew; the files themselves stay as they are."""
         table = self.run_table(name)
-        files = table.live_files().files
+        live = table.live_files()
         described = []
-        for file in files:
+        for file in live.files:
             new_name = f"again-{file.file_name}"
             location = file.location.replace(file.file_name, new_name)
             shutil.copy(file.location.removeprefix("file://"), location.removeprefix("file://"))
             described.append(change(replace(file, file_name=new_name, location=location)))
-        table.commit_files(described, files)
+        table.commit_files(live, described, live.files)
 
 
 @pytest.fixture(scope="module")

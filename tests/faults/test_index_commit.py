@@ -1,0 +1,302 @@
+"""Commits to the index: of several at once one wins, and a late one of a lost attempt changes nothing."""
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.types import LongType
+
+from tests.faults.proxy import CUT, PASS, Proxy, truncate
+from tests.s3 import S3, s3_server
+from worker import index as indexes
+from worker.compaction import LiveAddresses, choose_merge, compaction_tasks
+from worker.index import KeySetIndex, assign_addresses, build_tasks, commit_index, open_index
+from worker.plan import DataFile, PartitionKey
+from worker.read import KeyColumn, KeyReader, KeySet
+from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
+from worker.storage import Storage
+
+DATABASE = "t_1"
+KEY_SET = KeySet((KeyColumn(1, "id", (1,), LongType(), pa.int64()),))
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+RACERS = 4
+ROUNDS = 12
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        server.create_bucket("lake")
+        yield server
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an index lies; opens in any process."""
+
+    location: str
+    properties: dict[str, str]
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(self.properties)
+
+    @property
+    def warehouse(self) -> IndexWarehouse:
+        return IndexWarehouse(self.location, self.storage)
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        return Place(tmp_path.as_uri(), {})
+    server: S3 = request.getfixturevalue("s3")
+    return Place(f"s3://lake/{tmp_path.name}", server.properties())
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    return Place(tmp_path.as_uri(), {})
+
+
+def data_file(folder: Path, name: str, rows: range) -> DataFile:
+    path = folder / name
+    field = pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})
+    pq.write_table(pa.table({"id": rows}, schema=pa.schema([field])), path)
+    size = path.stat().st_size
+    return DataFile(path.as_uri(), "parquet", PartitionKey(0, json.dumps([])), len(rows), size, 1)
+
+
+class Writer:
+    """A job that indexes, one step at a time; pausing between steps needs no process."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        index = open_index(place.warehouse, DATABASE, KEY_SET, create=True)
+        assert index is not None
+        self.index: KeySetIndex = index
+
+    def add(self, files: list[DataFile], base: int) -> None:
+        self.commit(*self.build(files, base))
+
+    def build(self, files: list[DataFile], base: int) -> tuple[list[RunFile], list[Any]]:
+        indexed = assign_addresses(files, base, self.index.dictionary.partitions())
+        reader = KeyReader(self.place.storage, KEY_SET, None, {})
+        tasks = build_tasks(reader, self.index.entries_table.location, indexed, 1)
+        runs = []
+        for task in tasks:
+            (run,) = task.run(None).runs
+            runs.append(run)
+        return runs, indexed
+
+    def commit(self, runs: list[RunFile], files: list[Any]) -> None:
+        self.index = commit_index(self.index, runs, files, self.place.storage)
+
+    def compact(self, live: frozenset[str]) -> None:
+        merge = choose_merge(self.index.entries.files, self.index.dead_ratio(live))
+        assert merge is not None
+        addresses = LiveAddresses.of(self.index.dictionary, live)
+        written = [
+            file
+            for task in compaction_tasks(self.index, merge, self.place.storage, 1)
+            for file in task.run(addresses)
+        ]
+        indexes.forget_files(self.index, live, self.place.storage)
+        self.index.entries_table.commit_files(self.index.entries, written, merge.files)
+
+
+def fresh(place: Place) -> KeySetIndex:
+    index = open_index(place.warehouse, DATABASE, KEY_SET)
+    assert index is not None
+    return index
+
+
+def race(place: Place, number: int, rounds: int, barrier: Any, wins: Any) -> None:
+    """Every racer commits one run on the snapshot that all of them saw."""
+    table = place.warehouse.open("race", "runs")
+    assert table is not None
+    for turn in range(rounds):
+        rows = pa.table({"id": [turn * 100 + number]}, schema=SCHEMA)
+        runs = write_run(place.storage, table.location, rows, primary_key=["id"])
+        barrier.wait()
+        planned_on = table.live_files()
+        barrier.wait()
+        try:
+            table.commit_files(planned_on, runs)
+        except IndexCommitConflictError:
+            continue
+        wins.put((turn, number))
+
+
+def test_of_racing_processes_one_commits_each_snapshot(place: Place) -> None:
+    table = place.warehouse.create("race", "runs", SCHEMA, ["id"], {})
+    context = multiprocessing.get_context("spawn")
+    barrier, wins = context.Barrier(RACERS), context.Queue()
+    racers = [
+        context.Process(target=race, args=(place, number, ROUNDS, barrier, wins)) for number in range(RACERS)
+    ]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join(120)
+        assert racer.exitcode == 0
+    won = sorted(wins.get(timeout=10) for _ in range(ROUNDS))
+    assert wins.empty()
+    assert [turn for turn, _ in won] == list(range(ROUNDS))
+    live = table.live_files()
+    assert live.paimon_snapshot_id == ROUNDS
+    # What a winner committed is what readers see, and nothing of the losers.
+    assert sorted(file.min_key[0] for file in live.files) == [turn * 100 + number for turn, number in won]
+
+
+def test_files_whose_entries_compaction_has_dropped_are_not_covered_by_a_late_commit(
+    place: Place, tmp_path: Path
+) -> None:
+    kept, late = data_file(tmp_path, "kept", range(10)), data_file(tmp_path, "late", range(10, 20))
+    Writer(place).add([kept], 0)
+    sleeper = Writer(place)
+    runs, indexed = sleeper.build([late], 100)
+    # It falls asleep between its two commits, for longer than its lease.
+    sleeper.index.entries_table.commit_files(sleeper.index.entries, runs)
+    Writer(place).compact(frozenset({kept.path}))
+
+    rows = write_run(
+        place.storage,
+        sleeper.index.files_table.location,
+        indexes._dictionary_rows(indexed),
+        primary_key=["base_address"],
+    )
+    with pytest.raises(IndexCommitConflictError):
+        sleeper.index.files_table.commit_files(sleeper.index.files, rows)
+    after = fresh(place)
+    assert after.dictionary.paths == [kept.path]
+    assert after.entries.rows == 10
+
+
+def test_a_late_commit_of_entries_whose_files_were_cleaned_up_is_refused(
+    local: Place, tmp_path: Path
+) -> None:
+    kept, late = data_file(tmp_path, "kept", range(10)), data_file(tmp_path, "late", range(10, 20))
+    Writer(local).add([kept], 0)
+    sleeper = Writer(local)
+    runs, _ = sleeper.build([late], 100)
+    for table in (fresh(local).files_table, fresh(local).entries_table):
+        table.clean_up(keep_seconds=0)
+    with pytest.raises(FileNotFoundError):
+        local.storage.read(runs[0].location)
+
+    with pytest.raises(IndexCommitConflictError):
+        sleeper.index.entries_table.commit_files(sleeper.index.entries, runs)
+    assert fresh(local).entries.rows == 10
+
+
+def test_a_snapshot_whose_number_was_used_and_has_expired_is_never_read(local: Place, tmp_path: Path) -> None:
+    files = [data_file(tmp_path, f"f{i}", range(i * 10, i * 10 + 10)) for i in range(4)]
+    Writer(local).add(files[:1], 0)
+    sleeper = Writer(local)
+    runs, _ = sleeper.build(files[3:], 1000)
+    for base, file in ((100, files[1]), (200, files[2])):
+        Writer(local).add([file], base)
+    table = fresh(local).entries_table
+    table.clean_up(keep_seconds=0)
+    before = fresh(local).entries
+
+    # Its look at the latest snapshot lies before all of that, and its write after it.
+    planned = sleeper.index.entries
+    newest, late = (
+        f"{table.location}/snapshot/snapshot-{number}"
+        for number in (before.paimon_snapshot_id, (planned.paimon_snapshot_id or 0) + 1)
+    )
+    assert local.storage.create(late, local.storage.read(newest))
+    assert fresh(local).entries == before
+    with pytest.raises(IndexCommitConflictError):
+        table.commit_files(planned, runs)
+
+
+def test_a_clean_up_trusts_the_clock_of_the_store(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose clock is a day ahead deletes nothing that is in use or about to be."""
+    Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
+    runs, _ = Writer(local).build([data_file(tmp_path, "g", range(10))], 100)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    for table in (fresh(local).files_table, fresh(local).entries_table):
+        assert table.clean_up(keep_seconds=3600).files == 0
+    assert local.storage.read(runs[0].location)
+
+
+class TestALostAnswer:
+    """The store did what it was asked, or did not, and the answer never came."""
+
+    @pytest.fixture
+    def proxy(self, s3: S3) -> Iterator[Proxy]:
+        with Proxy(s3.port) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def behind(self, proxy: Proxy, tmp_path: Path) -> Place:
+        return Place(f"s3://lake/{tmp_path.name}", S3(proxy.port).properties())
+
+    def test_what_was_written_is_known_as_our_own(
+        self, behind: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = behind.warehouse.create("race", "runs", SCHEMA, ["id"], {})
+        rows = pa.table({"id": [1]}, schema=SCHEMA)
+        runs = write_run(behind.storage, table.location, rows, primary_key=["id"])
+        create = Storage.create
+
+        def with_lost_answers(storage: Storage, location: str, content: bytes) -> bool:
+            # The client repeats the request, and is told that the object exists.
+            proxy.set(truncate(0))
+            timer = threading.Timer(0.5, proxy.set, [PASS])
+            timer.start()
+            try:
+                return create(storage, location, content)
+            finally:
+                timer.join()
+
+        monkeypatch.setattr(Storage, "create", with_lost_answers)
+        table.commit_files(LiveFiles(None, ()), runs)
+        live = table.live_files()
+        assert (live.paimon_snapshot_id, live.rows) == (1, 1)
+
+    def test_a_store_that_is_gone_is_an_error_that_a_retry_can_help(
+        self, behind: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = behind.warehouse.create("race", "runs", SCHEMA, ["id"], {})
+        planned = table.live_files()
+        runs = write_run(
+            behind.storage, table.location, pa.table({"id": [1]}, schema=SCHEMA), primary_key=["id"]
+        )
+        create = Storage.create
+
+        def cut_off(storage: Storage, location: str, content: bytes) -> bool:
+            proxy.set(CUT)
+            return create(storage, location, content)
+
+        monkeypatch.setattr(Storage, "create", cut_off)
+        with pytest.raises(OSError, match="could not be written"):
+            table.commit_files(planned, runs)
+        monkeypatch.undo()
+        proxy.set(PASS)
+        table.commit_files(planned, runs)
+        assert table.live_files().rows == 1
+
+
+def test_a_store_without_exclusive_writes_is_refused() -> None:
+    with pytest.raises(OSError, match="can't lie at a hdfs location"):
+        Storage().create("hdfs://host/x", b"")
+
+
+def test_a_file_is_created_once(place: Place) -> None:
+    location = f"{place.location}/deep/in/snapshot-1"
+    assert place.storage.create(location, b"first")
+    assert not place.storage.create(location, b"second")
+    assert place.storage.read(location) == b"first"

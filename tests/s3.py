@@ -1,0 +1,73 @@
+"""An S3 server on loopback, in a process of its own: moto's, one request after the other.
+
+moto looks whether an object is there and then puts it, which only then is the one step that it is on S3.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+from pyarrow import fs as pafs
+
+_SERVE = """
+import sys
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """A server, and what its clients need to know. `port` may be that of a proxy before it."""
+
+    port: int
+
+    def properties(self) -> dict[str, str]:
+        """PyIceberg's."""
+        return {
+            "s3.endpoint": f"http://127.0.0.1:{self.port}",
+            "s3.access-key-id": "key",
+            "s3.secret-access-key": "secret",
+            "s3.region": "us-east-1",
+        }
+
+    def create_bucket(self, name: str) -> str:
+        """Its location."""
+        filesystem = pafs.S3FileSystem(
+            access_key="key",
+            secret_key="secret",
+            endpoint_override=f"http://127.0.0.1:{self.port}",
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
+        filesystem.create_dir(name)
+        return f"s3://{name}"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/moto-api/")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield S3(port)
+    finally:
+        process.kill()
+        process.wait()
