@@ -31,7 +31,6 @@ from service.settings import Settings
 _log = logging.getLogger("icestream.background")
 _LEASE = "scheduler"
 _CLEAN_UP_SECONDS = 3600.0
-_CLOCK_TOLERANCE = timedelta(seconds=3)
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Background:
         if self._clocks is not None:
             then, moment_then = self._clocks
             set_back = timedelta(seconds=moment - moment_then) - (now - then)
-            if set_back <= _CLOCK_TOLERANCE:
+            if set_back <= queue.CLOCK_TOLERANCE:
                 self._clocks = now, moment
                 return
             _log.warning("The clock was set back by %.0f s", set_back.total_seconds())

@@ -96,17 +96,14 @@ class Database:
             )
         if self.is_sqlite and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        self.engine: Engine = (
-            create_engine(url, pool_timeout=_POOL_SECONDS)
-            if self.is_sqlite
-            else create_engine(
-                url,
-                pool_pre_ping=True,
-                pool_size=10,
-                pool_timeout=_POOL_SECONDS,
-                connect_args={key: value for key, value in _TCP.items() if key not in parsed.query},
-            )
-        )
+        options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
+        if not self.is_sqlite:
+            tcp = {key: value for key, value in _TCP.items() if key not in parsed.query}
+            options |= {"pool_pre_ping": True, "pool_size": 10, "connect_args": tcp}
+        elif not parsed.database:
+            # In memory, which has no pool to wait for.
+            options = {}
+        self.engine: Engine = create_engine(url, **options)
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)

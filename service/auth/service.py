@@ -6,8 +6,10 @@ Secrets are random with at least 256 bits, so a plain SHA-256 of them is enough 
 import hashlib
 import hmac
 import secrets
+from contextlib import suppress
 from datetime import datetime, timedelta
 
+from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, col, select
 
 from service.audit import service as audit
@@ -147,7 +149,8 @@ def find_api_key_principal(database: Database, key: str) -> Principal | None:
     if row is None or not row.is_valid(now):
         return None
     if row.last_used_at is None or now - row.last_used_at > timedelta(minutes=5):
-        with database.write() as session:
+        # Who may read is not refused because nothing can be written; a call that writes says so itself.
+        with suppress(OperationalError), database.write() as session:
             used = session.get_one(ApiKey, row.id)
             used.last_used_at = now
             session.add(used)

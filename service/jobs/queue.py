@@ -63,6 +63,8 @@ _CLAIM_ANSWER_LOST = ErrorReport(
     remedy="Nothing to do: the job is queued again, and no attempt is used up.",
     retryable=True,
 )
+CLOCK_TOLERANCE = timedelta(seconds=3)
+"""So much a clock may be off, or a transaction late, without being said to have been set back."""
 RunningAttempt = tuple[str, int]
 """Job id and number of the attempt."""
 
@@ -266,7 +268,7 @@ def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[J
     for job in session.exec(query.with_for_update(skip_locked=True)):
         longest = timedelta(seconds=job.max_backoff_seconds)
         available_at = max(min(job.available_at - set_back, now + longest), now)
-        if available_at == job.available_at:
+        if job.available_at - available_at <= CLOCK_TOLERANCE:
             continue
         earlier = (job.available_at - available_at).total_seconds()
         job.available_at = available_at

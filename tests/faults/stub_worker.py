@@ -11,20 +11,34 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
-import worker.main
-from worker.control_plane import Assignment, ControlPlane
-from worker.job import Outcome
-from worker.main import AttemptReporter, Worker, WorkerSettings
-from worker.session import TaskRunner
+if TYPE_CHECKING:
+    from worker.control_plane import Assignment
+    from worker.job import Outcome
+    from worker.main import AttemptReporter
+    from worker.session import TaskRunner
 
 JOURNAL = Path(os.environ["STUB_JOURNAL"])
 SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
 
 
-def run_job(assignment: Assignment, _runner: TaskRunner, reporter: AttemptReporter) -> Outcome:
+class JobError(Exception):
+    """As the worker's own, whose module needs Spark."""
+
+    def __init__(self, code: str, title: str, detail: str, remedy: str, *, retryable: bool = False) -> None:
+        super().__init__(detail)
+        self.code, self.title, self.detail, self.remedy, self.retryable = (
+            code,
+            title,
+            detail,
+            remedy,
+            retryable,
+        )
+
+
+def run_job(assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptReporter") -> "Outcome":
     """Reserve addresses, work, confirm the lease, and commit unless an attempt before has committed."""
     job_id, attempt = assignment.job.id, assignment.attempt
     base = reporter.grant_addresses(10, 0)
@@ -64,10 +78,17 @@ def note(name: str, line: str) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    patched: Any = worker.main
-    patched.run_job = run_job
+    _stand_in("worker.pipeline", run_job=run_job)
+    _stand_in("worker.job", JobError=JobError)
+    cancelled = type("JobCancelledError", (Exception,), {})
+    _stand_in("worker.session", JobCancelledError=cancelled, TaskRunner=object, create_spark=None)
+
+    import worker.main
+    from worker.control_plane import ControlPlane
+    from worker.main import Worker, WorkerSettings
+
     # Jobs take a moment here, so what lies between two tries is short, too.
-    patched.RETRY_SECONDS = 0.2
+    worker.main.RETRY_SECONDS = 0.2
     settings = WorkerSettings()
     control_plane = ControlPlane(settings.url, settings.api_key)
     stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_alive=True)))
@@ -78,6 +99,13 @@ def main() -> None:
         pass
     finally:
         control_plane.close()
+
+
+def _stand_in(name: str, **content: Any) -> None:
+    """For what takes seconds to import, Spark above all."""
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    sys.modules[name] = module
 
 
 if __name__ == "__main__":

@@ -369,7 +369,7 @@ def test_a_service_killed_ten_times_loses_no_job_of_a_hundred(
         while len(ids) < 10 * killed:
             ids.add(world.request(port, number))
             number += 1
-        wait_until(world.running, "a running job", 30)
+        wait_until(world.running, "a running job")
         begun = time.monotonic()
         service.send(signal.SIGKILL)
         wait_until(lambda starts=killed + 1: service.starts == starts, "the next start")  # type: ignore[misc]
@@ -440,7 +440,7 @@ def test_a_killed_worker_is_followed_by_another(
     for number in range(3):
         worker = world.worker(port, 1.0)
         ids.add(world.request(port, number))
-        attempt = wait_until(world.running, "a running job", 30)
+        attempt = wait_until(world.running, "a running job")
         worker.send(signal.SIGKILL)
         begun = time.monotonic()
         other = world.worker(port, 1.0)
@@ -466,7 +466,7 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     _, port = world.service()
     stopped = world.worker(port, 1.0)
     ids = {world.request(port, 0)}
-    wait_until(world.running, "a running job", 30)
+    wait_until(world.running, "a running job")
     stopped.send(signal.SIGSTOP)
     other = world.worker(port, 1.0)
     world.wait_for_jobs(ids)
@@ -489,14 +489,14 @@ def test_a_cut_shorter_than_the_lease_costs_no_attempt_and_a_longer_one_no_job(
     with Proxy(port) as proxy:
         world.worker(proxy.port, 3.0)
         ids = {world.request(port, 0)}
-        wait_until(world.running, "a running job", 30)
+        wait_until(world.running, "a running job")
         proxy.set(CUT)
         time.sleep(0.8)
         proxy.set(PASS)
         world.wait_for_jobs(ids)
         assert world.lost() == []
         ids.add(world.request(port, 1))
-        wait_until(world.running, "a running job", 30)
+        wait_until(world.running, "a running job")
         proxy.set(CUT)
         wait_until(world.lost, "the attempt to be given up", 30)
         proxy.set(PASS)
@@ -514,7 +514,7 @@ def test_a_clock_that_jumps_loses_no_attempt_and_holds_up_no_job(
     for _ in range(3):
         world.worker(port, 1.0)
     ids = {world.request(port, number) for number in range(4)}
-    wait_until(world.running, "a running job", 30)
+    wait_until(world.running, "a running job")
     (world.faults_dir / "clock").write_text(str(seconds))
     ids |= {world.request(port, number) for number in range(4, 8)}
     world.wait_for_jobs(ids)
@@ -531,7 +531,7 @@ def test_another_replica_takes_over_from_one_that_stands_still(
     _, second_port = world.service(kept_alive=False)
     worker = world.worker(first_port, 1.0)
     ids = {world.request(first_port, 0)}
-    attempt = wait_until(world.running, "a running job", 30)
+    attempt = wait_until(world.running, "a running job")
     assert scheduler(world) == holder
     begun = time.monotonic()
     first.send(signal.SIGSTOP)
