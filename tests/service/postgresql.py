@@ -30,8 +30,18 @@ def running_server() -> Iterator[str]:
 @dataclass(frozen=True)
 class Server:
     url: str
-    restart: Callable[[], None]
-    """As a crash would: every connection breaks, and what was committed is recovered from the log."""
+    _control: Callable[..., None]
+
+    def start(self) -> None:
+        self._control("start")
+
+    def stop(self) -> None:
+        """As a crash would: every connection breaks."""
+        self._control("-m", "immediate", "stop")
+
+    def restart(self) -> None:
+        """What was committed is recovered from the log."""
+        self._control("-m", "immediate", "restart")
 
 
 @contextmanager
@@ -61,10 +71,8 @@ def restartable_server() -> Iterator[Server]:
         # The server must not hold the pipes that `run` reads to their end, hence -l.
         run(_binary("pg_ctl"), "-D", data, "-l", log, "-o", options, "-w", "start")
         control = (_binary("pg_ctl"), "-D", data, "-l", log, "-o", options, "-w")
-        yield Server(
-            f"postgresql+psycopg://icestream@127.0.0.1:{port}",
-            lambda: run(*control, "-m", "immediate", "restart"),
-        )
+        url = f"postgresql+psycopg://icestream@127.0.0.1:{port}"
+        yield Server(url, lambda *action: run(*control, *action))
     finally:
         if (directory / "data" / "postmaster.pid").exists():
             run(_binary("pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")

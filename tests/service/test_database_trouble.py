@@ -1,0 +1,153 @@
+"""A database that is locked, full or away means 503, with nothing half done and no restart afterwards."""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlmodel import select
+
+from service.auth.models import ApiKey
+from service.jobs.models import Event, Job
+from service.settings import Settings
+from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.postgresql import restartable_server
+from tests.service.test_queue import add_tables
+
+_HOLD_LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """Another process is in the middle of a write."""
+    path = make_url(url).database
+    assert path is not None
+    command = [sys.executable, "-c", _HOLD_LOCK, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        yield
+        process.communicate()
+
+
+def is_ready(service: Running) -> bool:
+    return service.admin.get(f"{service.url}/readyz").is_success
+
+
+def check_unavailable(answer: httpx.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert int(answer.headers["Retry-After"]) > 0
+    assert answer.json()["type"] == "database-unavailable"
+    assert "again" in answer.json()["remedy"]
+
+
+def wait_until_ready(service: Running) -> None:
+    deadline = time.monotonic() + 60
+    while not is_ready(service):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def request_job(service: Running, table_id: str) -> httpx.Response:
+    return service.admin.post(
+        f"/tables/{table_id}/jobs", json={"kind": "index"}, headers={"Idempotency-Key": "the-one"}
+    )
+
+
+def rows(service: Running, model: Any) -> list[Any]:
+    with service.database.read() as session:
+        return list(session.exec(select(model)))
+
+
+@pytest.mark.integration
+def test_a_database_that_another_process_locks_for_long_is_answered_with_503(service: Running) -> None:
+    (table_id,) = add_tables(service.database, ["a"])
+    with locked(service.settings.database_url):
+        check_unavailable(request_job(service, table_id))
+        assert service.admin.get("/jobs").json()["items"] == []
+        assert not is_ready(service)
+        assert service.admin.get(f"{service.url}/livez").is_success
+    answer = request_job(service, table_id)
+    assert answer.status_code == 202
+    assert [each.id for each in rows(service, Job)] == [answer.json()["id"]]
+
+
+def test_a_full_disk_leaves_nothing_half_written(service: Running) -> None:
+    (table_id,) = add_tables(service.database, ["a"])
+    full = False
+
+    def limit(connection: sqlite3.Connection, *_: object) -> None:
+        # SQLite never takes less than what there is, so 1 means: not one page more.
+        connection.execute(f"PRAGMA max_page_count={1 if full else 1 << 30}")
+
+    event.listen(service.database.engine, "checkout", limit)
+    worker_id = service.start_worker()
+    job_id = request_job(service, table_id).json()["id"]
+    assignment = service.claim(worker_id)
+    assert assignment is not None
+    path = f"/jobs/{job_id}/attempts/1/heartbeat"
+    before = rows(service, Event)
+    full = True
+    body = {"events": [{"message": "x" * 10_000, "fields": {}}]}
+    check_unavailable(service.admin.post(path, json=body))
+    assert [each.id for each in rows(service, Event)] == [each.id for each in before]
+    assert rows(service, Job)[0].renewals == 0
+    assert not is_ready(service)
+    full = False
+    assert service.admin.post(path, json=body).status_code == 200
+    assert len(rows(service, Event)) == len(before) + 1
+    assert service.finish(assignment).json()["status"] == "succeeded"
+
+
+@pytest.mark.integration
+def test_a_denial_that_cannot_be_recorded_is_answered_with_503(service: Running) -> None:
+    with service.client_with({"Authorization": "Bearer nothing"}) as stranger:
+        assert stranger.post("/system/pause").status_code == 401
+        with locked(service.settings.database_url):
+            check_unavailable(stranger.post("/system/pause"))
+
+
+@pytest.mark.integration
+def test_postgresql_may_crash_and_come_back(tmp_path: Path) -> None:
+    with restartable_server() as server:
+        settings = Settings(
+            data_dir=tmp_path,
+            database_url=f"{server.url}/postgres",
+            bootstrap_key=ADMIN_KEY,
+            lease_seconds=2,
+            scheduler_interval_seconds=0.1,
+            poll_interval_seconds=3600,
+        )
+        with running(settings) as service:
+            (table_id,) = add_tables(service.database, ["a"])
+            job_id = request_job(service, table_id).json()["id"]
+            assert service.claim(service.start_worker()) is not None
+            server.stop()
+            check_unavailable(request_job(service, table_id))
+            check_unavailable(service.admin.post("/workers/x/claim", json={"wait_seconds": 0}))
+            assert not is_ready(service)
+            assert service.admin.get(f"{service.url}/livez").is_success
+            server.start()
+            wait_until_ready(service)
+            assert request_job(service, table_id).json()["id"] == job_id
+            assert len(rows(service, ApiKey)) == 1
+            # The background went on, too: the attempt that nobody keeps is given up.
+            deadline = time.monotonic() + 60
+            while rows(service, Job)[0].status != "queued":
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
