@@ -126,6 +126,7 @@ class Database:
             with Session(self._writing_engine, expire_on_commit=False) as session:
                 yield session
                 session.commit()
+            self._write_failed_at = None
         except SQLAlchemyError as error:
             if is_database_trouble(error):
                 self._write_failed_at, self._write_failure = time.monotonic(), str(DatabaseError(error))
@@ -142,7 +143,7 @@ class Database:
         return None
 
     def check_usable(self) -> str | None:
-        """The same, and whether writes succeed: a database that is locked or full can still be read.
+        """The same, and whether the last write succeeded: a database that is locked or full can still be read.
 
         Raises SQLAlchemyError if the database does not answer.
         """

@@ -1,0 +1,161 @@
+"""What the background does about leases and clocks, with a clock that the test sets."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlmodel import select
+
+from service.background import Background
+from service.catalogs.iceberg import IcebergCatalogs
+from service.database import Database
+from service.jobs import queue
+from service.jobs.leases import LeaseObserver
+from service.jobs.models import Event, Job
+from service.jobs.status import JobStatus
+from service.settings import Settings
+from service.workers.models import HeartbeatRequest
+from tests.service.conftest import ManualTime
+from tests.service.test_queue import RETRYABLE, add_tables, add_worker, claim, finish, job, request
+
+
+def test_a_lease_ends_once_it_stood_still_for_its_time() -> None:
+    time = ManualTime()
+    observer = LeaseObserver[str, int](30, time.clock.monotonic)
+    for second in range(30):
+        assert observer.look({"a": 1}) == {}, second
+        time.pass_by(1)
+    assert observer.look({"a": 1, "b": 1}) == {"a": 1}
+    assert observer.look({"a": 2, "b": 1}) == {}
+
+
+def test_a_holder_that_was_gone_has_its_time_before_it_again() -> None:
+    time = ManualTime()
+    observer = LeaseObserver[str, int](30, time.clock.monotonic)
+    for leases in ({"a": 1}, {}, {"a": 1}):
+        observer.look(leases)
+        time.pass_by(7)
+    assert observer.look({"a": 1}) == {}
+
+
+def test_time_in_which_nobody_looked_ends_no_lease() -> None:
+    time = ManualTime()
+    observer = LeaseObserver[str, int](30, time.clock.monotonic)
+    observer.look({"a": 1})
+    time.pass_by(1000)
+    assert observer.look({"a": 1}) == {}
+    # Who looks too seldom still ends it some time.
+    for _ in range(3):
+        time.pass_by(1000)
+        ended = observer.look({"a": 1})
+    assert ended == {"a": 1}
+
+
+@dataclass
+class Replica:
+    background: Background
+    database: Database
+    time: ManualTime
+    settings: Settings
+
+    def again(self) -> "Replica":
+        """The same service after a restart, or another replica."""
+        new = Background(self.database, self.settings, IcebergCatalogs(), self.time.clock)
+        return Replica(new, self.database, self.time, self.settings)
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.time.pass_by(1)
+            self.background.tick()
+
+
+@pytest.fixture
+def replica(database: Database, tmp_path: Path) -> Iterator[Replica]:
+    settings = Settings(data_dir=tmp_path, database_url=database.url, lease_seconds=30)
+    time = ManualTime()
+    background = Background(database, settings, IcebergCatalogs(), time.clock)
+    yield Replica(background, database, time, settings)
+    background.stop()
+
+
+@pytest.fixture
+def start_job(database: Database, replica: Replica) -> Callable[[], str]:
+    """Queues a job that a worker claims at once."""
+
+    def start() -> str:
+        (table,) = add_tables(database, ["a"])
+        job_id = request(database, table, now=replica.time.wall)
+        assert claim(database, add_worker(database), replica.time.wall) is not None
+        return job_id
+
+    return start
+
+
+def beat(replica: Replica, job_id: str) -> None:
+    with replica.database.write() as session:
+        queue.heartbeat(session, replica.settings, job_id, 1, HeartbeatRequest(), replica.time.wall)
+
+
+@pytest.mark.parametrize("jump_seconds", [-7200, 7200])
+def test_a_clock_that_jumps_neither_ends_nor_keeps_an_attempt(
+    jump_seconds: float, replica: Replica, start_job: Callable[[], str]
+) -> None:
+    job_id = start_job()
+    replica.run(5)
+    replica.time.jump(jump_seconds)
+    for _ in range(5):
+        replica.run(9)
+        beat(replica, job_id)
+    assert job(replica.database, job_id).status == JobStatus.RUNNING.value
+    replica.time.jump(-jump_seconds)
+    replica.run(30)
+    assert job(replica.database, job_id).status == JobStatus.RUNNING.value
+    # Seen at the first tick after the heartbeat, given up at the first one after a whole lease.
+    replica.run(2)
+    assert job(replica.database, job_id).status == JobStatus.QUEUED.value
+
+
+def test_a_restart_gives_each_running_attempt_a_whole_lease(
+    replica: Replica, start_job: Callable[[], str]
+) -> None:
+    job_id = start_job()
+    replica.run(5)
+    replica.time.pass_by(3600)
+    restarted = replica.again()
+    restarted.run(29)
+    assert job(replica.database, job_id).status == JobStatus.RUNNING.value
+    restarted.run(3)
+    assert job(replica.database, job_id).status == JobStatus.QUEUED.value
+    restarted.background.stop()
+
+
+def test_another_replica_gives_up_an_attempt_in_time_although_it_did_not_schedule(
+    replica: Replica, start_job: Callable[[], str]
+) -> None:
+    job_id = start_job()
+    other = replica.again()
+    for _ in range(5):
+        replica.run(1)
+        other.background.tick()
+    # Now the scheduling replica and the worker are gone at once.
+    other.run(27)
+    assert job(replica.database, job_id).status == JobStatus.QUEUED.value
+    other.background.stop()
+
+
+def test_a_job_that_waits_follows_a_clock_that_was_set_back(
+    replica: Replica, start_job: Callable[[], str]
+) -> None:
+    job_id = start_job()
+    finish(replica.database, job_id, 1, "failed", replica.time.wall, RETRYABLE)
+    replica.run(1)
+    replica.time.jump(-3600)
+    replica.run(1)
+    assert claim(replica.database, add_worker(replica.database), replica.time.wall) is None
+    replica.run(10)
+    assert claim(replica.database, add_worker(replica.database), replica.time.wall) is not None
+    with replica.database.read() as session:
+        told = session.exec(select(Event).where(Event.job_id == job_id, Event.kind == "job.clock")).all()
+        assert len(told) == 1
+        assert len(session.exec(select(Job)).all()) == 1
