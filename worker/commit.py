@@ -40,16 +40,28 @@ _COMMIT_ROUNDS = 5
 _ICEBERG_ERRORS = "org.apache.iceberg.exceptions."
 _COMMIT_FAILED = _ICEBERG_ERRORS + "CommitFailedException"
 _CLEANABLE = _ICEBERG_ERRORS + "CleanableFailure"
-# What the checks of a `RowDelta` throw before anything is written to the catalog.
+# What the checks of a `RowDelta` throw before anything is written to the catalog. A table that is gone is
+# looked for once more by the next plan, which tells of it.
 _CONFLICTS = frozenset(
-    {_COMMIT_FAILED, _ICEBERG_ERRORS + "ValidationException", _ICEBERG_ERRORS + "NotFoundException"}
+    {_COMMIT_FAILED}
+    | {
+        _ICEBERG_ERRORS + name
+        for name in ("ValidationException", "NotFoundException", "NoSuchTableException")
+    }
 )
-# IllegalArgumentException has many causes; these tell of a table that changed since the plan.
+# These exceptions have many causes; the messages tell of a table that changed since the plan, or of another
+# one that has its name now.
+_VAGUE = frozenset(
+    f"java.lang.{name}"
+    for name in ("IllegalArgumentException", "IllegalStateException", "UnsupportedOperationException")
+)
 _CONFLICT_MESSAGES = (
+    "Table UUID does not match",
     "is not an ancestor of",
     "Must use DVs",
     "Must not use DVs",
     "Cannot find partition spec",
+    "Type: unknown is not supported",
 )
 
 
@@ -147,6 +159,17 @@ def find_commits(java_table: JavaObject, branch: str, job_id: str) -> list[Commi
         java_table.refresh()
         ancestors = _ancestors(java_table, branch)
     return [_committed(ancestor) for ancestor in ancestors if _summary(ancestor).get(JOB_ID) == job_id]
+
+
+def find_head(java_table: JavaObject, branch: str) -> int | None:
+    """The snapshot that a branch is at now; None when there is no branch. The table is refreshed.
+
+    Raises CommitError when the table can't be read.
+    """
+    with _prepared():
+        java_table.refresh()
+        head = java_table.snapshot(branch)
+        return None if head is None else int(head.snapshotId())
 
 
 def _row_delta(
@@ -327,6 +350,4 @@ def _is_conflict(error: Exception) -> bool:
     if types & _CONFLICTS:
         return True
     message = java_message(error)
-    return "java.lang.IllegalArgumentException" in types and any(
-        part in message for part in _CONFLICT_MESSAGES
-    )
+    return bool(types & _VAGUE) and any(part in message for part in _CONFLICT_MESSAGES)

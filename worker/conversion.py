@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
@@ -19,6 +20,7 @@ from worker.commit import (
     RowDelta,
     commit_row_delta,
     find_commits,
+    find_head,
 )
 from worker.control_plane import Assignment
 from worker.deletes import (
@@ -149,6 +151,15 @@ class Conversion:
                 self._plans += 1
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
                 plan.remove_outputs()
+            except CommitError as error:
+                plan.remove_outputs()
+                raise JobError(
+                    "commit_failed",
+                    "The deletes could not be committed",
+                    str(error),
+                    "The table is as it was. Look at the cause, most likely the catalog, and retry.",
+                    retryable=True,
+                ) from error
             except Exception:
                 if not plan.may_be_committed:
                     plan.remove_outputs()
@@ -182,7 +193,8 @@ class Conversion:
         try:
             committed = plan.commit(part)
         except CommitStateUnknownError as error:
-            self._find_commits(plan.table)
+            with suppress(CommitError):  # the catalog may still be away
+                self._find_commits(plan.table)
             ours = [commit for commit in self._commits.values() if plan.is_of(commit)]
             if ours:
                 self._plans += 1
@@ -355,9 +367,10 @@ class Plan:
         delete_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes([one.positions for one in resolved])
-        if deletes.missing and is_first:
-            # Expired since the plan was made, most likely: a newer plan will not need it.
-            raise CommitConflictError("a delete file that the plan needs is gone")
+        missing = deletes.missing or any(one.code == "missing_file" for one in refused)
+        if missing and is_first and self._was_overtaken():
+            # Replaced and expired since the plan was made, most likely: a newer plan will not need it.
+            raise CommitConflictError("a file that the plan needs is gone")
         blocked = self._blocked(delete_files, deletes.blocked)
         refused += blocked
         delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
@@ -385,6 +398,11 @@ class Plan:
             return None
         with self.job.stage("commit"):
             return self._commit(part)
+
+    def _was_overtaken(self) -> bool:
+        """Whether the branch has another head than the one that was planned on."""
+        table = self.table
+        return find_head(table.java_table, table.branch) != table.snapshot_id
 
     # read, index | lookup
 

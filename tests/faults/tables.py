@@ -1,0 +1,33 @@
+"""What must hold of a table after any fault: nothing left behind, nothing committed twice."""
+
+from collections import Counter
+from pathlib import Path
+
+from tests.factories import TableBuilder, equality_delete_files
+
+
+def local(location: str) -> Path:
+    return Path("/" + location.removeprefix("file:").lstrip("/"))
+
+
+def assert_nothing_is_left(table: TableBuilder) -> None:
+    """No equality delete is live, and each of our files in the table's location is named by a snapshot."""
+    assert equality_delete_files(table.spark, table.identifier) == []
+    assert orphans(table) == set()
+
+
+def orphans(table: TableBuilder) -> set[str]:
+    """Names of files that conversions wrote into the table's location and no snapshot names."""
+    named = table.spark.sql(f"SELECT DISTINCT file_path FROM {table.identifier}.all_delete_files").collect()
+    written = local(table.metadata.location).rglob("icestream-*")
+    return {path.name for path in written} - {local(row[0]).name for row in named}
+
+
+def commits_by_job(table: TableBuilder) -> Counter[str]:
+    """How often each job committed, by the snapshots that the metadata still has, rolled back or not."""
+    summaries = [snapshot.summary for snapshot in table.metadata.snapshots]
+    return Counter(
+        job
+        for summary in summaries
+        if summary and (job := summary.additional_properties.get("icestream.job-id"))
+    )
