@@ -143,7 +143,7 @@ class Database:
         return None
 
     def check_usable(self) -> str | None:
-        """The same, and whether the last write succeeded: a database that is locked or full can still be read.
+        """The same, and whether the last write succeeded: what is locked or full can still be read.
 
         Raises SQLAlchemyError if the database does not answer.
         """

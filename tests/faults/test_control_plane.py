@@ -379,7 +379,6 @@ def test_a_service_killed_ten_times_loses_no_job_of_a_hundred(
     world.check(ids)
     assert service.starts == 11
     note(record_property, f"{kind}: seconds from a kill to a ready service", back)
-    note(record_property, f"{kind}: seconds to give up an attempt", world.seconds_to_give_up())
 
 
 def test_postgresql_that_crashes_under_load_loses_no_job(
@@ -426,8 +425,8 @@ def test_every_fault_at_every_point_loses_no_job(
     world.check(ids)
     assert {fired(world.faults_dir, fault) for fault in faults} == {1}
     assert service.starts == 1 + sum(fault.action == "kill" for fault in faults)
+    record_property(f"{kind}: faults", len(faults))
     tell(f"{kind}: {len(faults)} faults, once each; {len(ids)} jobs, {len(world.lost())} attempts lost")
-    note(record_property, f"{kind}: seconds to give up an attempt", world.seconds_to_give_up())
 
 
 def test_a_killed_worker_is_followed_by_another(
@@ -451,7 +450,8 @@ def test_a_killed_worker_is_followed_by_another(
         assert other.wait(20) == 0
     world.check(ids)
     assert max(took) < 5 * LEASE_SECONDS
-    note(record_property, "seconds from the death of a worker to the next attempt", took)
+    note(record_property, "seconds from the last heartbeat to giving up", world.seconds_to_give_up())
+    note(record_property, "seconds from the death of a worker to the next attempt, by a new one", took)
 
 
 def next_attempt(world: World, before: Attempt) -> bool:
