@@ -60,10 +60,11 @@ def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
 
     job = icestream.wait_for_job(job_id)
     assert job["status"] == "succeeded", job["error"]
-    lost, done = job["attempts"]
+    # On a machine with too much to do, a lease of these few seconds may run out once more.
+    lost, *_, done = job["attempts"]
     assert (lost["status"], lost["worker_id"]) == ("lost", worker["id"])
     assert lost["error"]["code"] == "worker_lost"
-    assert (done["status"], done["attempt"]) == ("succeeded", 2)
+    assert done["status"] == "succeeded"
     assert done["worker_id"] != worker["id"]
 
     _check_nothing_is_left_to_do(spark, icestream, table_id, table)

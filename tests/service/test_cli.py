@@ -232,4 +232,4 @@ def test_worker_that_dies_is_started_again(up: Up) -> None:
 def test_worker_ends_when_up_is_killed(up: Up) -> None:
     worker = up.await_worker()
     assert up.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: not group(worker), "the worker and its JVM to end", timeout_seconds=20)
+    wait_until(lambda: not group(worker), "the worker and its JVM to end", timeout_seconds=90)

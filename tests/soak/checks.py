@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from tests.soak.model import EqualityDelete
 from tests.soak.modelled import ModelledTable
 
 
@@ -22,11 +20,11 @@ class Checks(ModelledTable):
         kinds = [str(column.field_type) for column in self.schema.fields]
         expected = self.model.rows(self.model.head, fields)
         when = "before the conversion" if before else "after it"
-        deletes = self._live_deletes()
+        deletes = self.live_deletes()
         # DuckDB 1.5.5 hides rows with null keys where equality deletes apply.
         if self._suits_duckdb and not deletes and rng.random() < 0.7:
             assert_same(self.table.duckdb_rows(kinds), expected, f"what DuckDB shows {when}")
-        elif self._java_reads(deletes, fields):
+        elif self.java_reads(deletes, fields):
             assert_same(
                 self.table.java_rows(dict(zip(fields, kinds, strict=True))),
                 expected,
@@ -40,29 +38,17 @@ class Checks(ModelledTable):
         is_parquet = self.setup.file_format == "parquet" and not self.setup.other_formats
         return is_parquet and not self.model.defaults and not self.setup.leaves_out
 
-    def _java_reads(self, deletes: Iterable[EqualityDelete], fields: Sequence[int]) -> bool:
-        """Whether Iceberg Java reads a snapshot with these equality deletes and these columns.
-
-        Version 1.12 can't if a key column was dropped, and misses UUIDs in files that don't call them that.
-        """
-        keys = {field_id for delete in deletes for field_id in delete.fields}
-        return keys.issubset(fields) and "uuid" not in {self.kinds[field_id] for field_id in keys}
-
     def _check_past(self, rng: Random) -> str:
         """A kept snapshot's rows."""
         snapshot_id = rng.choice(list(self.model.snapshots))
         state = self.model.snapshots[snapshot_id]
         fields = [column.field_id for column in self.table.schema_of(snapshot_id).fields]
-        if not self._java_reads(state.deletes, fields):
+        if not self.java_reads(state.deletes, fields):
             return "an older snapshot is not for Java"
         expected = self.model.rows(state, fields)
         shown_by_java = self.table.java_rows({i: self.kinds[i] for i in fields}, snapshot_id)
         assert_same(shown_by_java, expected, f"what Java shows of snapshot {snapshot_id}")
         return f"an older snapshot shows {sum(expected.values())} rows"
-
-    def _live_deletes(self) -> list[EqualityDelete]:
-        live = self.table.live_equality_deletes()
-        return [delete for delete in self.model.head.deletes if delete.path in live]
 
 
 def assert_same(shown_rows: Counter[tuple[Any, ...]], expected: Counter[tuple[Any, ...]], what: str) -> None:

@@ -317,6 +317,18 @@ class ModelledTable:
             by_scope[self.model.files[path].scope][path] = of_file
         return [self.table.positions_of_partition(part) for part in by_scope.values()], []
 
+    def live_deletes(self) -> list[EqualityDelete]:
+        live = self.table.live_equality_deletes()
+        return [delete for delete in self.model.head.deletes if delete.path in live]
+
+    def java_reads(self, deletes: Iterable[EqualityDelete], fields: Sequence[int]) -> bool:
+        """Whether Iceberg Java reads a snapshot with these equality deletes and these columns.
+
+        Version 1.12 can't if a key column was dropped, and misses UUIDs in files that don't call them that.
+        """
+        keys = {field_id for delete in deletes for field_id in delete.fields}
+        return keys.issubset(fields) and "uuid" not in {self.kinds[field_id] for field_id in keys}
+
 
 def _numbered(delete: EqualityDelete, sequence_number: int) -> EqualityDelete:
     return replace(delete, sequence_number=sequence_number)

@@ -25,6 +25,8 @@ class SparkSteps(ModelledTable):
         if SERIAL not in {column.field_id for column in self.schema.fields}:
             return "no serial"
         name = self.schema.find_column_name(SERIAL)
+        if not self._spark_reads:
+            return "not for Spark"
         visible = list(self.model.visible(self.model.head))
         chosen = rng.sample(visible, min(len(visible), rng.randint(1, 4)))
         old = [self.model.row(position, [SERIAL])[0] for position in chosen]
@@ -50,11 +52,18 @@ class SparkSteps(ModelledTable):
         """`rewrite_data_files` of all files."""
         if not self.model.head.files:
             return "no data files"
+        if not self._spark_reads:
+            return "not for Spark"
         fields = [column.field_id for column in self.schema.fields]
         expected = self.model.rows(self.model.head, fields)
         self.table.compact()
         self._learn(self.model.head, expected)
         return f"{sum(expected.values())} rows in {len(self.model.head.files)} files"
+
+    @property
+    def _spark_reads(self) -> bool:
+        """Whether Spark sees the rows that it is about to write anew."""
+        return self.java_reads(self.live_deletes(), [column.field_id for column in self.schema.fields])
 
     def _learn(self, state: State, expected: Counter[tuple[Any, ...]]) -> None:
         """Take over the data files that Spark wrote, once their rows are what they should be."""
