@@ -221,7 +221,8 @@ class TableBuilder:
 
     @property
     def metadata(self) -> TableMetadata:
-        return TableMetadataUtil.parse_raw(_local(self.metadata_location).read_text())
+        current = self.java.operations().current()
+        return TableMetadataUtil.parse_raw(self._iceberg.TableMetadataParser.toJson(current))
 
     @property
     def snapshot_id(self) -> int | None:
@@ -437,11 +438,11 @@ class TableBuilder:
         """Write one file with field ids; a Parquet file is described with the statistics that writers add."""
         path = self._new_path(self.file_format)
         self._written[path] = (spec, partition)
-        local = _local(path)
-        local.parent.mkdir(parents=True, exist_ok=True)
         if self.writer == "iceberg":
             described = self._write_by_iceberg(rows, schema, path)
             return WrittenFile({**described, **description, "spec-id": spec.spec_id, "partition": partition})
+        local = _local(path)
+        local.parent.mkdir(parents=True, exist_ok=True)
         arrow_schema = schema_to_pyarrow(schema)
         columns = [rows.column(field.name).cast(field.type) for field in arrow_schema]
         typed = pa.Table.from_arrays(columns, schema=arrow_schema)

@@ -60,6 +60,7 @@ class Jobs:
         self.catalog = catalog
         self.identifier = identifier.split(".")[1:]
         self.index = index
+        self.index_location = index.as_uri()
 
     def run(
         self,
@@ -82,7 +83,7 @@ class Jobs:
                     "type": self.catalog.type,
                     "properties": self.catalog.properties,
                 },
-                "index": {"warehouse": self.index.as_uri()},
+                "index": {"warehouse": self.index_location},
                 "policy": policy or {},
             }
         )

@@ -156,6 +156,8 @@ class CompactionTask:
     files: tuple[RunFile, ...]
     key_range: KeyRange
     level: int
+    halvings: int = 0
+    """Of what is held in memory at once."""
 
     def run(self, live: LiveAddresses) -> list[RunFile]:
         """The file of the merged range: none when nothing in it is live. Nothing is committed.
@@ -164,7 +166,8 @@ class CompactionTask:
         """
         writer = RunWriter(self.storage, self.table_location, self.schema.names, self.level)
         low, high = self.key_range.low, self.key_range.high
-        cuts = _cuts(self.files, self.storage, self.schema, TASK_ROWS, TASK_BYTES)
+        rows, size = TASK_ROWS >> self.halvings, TASK_BYTES >> self.halvings
+        cuts = _cuts(self.files, self.storage, self.schema, rows, size)
         within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
         for bounds in pairwise([low, *within, high]):
             parts = [self._read(file, KeyRange(*bounds), live) for file in self.files]
@@ -208,7 +211,7 @@ class LiveAddresses:
 
 
 def compaction_tasks(
-    index: KeySetIndex, merge: Merge, storage: Storage, parallelism: int
+    index: KeySetIndex, merge: Merge, storage: Storage, parallelism: int, halvings: int = 0
 ) -> list[CompactionTask]:
     """Cuts a merge into key ranges of one file each, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
@@ -219,7 +222,7 @@ def compaction_tasks(
         cuts = _cuts(merge.files, storage, schema, rows, FILE_BYTES)
     bounds: list[Prefix | None] = [None, *cuts, None]
     return [
-        CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level)
+        CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level, halvings)
         for low, high in pairwise(bounds)
     ]
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
+OUT_OF_MEMORY = "out_of_memory"
 
 
 class StaleAttemptError(Exception):
@@ -31,6 +32,10 @@ class ControlPlaneError(Exception):
 
 class RefusedReportError(ControlPlaneError):
     """The service understood a call and refused it as malformed: the same call will never succeed."""
+
+
+class UnknownToServiceError(ControlPlaneError):
+    """The service does not know the worker or the job that a call names."""
 
 
 class _Body(BaseModel):
@@ -72,12 +77,23 @@ class AssignedPolicy(_Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
 
 
+class PreviousAttempt(_Body):
+    status: str = ""
+    error: dict[str, Any] | None = None
+
+    @property
+    def may_lack_memory(self) -> bool:
+        """It said so, or its worker vanished, as one does that the system kills for taking too much."""
+        code = (self.error or {}).get("code")
+        return code == OUT_OF_MEMORY or (self.status == "lost" and code == "worker_lost")
+
+
 class Assignment(_Body):
     """A job that this worker holds the lease of."""
 
     job: AssignedJob
     attempt: int
-    previous_attempts: list[Any] = []
+    previous_attempts: list[PreviousAttempt] = []
     lease_seconds: float
     table: AssignedTable
     catalog: AssignedCatalog
@@ -141,6 +157,8 @@ class ControlPlane:
             raise StaleAttemptError(_detail(response))
         if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
             raise RefusedReportError(f"the service refused the report: {_detail(response)}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise UnknownToServiceError(f"the service knows no such thing: {_detail(response)}")
         if response.is_error:
             raise ControlPlaneError(f"the service answered {response.status_code}: {_detail(response)}")
         return response

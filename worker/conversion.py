@@ -456,8 +456,9 @@ class Plan:
         ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
         outcomes: list[DeletesOutcome] = []
         number = count()
-        for batch in in_batches(ordered, positions, len(ordered), MEMORY_POSITIONS):
-            groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, MEMORY_POSITIONS // 8)
+        bound = MEMORY_POSITIONS >> self.job.halvings
+        for batch in in_batches(ordered, positions, len(ordered), bound):
+            groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, bound // 8)
             tasks = [self._deletes_task(next(number), group, positions) for group in groups]
             rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self.job.run_tasks("deletes", tasks, None, rows)

@@ -98,7 +98,7 @@ def _arrow_errors() -> Iterator[None]:
     """What a damaged file makes fastavro and its codecs raise, of many kinds, as pa.ArrowInvalid."""
     try:
         yield
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException, MemoryError):
         raise
     except Exception as error:
         raise pa.ArrowInvalid(f"{type(error).__name__}: {error}") from error

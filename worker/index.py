@@ -285,7 +285,9 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
 
 
 def _raise_if_at_fault(storage: Storage, error: Exception, table_location: str) -> None:
-    """Raises an error that may be the store's own."""
+    """Raises an error that may be the store's own, or tells of too little memory."""
+    if isinstance(error, MemoryError):
+        raise error
     if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
         return
     for folder in TABLE_FOLDERS:
@@ -371,6 +373,8 @@ class BuildTask:
     reader: KeyReader
     table_location: str
     files: tuple[IndexedFile, ...]
+    run_rows: int
+    run_bytes: int
 
     @property
     def rows(self) -> int:
@@ -389,8 +393,8 @@ class BuildTask:
                 for entries in self._entries(indexed):
                     batches.append(entries)
                     if (
-                        sum(b.num_rows for b in batches) >= RUN_ROWS
-                        or sum(b.nbytes for b in batches) >= RUN_BYTES
+                        sum(b.num_rows for b in batches) >= self.run_rows
+                        or sum(b.nbytes for b in batches) >= self.run_bytes
                     ):
                         runs += self._write(batches)
                         batches = []
@@ -417,23 +421,28 @@ class BuildTask:
 
 
 def build_tasks(
-    reader: KeyReader, table_location: str, files: Sequence[IndexedFile], parallelism: int
+    reader: KeyReader,
+    table_location: str,
+    files: Sequence[IndexedFile],
+    parallelism: int,
+    halvings: int = 0,
 ) -> list[BuildTask]:
-    """Groups files, partition by partition, into tasks of similar size."""
+    """Groups files, partition by partition, into tasks of similar size. halvings: of what one holds."""
+    run_rows, run_bytes = RUN_ROWS >> halvings, RUN_BYTES >> halvings
     total = sum(indexed.file.record_count for indexed in files)
-    target = min(RUN_ROWS, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
+    target = min(run_rows, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
     tasks: list[BuildTask] = []
     group: list[IndexedFile] = []
     rows = 0
     # Files of one partition stay together, so that a run spans few partitions.
     for indexed in sorted(files, key=lambda f: (f.partition_id, f.base_address)):
         if group and rows + indexed.file.record_count > target:
-            tasks.append(BuildTask(reader, table_location, tuple(group)))
+            tasks.append(BuildTask(reader, table_location, tuple(group), run_rows, run_bytes))
             group, rows = [], 0
         group.append(indexed)
         rows += indexed.file.record_count
     if group:
-        tasks.append(BuildTask(reader, table_location, tuple(group)))
+        tasks.append(BuildTask(reader, table_location, tuple(group), run_rows, run_bytes))
     return tasks
 
 

@@ -126,7 +126,7 @@ def _merged(
 ) -> list[RunFile]:
     """The files that hold the live entries of a merge. Nothing is committed."""
     with job.stage("compact"):
-        tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism)
+        tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism, job.halvings)
         parts = job.run_tasks("compact", tasks, live, merge.rows)
     return [file for files in parts for file in files]
 
@@ -174,7 +174,8 @@ def _index_key_set(
             rows = sum(file.record_count for file in batch)
             base = job.reporter.grant_addresses(addresses_needed(batch), index.end_address)
             indexed = assign_addresses(batch, base, index.dictionary.partitions())
-            tasks = build_tasks(reader, index.entries_table.location, indexed, job.runner.parallelism)
+            location, parallelism = index.entries_table.location, job.runner.parallelism
+            tasks = build_tasks(reader, location, indexed, parallelism, job.halvings)
             built = job.run_tasks("index", tasks, None, rows)
         failures = {path: reason for part in built for path, reason in part.failures}
         for path, reason in failures.items():

@@ -27,6 +27,7 @@ from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
+MAX_HALVINGS = 6
 NO_FILES = SnapshotFiles((), (), frozenset())
 
 
@@ -103,6 +104,12 @@ class Job:
     reporter: Reporter
     decisions: list[str] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def halvings(self) -> int:
+        """How often this attempt halves what it holds in memory: for each that may have died of too much."""
+        suspects = [one for one in self.assignment.previous_attempts if one.may_lack_memory]
+        return min(len(suspects), MAX_HALVINGS)
 
     def decide(self, sentence: str) -> None:
         self.decisions.append(sentence)

@@ -7,14 +7,16 @@ without a trace.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -26,12 +28,15 @@ from worker.control_plane import (
     Event,
     RefusedReportError,
     StaleAttemptError,
+    UnknownToServiceError,
 )
 from worker.job import JobError
 from worker.pipeline import run_job
 from worker.session import JobCancelledError, TaskRunner, create_spark
 
 log = logging.getLogger("icestream.worker")
+
+T = TypeVar("T")
 
 CLAIM_WAIT_SECONDS = 20.0
 RETRY_SECONDS = 2.0
@@ -84,12 +89,23 @@ class AttemptReporter:
 
     def confirm_lease(self) -> None:
         """Renews the lease right now, since what follows can't be taken back."""
-        self._raise_if_ended()
-        if self._send():
+        if self._answered(self._send):
             raise JobCancelledError
 
     def grant_addresses(self, rows: int, at_least: int) -> int:
-        return self._report.grant_addresses(rows, at_least)
+        return self._answered(lambda: self._report.grant_addresses(rows, at_least))
+
+    def _answered(self, call: Callable[[], T]) -> T:
+        """What a call returns, as soon as the service answers; raises once the attempt has ended."""
+        while True:
+            self._raise_if_ended()
+            try:
+                return call()
+            except RefusedReportError:
+                raise
+            except ControlPlaneError as error:
+                log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
+                self._stopped.wait(RETRY_SECONDS)
 
     def flush(self) -> None:
         """Sends the events that the job told last."""
@@ -155,7 +171,8 @@ class Worker:
                 assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS)
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
-                registered = False
+                # It keeps its name otherwise: a job that was given to it with a lost answer is known by that.
+                registered = registered and not isinstance(error, UnknownToServiceError)
                 self._stopping.wait(RETRY_SECONDS)
                 continue
             if assignment is not None:
@@ -278,7 +295,12 @@ def main() -> int:
         control_plane.close()
         if worker.is_usable:
             spark.stop()
-    return 0 if worker.is_usable else 1
+    code = 0 if worker.is_usable else 1
+    if any(thread.is_alive() and not thread.daemon for thread in threading.enumerate()[1:]):
+        # A task that nobody waits for any more, such as a read that hangs, must not keep the process.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

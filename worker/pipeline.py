@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
-from worker.control_plane import Assignment
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
 from worker.removal import drop_index
-from worker.session import TaskRunner
+from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
 from worker.verification import verify_index
+
+# Errors whose text is all that there is of what happened in another process.
+_ABROAD = (Py4JError, PySparkException)
 
 _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "index": index_table,
@@ -25,6 +32,60 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
 def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> Outcome:
     """Runs one attempt of a job, from a freshly loaded table. Raises JobError with the cause in words."""
     job = Job(assignment, runner, reporter)
+    if job.halvings:
+        job.runner = runner.smaller(job.halvings)
+        job.decide(
+            f"{job.halvings} earlier attempts may have died of too little memory, so this one holds"
+            f" 1/{2**job.halvings} of the usual at once."
+        )
+    try:
+        return _run(job)
+    except IndexCommitConflictError as error:
+        raise JobError(
+            "index_conflict",
+            "Another commit to the index came first",
+            str(error),
+            "Nothing to do: it was a late one of an attempt that had lost its job, and the next attempt plans"
+            " on what is there now.",
+            retryable=True,
+        ) from error
+    except Exception as error:
+        if isinstance(error, JobError | JobCancelledError | StaleAttemptError | ControlPlaneError):
+            raise
+        if lacks_memory(error):
+            raise JobError(
+                OUT_OF_MEMORY,
+                "The worker's memory was too small",
+                str(error) or type(error).__name__,
+                "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
+                retryable=True,
+            ) from error
+        if isinstance(error, OSError):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise JobError(
+                "storage_full" if full else "storage_error",
+                "There is no room left" if full else "The storage failed",
+                str(error),
+                "Make room where the table, its index or the worker's temporary files lie."
+                if full
+                else "It is tried again. If it stays, check the store, its address and the worker's rights.",
+                retryable=True,
+            ) from error
+        raise
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
+    while error is not None:
+        words = f"{type(error).__name__} {error}" if isinstance(error, _ABROAD) else type(error).__name__
+        if isinstance(error, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _run(job: Job) -> Outcome:
+    assignment = job.assignment
     if assignment.job.kind == "drop_index":
         return drop_index(job)
     run = _KINDS.get(assignment.job.kind)
@@ -38,14 +99,4 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
     with job.stage("plan"):
         table = pin_table(job)
         warehouse = IndexWarehouse(assignment.index.warehouse, table.storage)
-    try:
-        return run(job, table, warehouse)
-    except IndexCommitConflictError as error:
-        raise JobError(
-            "index_conflict",
-            "Another commit to the index came first",
-            str(error),
-            "Nothing to do: it was a late one of an attempt that had lost its job, and the next attempt plans"
-            " on what is there now.",
-            retryable=True,
-        ) from error
+    return run(job, table, warehouse)

@@ -19,8 +19,9 @@ MEMORY_POSITIONS = 16_000_000  # 8 bytes each
 class Positions:
     """0-based positions by data file: filled with `add`, then read file by file, sorted, each once."""
 
-    def __init__(self, data_files: Sequence[DataFile]) -> None:
-        """data_files: those that the ordinals of matches mean."""
+    def __init__(self, data_files: Sequence[DataFile], halvings: int = 0) -> None:
+        """data_files: those that the ordinals of matches mean. halvings: of the bound."""
+        self._bound = MEMORY_POSITIONS >> halvings
         self.matches = 0
         self._data_files = data_files
         self._in_memory: dict[DataFile, list[Int64Array]] = defaultdict(list)
@@ -37,7 +38,7 @@ class Positions:
             self._in_memory[self._data_files[int(ordinals[start])]].append(part)
         self.matches += len(positions)
         self._rows_in_memory += len(positions)
-        if self._rows_in_memory > MEMORY_POSITIONS:
+        if self._rows_in_memory > self._bound:
             self._spill()
 
     def __del__(self) -> None:

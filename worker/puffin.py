@@ -148,6 +148,8 @@ def decode_vector(vector: bytes, place: str = "deletion vector") -> BitMap64:
         raise CorruptDeletionVectorError(f"{place}: the checksum does not match the content")
     try:
         return BitMap64.deserialize(content[4:])
+    except MemoryError:
+        raise
     except Exception as error:  # the library names no type
         raise CorruptDeletionVectorError(f"{place}: the bitmap can't be read: {error}") from error
 

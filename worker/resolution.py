@@ -109,7 +109,8 @@ class PendingDeletes:
         """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
         partitions = dict(index.dictionary.partitions()) if index else {}
         size = sum(file.file_size_bytes for file in plan.delete_files)
-        ranges = max(-(-plan.keys_planned // DRIVER_KEYS), -(-size // DRIVER_BYTES))
+        keys, key_bytes = DRIVER_KEYS >> job.halvings, DRIVER_BYTES >> job.halvings
+        ranges = max(-(-plan.keys_planned // max(1, keys)), -(-size // key_bytes))
         every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
         tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
         read: list[KeysRead] = job.run_tasks("read", tasks, None, plan.keys_planned)
@@ -185,7 +186,7 @@ class PendingDeletes:
 
         covered: data files that the index is asked about; scanned: those whose key columns are read.
         """
-        positions = Positions(self.data_files)
+        positions = Positions(self.data_files, self.job.halvings)
         keys, counters = len(self.keys), []
         if self.delete_files and (covered or scanned):
             if self.cuts is not None:

@@ -24,6 +24,8 @@ JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42
 _JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
 
+DRAIN_SECONDS = 5.0  # for tasks that run when the process is asked to stop
+
 _RESULTS_AT_ONCE = 4  # that the driver holds of a stage that runs on Spark
 
 S = TypeVar("S", contravariant=True)
@@ -71,10 +73,7 @@ def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
 
 def cached_jars(folder: Path) -> list[Path]:
     """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
-    names = [
-        coordinate.replace(":", "_", 1).replace(":", "-") + ".jar"
-        for coordinate in _JARS
-    ]
+    names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in _JARS]
     jars = [folder / "jars" / name for name in names]
     return jars if all(jar.is_file() for jar in jars) else []
 
@@ -82,10 +81,16 @@ def cached_jars(folder: Path) -> list[Path]:
 class TaskRunner:
     """Runs the tasks of a stage and yields each result as it comes, in any order."""
 
-    def __init__(self, spark: SparkSession, local_rows: int = LOCAL_ROWS) -> None:
+    def __init__(
+        self, spark: SparkSession, local_rows: int = LOCAL_ROWS, parallelism: int | None = None
+    ) -> None:
         self.spark = spark
         self.local_rows = local_rows
-        self.parallelism = max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
+        self.parallelism = parallelism or max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
+
+    def smaller(self, halvings: int) -> TaskRunner:
+        """With fewer tasks at a time on this machine, which share its memory."""
+        return TaskRunner(self.spark, self.local_rows, max(1, self.parallelism >> halvings))
 
     @property
     def is_alive(self) -> bool:
@@ -123,8 +128,14 @@ class TaskRunner:
                 on_progress(len(tasks) - len(pending))
                 for future in done:
                     yield future.result()
+        except KeyboardInterrupt:
+            # Whoever asked this process to stop will not wait for ever; what tasks still write is nobody's.
+            threads.shutdown(wait=False, cancel_futures=True)
+            wait(pending, timeout=DRAIN_SECONDS)
+            raise
         finally:
-            threads.shutdown(cancel_futures=True)
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                threads.shutdown(cancel_futures=True)
 
     def _run_on_spark(
         self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]

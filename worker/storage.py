@@ -97,10 +97,13 @@ class Storage:
             return bytes(source.read(length) if length is not None else source.read())
 
     def is_at_fault(self, error: Exception, location: str) -> bool:
-        """Whether an error in reading a file is the store's own, so that a retry can help, or damage.
+        """Whether an error in reading a file is the store's or this process's own, or else damage.
 
-        Arrow raises OSError for damaged pages too: it is damage if every byte can be read.
+        Only the former can be helped by a retry. Arrow raises OSError for damaged pages too: it is damage if
+        every byte can be read.
         """
+        if isinstance(error, MemoryError):
+            return True
         if not isinstance(error, OSError):
             return False
         try:

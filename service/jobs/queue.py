@@ -484,27 +484,22 @@ def _end_attempt(
         record_job_event(
             session, job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
         )
-    elif never_ran:
-        job.available_at = now
-        record_job_event(
-            session,
-            job,
-            "job.retry",
-            f"Attempt {job.attempt} lost{_cause(running)}; queued again at once.",
-            now,
-            level="warning",
-            error=running.error,
-            available_at=_rfc3339(now),
-        )
     else:
-        delay = backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
+        # Nothing is known to be wrong with a job whose worker was lost; one that kills its workers waits.
+        is_first_loss = outcome is AttemptStatus.LOST and job.failures <= 1
+        delay = (
+            0.0
+            if never_ran or is_first_loss
+            else backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
+        )
         job.available_at = now + timedelta(seconds=delay)
+        when = f"follows in {delay:.0f} s" if delay else "follows at once"
         record_job_event(
             session,
             job,
             "job.retry",
-            f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} follows in "
-            f"{delay:.0f} s ({job.failures} of {job.max_attempts} used up).",
+            f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} {when} "
+            f"({job.failures} of {job.max_attempts} used up).",
             now,
             level="warning",
             error=running.error,

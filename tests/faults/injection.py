@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 VARIABLE = "ICESTREAM_FAULTS"
 DIRECTORY_VARIABLE = "ICESTREAM_FAULTS_DIR"
+FAULTS_FILE_VARIABLE = "ICESTREAM_FAULTS_FILE"
 _SLEEP = "sleep:"
 _ACTIONS = ("kill", "stop", "error", "timeout")
 
@@ -92,6 +93,22 @@ class Faults:
             VARIABLE: json.dumps([asdict(fault) for fault in faults]),
             DIRECTORY_VARIABLE: str(directory),
         }
+
+    @classmethod
+    def from_file(cls, file: Path) -> Self:
+        """Those that a test has written there last, for processes that outlive a test; see `write`."""
+        try:
+            content = json.loads(file.read_text())
+        except FileNotFoundError:
+            return cls()
+        return cls(tuple(Fault(**each) for each in content["faults"]), Path(content["directory"]))
+
+    def write(self, file: Path) -> None:
+        """The counterpart of `from_file`; readers see the old content or the new."""
+        draft = file.with_suffix(".draft")
+        faults = [asdict(fault) for fault in self.faults]
+        draft.write_text(json.dumps({"faults": faults, "directory": str(self.directory)}))
+        draft.replace(file)
 
     def at(self, point: str, when: When) -> Fault | None:
         """Count one pass of a point; the fault that is due there, if any, is claimed by that."""

@@ -506,7 +506,11 @@ def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
     with pytest.raises(ConflictError) as stale:
         finish(database, job_id, 1, "succeeded", later)
     assert stale.value.slug == "stale-attempt"
-    assert claim(database, worker, later + timedelta(seconds=10)) is not None
+    # The next attempt follows at once, and after a second loss only after a pause.
+    assert claim(database, worker, later) is not None
+    assert give_up(database, job_id, later) == [job_id]
+    assert claim(database, worker, later) is None
+    assert claim(database, worker, later + timedelta(seconds=20)) is not None
 
 
 def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Database) -> None:

@@ -1,0 +1,208 @@
+"""A service and real workers with Spark, whose faults a test sets while they run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.factories import Catalog
+from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
+from tests.integration.icestream import FINAL, Json, wait_until
+
+LEASE_SECONDS = 3.0
+
+
+class Cluster:
+    """One service, and workers that are started again whenever they die."""
+
+    def __init__(self, directory: Path, allowed: Sequence[str], workers: int = 2) -> None:
+        """directory: of everything, empty. allowed: locations that catalogs and tables may name."""
+        self.directory = directory
+        self._faults_file = directory / "faults.json"
+        self._cases = 0
+        self._port = _free_port()
+        key = secrets.token_urlsafe(32)
+        self._environment = {
+            **os.environ,
+            "ICESTREAM_DATA_DIR": str(directory / "data"),
+            "ICESTREAM_BOOTSTRAP_KEY": key,
+            "ICESTREAM_ALLOWED_LOCATIONS": ",".join(allowed),
+            "ICESTREAM_LEASE_SECONDS": str(LEASE_SECONDS),
+            "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
+            "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": "0.2",
+            "ICESTREAM_PORT": str(self._port),
+            "ICESTREAM_URL": f"http://127.0.0.1:{self._port}",
+            "ICESTREAM_API_KEY": key,
+            "ICESTREAM_SPARK_MASTER": "local[2]",
+            "ICESTREAM_DRIVER_MEMORY": "512m",
+            FAULTS_FILE_VARIABLE: str(self._faults_file),
+            "KEEP_SECONDS": "5",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self._port}/api/v1",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=30,
+        )
+        self._service = self._start(["-m", "tests.faults.service_build"], "service", {})
+        wait_until(self._is_ready, "the service to be ready")
+        retries = {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1}
+        off = {"enabled": False}
+        settings = {"retries": retries, "index": off, "convert": off, "compact": off}
+        self.post("/policies", {"name": "impatient", "settings": settings})
+        self.workers = [WorkerProcess(self, number) for number in range(workers)]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self._service.kill()
+        self._service.wait()
+        self.http.close()
+
+    def _start(
+        self, arguments: Sequence[str], name: str, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        folder = self.directory / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (self.directory / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**self._environment, **environment},
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _is_ready(self) -> bool:
+        assert self._service.poll() is None, (self.directory / "service.log").read_text()[-4000:]
+        try:
+            return self.http.get(f"http://127.0.0.1:{self._port}/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+    # faults
+
+    def inject(self, *faults: Fault) -> Path:
+        """From now on, these and no others; the directory in which they are counted."""
+        self._cases += 1
+        directory = self.directory / f"fired-{self._cases}"
+        directory.mkdir()
+        Faults(faults, directory).write(self._faults_file)
+        return directory
+
+    def wait_until_fired(self, directory: Path, fault: Fault) -> None:
+        wait_until(lambda: fired(directory, fault) == fault.times, f"{fault} to fire")
+
+    # HTTP
+
+    def get(self, path: str, **parameters: Any) -> Json:
+        return _content(self.http.get(path, params=parameters))
+
+    def post(self, path: str, body: Json) -> Json:
+        return _content(self.http.post(path, json=body))
+
+    def register(self, catalog: Catalog) -> None:
+        self.post("/catalogs", {"name": catalog.name, "type": catalog.type, "properties": catalog.properties})
+
+    def enroll(self, identifier: str, *, key_sets: Sequence[Sequence[str]] | None = None) -> str:
+        """identifier: catalog.namespace.table."""
+        catalog, *table = identifier.split(".")
+        body: Json = {"catalog": catalog, "identifier": table, "policy": "impatient"}
+        if key_sets is not None:
+            body["key_sets"] = [list(key) for key in key_sets]
+        table_id: str = self.post("/tables", body)["id"]
+        return table_id
+
+    def submit(self, table_id: str, kind: str) -> str:
+        job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind})["id"]
+        return job_id
+
+    def wait_for_job(self, job_id: str, *, timeout_seconds: float = 120) -> Json:
+        def ended() -> Json | None:
+            job = self.get(f"/jobs/{job_id}")
+            return job if job["status"] in FINAL else None
+
+        return wait_until(ended, f"job {job_id}", timeout_seconds=timeout_seconds)
+
+    def run(self, table_id: str, kind: str) -> Json:
+        """The result of a job, which must succeed."""
+        job = self.wait_for_job(self.submit(table_id, kind))
+        assert job["status"] == "succeeded", job["error"]
+        result: Json = job["result"]
+        return result
+
+    def worker_of(self, attempt: Json) -> WorkerProcess:
+        return next(worker for worker in self.workers if worker.name == attempt["worker_name"])
+
+
+class WorkerProcess:
+    """A worker that is started again whenever it ends."""
+
+    def __init__(self, cluster: Cluster, number: int, environment: Mapping[str, str] | None = None) -> None:
+        self.name = f"worker-{number}"
+        self._cluster = cluster
+        self._environment = {"ICESTREAM_WORKER_NAME": self.name, **(environment or {})}
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._process = self._start()
+        self._keeper = threading.Thread(target=self._keep, name=self.name, daemon=True)
+        self._keeper.start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return self._cluster._start(["-m", "tests.faults.worker_build"], self.name, self._environment)
+
+    def _keep(self) -> None:
+        while not self._closing.wait(0.1):
+            if self._process.poll() is not None:
+                self._kill_group()
+                with self._lock:
+                    if not self._closing.is_set():
+                        self._process = self._start()
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    @property
+    def log(self) -> str:
+        return (self._cluster.directory / f"{self.name}.log").read_text()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _kill_group(self) -> None:
+        """Spark's JVM belongs to it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._lock:
+            self._process.kill()
+            self._kill_group()
+        self._process.wait()
+        self._keeper.join()
+
+
+def _content(response: httpx.Response) -> Json:
+    assert response.is_success, f"{response.request.method} {response.request.url}: {response.text}"
+    content: Json = response.json()
+    return content
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

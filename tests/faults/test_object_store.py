@@ -1,0 +1,183 @@
+"""Tables and indexes on S3, whose network breaks at any stage: no row changes, the next attempt ends it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
+from tests.faults.tables import commits_by_job
+from tests.jobs import Jobs
+from tests.s3 import S3, s3_server
+from worker.job import JobError
+
+pytestmark = pytest.mark.integration
+
+ROWS = 300
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Catalog:
+    """A catalog in SQLite whose tables lie on S3."""
+
+    name: str
+    uri: str
+    s3: S3
+
+    @property
+    def type(self) -> str:
+        return "sql"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {
+            "uri": f"sqlite:///{self.uri}",
+            "warehouse": "s3://lake/warehouse",
+            **self.s3.properties(),
+            # A test can't wait for as many repetitions as a job can.
+            "s3.retry.num-retries": "1",
+            "s3.connect-timeout": "1",
+            "s3.request-timeout": "1",
+        }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    with s3_server() as server:
+        server.create_bucket("lake")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(server: S3) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def catalog_file(spark: SparkSession, server: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spark knows the catalog as `s3`, by a network of its own that stays well."""
+    file = tmp_path_factory.mktemp("s3") / "catalog.db"
+    settings = {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        ".uri": f"jdbc:sqlite:{file}",
+        ".warehouse": "s3://lake/warehouse",
+        ".jdbc.schema-version": "V1",
+        ".jdbc.busy_timeout": "60000",
+        ".cache-enabled": "false",
+        ".io-impl": "org.apache.iceberg.io.ResolvingFileIO",
+        ".s3.endpoint": f"http://127.0.0.1:{server.port}",
+        ".s3.access-key-id": "key",
+        ".s3.secret-access-key": "secret",
+        ".s3.path-style-access": "true",
+        ".client.region": "us-east-1",
+    }
+    for key, value in settings.items():
+        spark.conf.set(f"spark.sql.catalog.s3{key}", value)
+    return file
+
+
+@pytest.fixture
+def table(spark: SparkSession, catalog_file: Path) -> TableBuilder:
+    """Two data files, and deletes of every third row."""
+    table = TableBuilder.create(spark, f"s3.db.t{next(_numbers)}", "id bigint, v bigint", format_version=3)
+    table.writer = "iceberg"
+    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
+    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
+    return table
+
+
+EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
+
+
+class S3Jobs(Jobs):
+    """Jobs whose network breaks when a stage begins."""
+
+    def __init__(self, spark: SparkSession, catalog: S3Catalog, identifier: str, proxy: Proxy) -> None:
+        super().__init__(spark, catalog, identifier, Path.cwd())
+        self.index_location = f"s3://lake/index/{identifier}"
+        self.proxy = proxy
+        self.broken: tuple[str, Mode] | None = None
+        real = self.reporter.progress
+
+        def progress(stage: str, done: int, total: int, unit: str) -> None:
+            real(stage, done, total, unit)
+            if self.broken is not None and stage == self.broken[0]:
+                proxy.set(self.broken[1])
+
+        self.reporter.progress = progress  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def s3_jobs(spark: SparkSession, catalog_file: Path, proxy: Proxy, table: TableBuilder) -> S3Jobs:
+    catalog = S3Catalog("s3", str(catalog_file), S3(proxy.port))
+    return S3Jobs(spark, catalog, table.identifier, proxy)
+
+
+BREAKS = [
+    ("index", "index", CUT),
+    ("index", "index", truncate(300)),
+    ("index", "commit_index", CUT),
+    ("index", "commit_index", answer(503)),
+    ("convert", "plan", answer(503)),
+    ("convert", "read", HANG),
+    ("convert", "lookup", CUT),
+    ("convert", "lookup", truncate(300)),
+    ("convert", "deletes", CUT),
+    ("convert", "deletes", HANG),
+    ("convert", "commit", CUT),
+    ("convert", "commit", answer(503)),
+    ("convert", "report", CUT),
+    ("compact", "compact", CUT),
+    ("compact", "clean_up", answer(503)),
+]
+
+
+@pytest.mark.parametrize(("kind", "stage", "mode"), BREAKS)
+def test_a_network_that_breaks_costs_an_attempt_and_no_row(
+    kind: str, stage: str, mode: Mode, s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession
+) -> None:
+    if kind != "index":
+        s3_jobs.run("index")
+    if kind == "compact":
+        table.append([{"id": ROWS, "v": ROWS}])
+        s3_jobs.run("index")
+        table.delete_keys([{"id": ROWS}])
+    s3_jobs.broken = (stage, mode)
+    try:
+        with pytest.raises(JobError) as failed:
+            s3_jobs.run(kind, job_id="broken")
+    finally:
+        s3_jobs.broken = None
+        s3_jobs.proxy.set(PASS)
+    assert failed.value.retryable, failed.value
+    assert failed.value.code != "internal_error"
+    assert visible_rows(spark, table.identifier) == EXPECTED
+
+    s3_jobs.run(kind, job_id="broken", attempt=2)
+    s3_jobs.run("convert")
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert equality_delete_files(spark, table.identifier) == []
+    assert max(commits_by_job(table).values()) == 1
+    verified = s3_jobs.run("verify").result
+    assert all(key_set["differences"] == 0 for key_set in verified["key_sets"])
+
+
+def test_a_slow_store_only_takes_longer(s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession) -> None:
+    s3_jobs.proxy.set(slow(0.02))
+    try:
+        s3_jobs.run("index")
+        s3_jobs.run("convert")
+    finally:
+        s3_jobs.proxy.set(PASS)
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert equality_delete_files(spark, table.identifier) == []

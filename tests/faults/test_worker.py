@@ -1,0 +1,409 @@
+"""A worker that dies, sleeps or fails at any point: the job ends right, once, and leaves nothing behind.
+
+Real processes: the service, and two workers with Spark whose faults are injected at named points.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.faults.cluster import LEASE_SECONDS, Cluster
+from tests.faults.injection import Fault, When
+from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
+from tests.integration.icestream import Json, wait_until
+
+pytestmark = pytest.mark.integration
+
+BATCH = 2_000
+LARGE = 3_000_000  # rows whose keys take some 600 MB to sort at once,
+HEADROOM = 400 * 1024**2  # and what the worker is given
+
+
+class Subject:
+    """A table with an index, and what must be visible in it."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, identifier: str, format_version: Any) -> None:
+        self.cluster, self.spark = cluster, spark
+        self.table = TableBuilder.create(
+            spark, identifier, "id bigint, v bigint", format_version=format_version
+        )
+        self.table_id = cluster.enroll(identifier, key_sets=[["id"]])
+        self.rows: Counter[tuple[int, int]] = Counter()
+        self._next = 0
+        self.write()
+
+    def write(self) -> None:
+        """Three data files, and deletes of one row in four of these and of older ones."""
+        ids = range(self._next, self._next + BATCH)
+        self._next += BATCH
+        self.table.append(pa.table({"id": ids, "v": ids}), files=3)
+        gone = [i for i in range(self._next) if (i + self._next // BATCH) % 4 == 0]
+        self.table.delete_keys(pa.table({"id": gone}))
+        self.rows.update((i, i) for i in ids)
+        for i in gone:
+            self.rows.pop((i, i), None)
+
+    def check_rows(self) -> None:
+        assert visible_rows(self.spark, self.table.identifier) == self.rows
+
+    def check_end(self, kind: str, job: Json) -> None:
+        """What holds after any job, however many attempts it took."""
+        assert job["status"] == "succeeded", job
+        self.check_rows()
+        assert commits_by_job(self.table)[job["id"]] <= 1
+        assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
+        assert job["attempts"][-1]["status"] == "succeeded"
+        assert job["progress"] is None or job["ended_at"] is not None
+        assert self.cluster.get("/jobs", status="running")["items"] == []
+        events = self.cluster.get(f"/jobs/{job['id']}/events", limit=500)["items"]
+        kinds = Counter(event["kind"] for event in events)
+        assert kinds["job.running"] == len(job["attempts"])
+        if kind == "convert":
+            assert_nothing_is_left(self.table)
+        if kind in ("index", "rebuild"):
+            (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
+            assert key_set["coverage"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def recoveries() -> Iterator[list[float]]:
+    """Seconds from a fault until the next attempt ran."""
+    seconds: list[float] = []
+    yield seconds
+    if seconds:
+        sys.stdout.write(
+            f"\n{len(seconds)} attempts lost; the next one ran after {statistics.median(seconds):.1f} s"
+            f" (median; at most {max(seconds):.1f} s, lease {LEASE_SECONDS} s)\n"
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("cluster")
+    cluster = Cluster(directory, [tmp_path_factory.getbasetemp().as_uri()])
+    try:
+        cluster.register(catalog)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Callable[[int], Subject]:
+    """One table of each format version; every case adds to it."""
+    known: dict[int, Subject] = {}
+
+    def subject(format_version: int) -> Subject:
+        if format_version not in known:
+            name = f"{catalog.name}.db.v{format_version}"
+            known[format_version] = Subject(cluster, spark, name, format_version)
+        return known[format_version]
+
+    return subject
+
+
+# What a kind of job passes, in order: points at which its worker is killed.
+POINTS: dict[str, list[tuple[str, When]]] = {
+    "convert": [
+        ("stage.plan", "after"),
+        ("stage.read", "after"),
+        ("stage.lookup", "after"),
+        ("delete-files", "after"),
+        ("stage.deletes", "after"),
+        ("iceberg", "before"),
+        ("iceberg", "after"),
+        ("stage.commit", "after"),
+        ("stage.report", "after"),
+        ("finish", "before"),
+        ("finish", "after"),
+    ],
+    "index": [
+        ("addresses", "after"),
+        ("run", "after"),
+        ("entries", "before"),
+        ("entries", "after"),
+        ("snapshot", "after"),
+        ("dictionary", "before"),
+        ("dictionary", "after"),
+        ("finish", "before"),
+        ("finish", "after"),
+    ],
+    "compact": [
+        ("run", "after"),
+        ("dictionary", "after"),
+        ("entries", "before"),
+        ("entries", "after"),
+        ("stage.clean_up", "after"),
+    ],
+    "rebuild": [("stage.index", "before"), ("dictionary", "after"), ("stage.report", "before")],
+    "verify": [("stage.report", "before")],
+}
+KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
+
+
+@pytest.mark.parametrize(("kind", "point", "when"), KILLS)
+def test_a_killed_worker(
+    kind: str,
+    point: str,
+    when: When,
+    cluster: Cluster,
+    subjects: Callable[[int], Subject],
+    recoveries: list[float],
+) -> None:
+    # Both formats take their turn.
+    subject = subjects(2 + KILLS.index((kind, point, when)) % 2)
+    prepare(subject, kind)
+    fault = Fault(point, when, "kill")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    killed_at = datetime.now(UTC)
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    if (point, when) == ("finish", "after"):
+        assert [attempt["status"] for attempt in job["attempts"]] == ["succeeded"]
+        return
+    lost, done = job["attempts"]
+    assert (lost["status"], lost["error"]["code"]) == ("lost", "worker_lost")
+    assert done["attempt"] == 2
+    recoveries.append((datetime.fromisoformat(done["started_at"]) - killed_at).total_seconds())
+
+
+def prepare(subject: Subject, kind: str) -> None:
+    """Work for a job of this kind, with an index to look up in."""
+    subject.cluster.inject()
+    subject.write()
+    if kind != "index":
+        subject.cluster.run(subject.table_id, "index")
+    if kind == "compact":
+        subject.write()
+        subject.cluster.run(subject.table_id, "index")
+
+
+SLEEPS: list[tuple[str, str, When]] = [
+    ("convert", "delete-files", "after"),
+    ("convert", "iceberg", "before"),
+    ("convert", "finish", "before"),
+    ("index", "entries", "before"),
+    ("index", "dictionary", "before"),
+    ("compact", "entries", "before"),
+]
+
+
+@pytest.mark.parametrize(("kind", "point", "when"), SLEEPS)
+def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
+    kind: str, point: str, when: When, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(2 + SLEEPS.index((kind, point, when)) % 2)
+    prepare(subject, kind)
+    fault = Fault(point, when, "stop")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    sleeper = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    try:
+        job = cluster.wait_for_job(job_id)
+        subject.check_end(kind, job)
+        # Compaction may drop what the sleeper has added to the index and not committed to the dictionary.
+        cluster.run(subject.table_id, "compact")
+        snapshot_id = subject.table.snapshot_id
+        health = cluster.get(f"/tables/{subject.table_id}/health")
+        pid, told = sleeper.pid, len(sleeper.log)
+    finally:
+        sleeper.send(signal.SIGCONT)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+
+    # It goes on where it was, and takes another job only after it has given up that one.
+    wait_until(
+        lambda: any(words in sleeper.log[told:] for words in ("was taken away", "came too late")),
+        "the sleeper to give up",
+    )
+    assert sleeper.pid == pid
+    assert cluster.get(f"/jobs/{job_id}") == job
+    assert subject.table.snapshot_id == snapshot_id
+    cluster.run(subject.table_id, "verify")
+    after = cluster.get(f"/tables/{subject.table_id}/health")
+    assert after["key_sets"] == health["key_sets"]
+    subject.check_rows()
+
+
+ERRORS: list[tuple[str, str, When, str]] = [
+    ("convert", "claim", "before", "error"),
+    ("convert", "claim", "after", "timeout"),
+    ("convert", "heartbeat", "before", "error"),
+    ("convert", "heartbeat", "after", "timeout"),
+    ("index", "addresses", "before", "error"),
+    ("index", "addresses", "after", "timeout"),
+    ("convert", "finish", "before", "error"),
+    ("convert", "finish", "after", "timeout"),
+    ("index", "run", "before", "error"),
+    ("index", "entries", "before", "error"),
+    ("index", "entries", "after", "timeout"),
+    ("index", "dictionary", "after", "timeout"),
+    ("index", "snapshot", "after", "timeout"),
+    ("compact", "entries", "after", "timeout"),
+    ("convert", "delete-files", "before", "error"),
+    ("convert", "delete-files", "after", "timeout"),
+    ("convert", "iceberg", "before", "error"),
+    ("convert", "iceberg", "after", "timeout"),
+    ("convert", "stage.report", "before", "error"),
+]
+
+
+@pytest.mark.parametrize(("kind", "point", "when", "action"), ERRORS)
+def test_a_point_that_fails_or_does_not_answer(
+    kind: str,
+    point: str,
+    when: When,
+    action: str,
+    cluster: Cluster,
+    subjects: Callable[[int], Subject],
+) -> None:
+    subject = subjects(2 + ERRORS.index((kind, point, when, action)) % 2)
+    prepare(subject, kind)
+    fault = Fault(point, when, action)
+    fired = cluster.inject(fault)
+    job = cluster.wait_for_job(cluster.submit(subject.table_id, kind))
+    subject.check_end(kind, job)
+    cluster.wait_until_fired(fired, fault)
+    for attempt in job["attempts"][:-1]:
+        # Whoever reads the history learns what happened.
+        assert attempt["error"]["detail"], attempt
+
+
+DRAINS: list[tuple[str, str, When]] = [
+    ("convert", "stage.lookup", "before"),
+    ("convert", "delete-files", "after"),
+    ("convert", "iceberg", "before"),
+    ("index", "run", "after"),
+]
+
+
+@pytest.mark.parametrize(("kind", "point", "when"), DRAINS)
+def test_a_worker_that_is_asked_to_stop_hands_its_job_back_within_a_bound(
+    kind: str, point: str, when: When, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(2 + DRAINS.index((kind, point, when)) % 2)
+    prepare(subject, kind)
+    # As long as a read from a store that hangs: nobody waits for it.
+    fault = Fault(point, when, "sleep:300")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    worker = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    pid = worker.pid
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: worker.pid != pid, "the worker to end", timeout_seconds=60)
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
+
+
+def test_a_worker_that_dies_again_and_again_is_tried_smaller_and_not_for_ever(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(3)
+    prepare(subject, "index")
+    cluster.inject(Fault("run", "before", "kill", times=2))
+    job = cluster.wait_for_job(cluster.submit(subject.table_id, "index"), timeout_seconds=240)
+    subject.check_end("index", job)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "lost", "succeeded"]
+    assert any("holds 1/4 of the usual" in decision for decision in job["result"]["decisions"])
+
+    prepare(subject, "index")
+    cluster.inject(Fault("run", "before", "error", times=100))
+    job = cluster.wait_for_job(cluster.submit(subject.table_id, "index"), timeout_seconds=240)
+    assert (job["status"], len(job["attempts"])) == ("failed", 6)
+    assert job["error"]["code"] == "storage_full"
+    cluster.inject()
+    cluster.run(subject.table_id, "index")
+    subject.check_rows()
+
+
+def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(
+    cluster: Cluster, spark: SparkSession, catalog: Catalog
+) -> None:
+    cluster.inject()
+    name = f"{catalog.name}.db.large"
+    table = TableBuilder.create(spark, name, "id bigint, key string", format_version=3)
+    ids = np.random.default_rng(1).permutation(LARGE)
+    keys = pa.array([f"{i:032d}" for i in ids.tolist()])
+    table.append(pa.table({"id": ids, "key": keys}), files=2)
+    table_id = cluster.enroll(name, key_sets=[["key"]])
+    headroom = cluster.directory / "headroom"
+    headroom.write_text(str(HEADROOM))
+    try:
+        job = cluster.wait_for_job(cluster.submit(table_id, "index"), timeout_seconds=240)
+    finally:
+        headroom.unlink()
+    assert job["status"] == "succeeded", job
+    failed = job["attempts"][0]
+    assert failed["error"]["code"] in ("out_of_memory", "worker_lost"), failed
+    assert any("died of too little memory" in decision for decision in job["result"]["decisions"])
+    (key_set,) = cluster.get(f"/tables/{table_id}/health")["key_sets"]
+    assert (key_set["entries"], key_set["coverage"]) == (LARGE, 1.0)
+
+
+def test_the_index_is_whole_and_its_place_holds_nothing_else(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    """After all of the faults above."""
+    cluster.inject()
+    for format_version in (2, 3):
+        subject = subjects(format_version)
+        cluster.run(subject.table_id, "convert")
+        assert equality_delete_files(subject.spark, subject.table.identifier) == []
+        subject.check_rows()
+        assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+
+        def is_clean(subject: Subject = subject) -> bool:
+            # What is younger than some seconds stays; see KEEP_SECONDS.
+            cluster.run(subject.table_id, "compact")
+            return strays(cluster, subject) == set()
+
+        wait_until(is_clean, "clean-up to leave nothing behind")
+        subject.check_rows()
+
+
+def strays(cluster: Cluster, subject: Subject) -> set[str]:
+    """Data files in the place of a table's index that its last snapshots do not name."""
+    from worker.index import database_name
+    from worker.sorted_runs import BUCKET, IndexWarehouse
+    from worker.storage import Storage
+
+    root = cluster.directory / "data" / "index"
+    database = database_name(str(subject.table.metadata.table_uuid), "main")
+    warehouse = IndexWarehouse(root.as_uri(), Storage())
+    found = set()
+    for name in warehouse.table_names(database):
+        table = warehouse.open(database, name)
+        assert table is not None
+        live = {file.file_name for file in table.live_files().files}
+        found |= {path.name for path in (local(table.location) / BUCKET).iterdir()} - live
+    return found
+
+
+def test_a_real_worker_knows_nothing_of_faults() -> None:
+    code = (
+        "import sys, worker.main; from worker.main import WorkerSettings;"
+        "assert not any('fault' in name for name in WorkerSettings.model_fields);"
+        "assert not any('fault' in name for name in sys.modules if name.startswith('worker'))"
+    )
+    status = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code])
+    assert status == 0
+    folder = Path(__file__).parents[2] / "worker"
+    assert not [path for path in folder.rglob("*.py") if "ICESTREAM_FAULTS" in path.read_text()]

@@ -1,0 +1,134 @@
+"""The worker with faults at named points: `python -m tests.faults.worker_build`. Only tests start it.
+
+It is the real worker, in which the points are wrapped. What happens where says a file, named by
+ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it.
+Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
+written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
+`delete-files`, `iceberg` (the commit), `drop`.
+"""
+
+import errno
+import functools
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JNetworkError
+
+import worker.commit
+import worker.compaction
+import worker.conversion
+from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
+from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
+from worker.job import Job
+from worker.main import main
+from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
+from worker.storage import Storage
+
+Failure = Callable[[], Exception]
+
+
+def disk_full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_answer() -> Exception:
+    return OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
+def no_service() -> ControlPlaneError:
+    return ControlPlaneError("injected: the service does not answer")
+
+
+def no_jvm() -> Py4JNetworkError:
+    return Py4JNetworkError("injected: no answer from Java")
+
+
+def passes(point: str, when: Any, failure: Failure) -> None:
+    try:
+        Faults.from_file(Path(os.environ[FAULTS_FILE_VARIABLE])).pass_through(point, when)
+    except InjectedError as error:
+        raise failure() from error
+
+
+def wrap(owner: Any, name: str, point: str | Callable[[Any], str], failure: Failure) -> None:
+    real = getattr(owner, name)
+
+    @functools.wraps(real)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        where = point if isinstance(point, str) else point(arguments[0])
+        passes(where, "before", failure)
+        result = real(*arguments, **named)
+        passes(where, "after", failure)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def limit_memory() -> None:
+    """To what is taken now and the bytes that a file beside the faults allows on top, if there is one."""
+    headroom = Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("headroom")
+    limit = resource.RLIM_INFINITY
+    if headroom.exists():
+        status = Path("/proc/self/status").read_text()
+        taken = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+        limit = taken + int(headroom.read_text())
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def part_of_index(table: RunTable) -> str:
+    return "entries" if "/entries_" in table.location else "dictionary"
+
+
+class Commit:
+    """An operation of Iceberg whose `commit` may fail, or succeed and say nothing."""
+
+    def __init__(self, operation: Any) -> None:
+        self._operation = operation
+
+    def commit(self) -> None:
+        passes("iceberg", "before", no_jvm)
+        self._operation.commit()
+        passes("iceberg", "after", no_jvm)
+
+
+def inject() -> None:
+    wrap(ControlPlane, "claim", "claim", no_service)
+    start = ControlPlane.attempt
+
+    def started(control_plane: ControlPlane, assignment: Assignment) -> AttemptReport:
+        limit_memory()
+        return start(control_plane, assignment)
+
+    setattr(ControlPlane, "attempt", started)  # noqa: B010 - its `self` has another name
+    wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
+    wrap(AttemptReport, "grant_addresses", "addresses", no_service)
+    wrap(AttemptReport, "finish", "finish", no_service)
+    wrap(RunWriter, "close", "run", disk_full)
+    wrap(RunTable, "commit_files", part_of_index, no_answer)
+    wrap(Storage, "create", "snapshot", no_answer)
+    wrap(worker.conversion, "write_planned", "delete-files", disk_full)
+    wrap(IndexWarehouse, "drop", "drop", no_answer)
+    row_delta, stage = worker.commit._row_delta, Job.stage
+    worker.commit._row_delta = lambda *arguments: Commit(row_delta(*arguments))
+
+    @contextmanager
+    def faulty_stage(job: Job, name: str) -> Iterator[None]:
+        passes(f"stage.{name}", "before", no_answer)
+        with stage(job, name):
+            yield
+        passes(f"stage.{name}", "after", no_answer)
+
+    setattr(Job, "stage", faulty_stage)  # noqa: B010 - its `self` has another name
+
+
+if __name__ == "__main__":
+    inject()
+    # Clean-up runs after seconds, not an hour.
+    worker.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
+    sys.exit(main())
