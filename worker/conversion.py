@@ -36,7 +36,7 @@ from worker.deletes import (
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.manifests import delete_files_of_all_snapshots
+from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -274,8 +274,13 @@ class Conversion:
             return
         table = pin_table(self._job)
         metadata = table.metadata
-        # Not the job ids in snapshots: those expire before what they added does.
-        needed = delete_files_of_all_snapshots(metadata, table.storage.io)
+        try:
+            # Not the job ids in snapshots: those expire before what they added does.
+            needed = delete_files_of_all_snapshots(metadata, table.storage.io)
+        except (OSError, UnsupportedTableError) as error:
+            # The commit is made: a manifest of an old snapshot, which is gone or damaged, does not undo it.
+            self._job.decide(f"Files that lost attempts may have left are not looked for: {error}.")
+            return
         for attempt in range(1, assignment.attempt):
             plans = [
                 int(one.summary.get(PLAN, 0)) for one in self._commits.values() if one.attempt == attempt

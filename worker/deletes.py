@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pyiceberg.table.locations import load_location_provider
 from pyroaring import BitMap64
 
-from worker.file_formats import FORMATS, field_id_of, open_columns
+from worker.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
 from worker.puffin import (
     CorruptDeletionVectorError,
@@ -525,11 +525,14 @@ def _read_position_deletes(
         if delete.file_format not in FORMATS:
             raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
         wanted = pa.array(list(paths), pa.string())
-        return [
-            grouped
-            for batch in _position_batches(storage, delete)
-            for grouped in _group_by_path(batch.column(0), batch.column(1), wanted)
-        ]
+        deleted: list[tuple[str, Positions]] = []
+        rows = 0
+        for batch in _position_batches(storage, delete):
+            deleted += _group_by_path(batch.column(0), batch.column(1), wanted)
+            rows += batch.num_rows
+        if rows != delete.record_count:
+            raise ValueError(f"it holds {rows} rows, but its manifest says {delete.record_count}")
+        return deleted
 
 
 @contextmanager
@@ -564,12 +567,15 @@ def _group_by_path(paths: pa.Array, positions: pa.Array, wanted: pa.Array) -> It
         yield values[int(code)].as_py(), part
 
 
-def _parquet_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch]:
-    with storage.open_input(location) as source:
+def _parquet_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
+    with storage.open_input(delete.path) as source:
+        check_size(source, delete.file_size_bytes)
         footer = pq.ParquetFile(source)
         names = _column_names(footer.schema_arrow)
         # Paths stay dictionary-encoded, so that grouping compares integers.
-        file = pq.ParquetFile(source, metadata=footer.metadata, read_dictionary=names[:1])
+        file = pq.ParquetFile(
+            source, metadata=footer.metadata, read_dictionary=names[:1], page_checksum_verification=True
+        )
         for index in range(file.num_row_groups):
             yield from file.read_row_group(index, names).select(names).to_batches()
 
@@ -577,9 +583,9 @@ def _parquet_batches(storage: Storage, location: str) -> Iterator[pa.RecordBatch
 def _position_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
     """Batches of two columns: path and position."""
     if delete.file_format == "parquet":
-        yield from _parquet_batches(storage, delete.path)
+        yield from _parquet_batches(storage, delete)
         return
-    with open_columns(storage, delete.path, delete.file_format) as file:
+    with open_columns(storage, delete.path, delete.file_format, delete.file_size_bytes) as file:
         names = _column_names(file.schema)
         for batch in file.batches([(name,) for name in names]):
             yield batch.select(names)

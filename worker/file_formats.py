@@ -33,15 +33,27 @@ class ColumnFile(ABC):
 
 
 @contextmanager
-def open_columns(storage: Storage, location: str, file_format: str) -> Iterator[ColumnFile]:
-    """file_format: a key of FORMATS. Raises as ColumnFile does, and FileNotFoundError."""
+def open_columns(storage: Storage, location: str, file_format: str, size_bytes: int) -> Iterator[ColumnFile]:
+    """file_format: a key of FORMATS. size_bytes: what the manifest says of the file.
+
+    Raises as ColumnFile does, and FileNotFoundError.
+    """
     with storage.open_input(location) as source:
+        check_size(source, size_bytes)
         yield FORMATS[file_format](source)
+
+
+def check_size(source: pa.NativeFile, size_bytes: int) -> None:
+    """Tells a file that was cut off, and most other files that came in the place of the right one."""
+    found = source.size()
+    if found != size_bytes:
+        raise pa.ArrowInvalid(f"it has {found} bytes, but its manifest says {size_bytes}")
 
 
 class _ParquetColumns(ColumnFile):
     def __init__(self, source: pa.NativeFile) -> None:
-        self._file = pq.ParquetFile(source)
+        # Parquet-java gives every page a checksum, Arrow none unless asked.
+        self._file = pq.ParquetFile(source, page_checksum_verification=True)
         self.schema = self._file.schema_arrow
         self.rows = self._file.metadata.num_rows
 

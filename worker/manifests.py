@@ -7,17 +7,20 @@ history (which expires) and never from scan tasks (which planning prunes by stat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Literal
 
+import fastavro
 import numpy as np
-from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
-from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor, construct_reader
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.conversions import to_json
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestContent, ManifestFile, read_manifest_list
+from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table.metadata import TableMetadata
@@ -54,16 +57,23 @@ class UnsupportedTableError(Exception):
     """The table's metadata holds something that can't be read here. A retry can't help."""
 
 
+class CorruptMetadataError(UnsupportedTableError):
+    """A manifest or manifest list is damaged. Nothing may be concluded from what is left of it."""
+
+
 def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
-    Raises FileNotFoundError when a manifest is missing, UnsupportedTableError for partition values that
-    can't be read or have no JSON form.
+    Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
+    UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    manifests = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
+    manifests = _read_manifest_list(io, snapshot.manifest_list)
+    if not manifests and _counts_files(snapshot):
+        # Cut off right before its first block, a list is a whole file without a row.
+        raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
     with ThreadPoolExecutor(_READ_THREADS) as threads:
-        entries = list(threads.map(lambda m: _read_manifest(io, m, specs[m.partition_spec_id]), manifests))
+        entries = list(threads.map(lambda m: _read_manifest(io, m, specs), manifests))
     data_files: list[DataFile] = []
     delete_files: list[DeleteFile] = []
     for file in (file for manifest_entries in entries for file in manifest_entries):
@@ -82,16 +92,18 @@ def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[st
     """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
     with ThreadPoolExecutor(_READ_THREADS) as threads:
-        read = threads.map(lambda location: list(read_manifest_list(io.new_input(location))), lists)
+        read = threads.map(lambda location: _read_manifest_list(io, location), lists)
         manifests = {
-            one.manifest_path: one
-            for of_list in read
-            for one in of_list
-            if one.content is ManifestContent.DELETES
+            one.path: one for of_list in read for one in of_list if one.content is ManifestContent.DELETES
         }
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-        entries = threads.map(lambda m: _read_manifest(io, m, specs[m.partition_spec_id]), manifests.values())
+        entries = threads.map(lambda m: _read_manifest(io, m, specs), manifests.values())
         return {file.path for of_manifest in entries for file in of_manifest}
+
+
+def _counts_files(snapshot: Snapshot) -> bool:
+    counted = snapshot.summary.additional_properties if snapshot.summary else {}
+    return any(int(counted.get(name, 0)) for name in ("total-data-files", "total-delete-files"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +130,14 @@ def read_bounds(
         NestedField(2, "data_file", StructType(*fields), required=True),
     )
     found = {}
-    for manifest in read_manifest_list(io.new_input(snapshot.manifest_list)):
-        with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
-            entries.reader = _reader(entries.schema, schema)
-            for status, (path, nulls, lower, upper) in entries:
-                if status == DELETED or path not in paths:
-                    continue
-                for field_id in field_ids:
-                    low, high = (lower or {}).get(field_id), (upper or {}).get(field_id)
-                    if low is not None and high is not None:
-                        found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
+    for manifest in _read_manifest_list(io, snapshot.manifest_list):
+        for status, (path, nulls, lower, upper) in _AvroFile(io, manifest.path).rows(schema):
+            if status == DELETED or path not in paths:
+                continue
+            for field_id in field_ids:
+                low, high = (lower or {}).get(field_id), (upper or {}).get(field_id)
+                if low is not None and high is not None:
+                    found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
     return found
 
 
@@ -191,46 +201,125 @@ class _Conversion(AvroSchemaConversion):
         return super()._convert_logical_type(avro_logical_type)
 
 
-class _Header(AvroFileHeader):
-    def get_schema(self) -> Schema:
-        return _Conversion().avro_to_iceberg(json.loads(self.meta["avro.schema"]))
+class _AvroFile:
+    """A metadata file, of which only some columns are decoded.
+
+    The blocks are told apart by fastavro: PyIceberg takes one that was cut off for the end of the file.
+    Raises CorruptMetadataError, FileNotFoundError, or OSError (a retry can help).
+    """
+
+    def __init__(self, io: FileIO, location: str) -> None:
+        self._location = location
+        with self.told_as_corrupt():
+            with io.new_input(location).open() as source:
+                content = source.read()
+            self._blocks = fastavro.block_reader(BytesIO(content))
+            self.schema = _Conversion().avro_to_iceberg(json.loads(self._blocks.metadata["avro.schema"]))
+
+    def rows(self, wanted: Schema) -> Iterator[Any]:
+        """Tuples of the columns of `wanted`."""
+        with self.told_as_corrupt():
+            # Made as PyIceberg makes its own.
+            reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+            block: Any
+            for block in self._blocks:
+                content = block.bytes_.read()
+                decoder = new_decoder(content)
+                for _ in range(block.num_records):
+                    yield reader.read(decoder)
+                    if decoder.tell() > len(content):  # which the decoder does not look at
+                        raise ValueError("an entry reaches beyond its block")
+                if decoder.tell() < len(content):
+                    raise ValueError("a block goes on behind its last entry")
+
+    @contextmanager
+    def told_as_corrupt(self) -> Iterator[None]:
+        """Damaged bytes make decoders, and who works with the values, raise errors of many kinds; OSError is
+        the store's."""
+        try:
+            yield
+        except (UnsupportedTableError, OSError):
+            raise
+        except Exception as error:
+            raise CorruptMetadataError(
+                f"{self._location} is damaged: {type(error).__name__}: {error}"
+            ) from error
 
 
-class _EntriesFile(AvroFile[Any]):
-    def _read_header(self) -> AvroFileHeader:
-        header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: _Header}).read(self.decoder)
-        return header
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1)."""
+
+    path: str
+    partition_spec_id: int
+    content: ManifestContent
+    sequence_number: int
+    added_snapshot_id: int | None
+    entries: int | None
 
 
-def _reader(schema: Schema, wanted: Schema) -> Any:
-    """A reader of the wanted columns alone, made as PyIceberg makes its own."""
-    return visit_with_partner(schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+_MANIFEST_LIST = Schema(
+    NestedField(500, "manifest_path", StringType(), required=True),
+    NestedField(502, "partition_spec_id", IntegerType(), required=True),
+    NestedField(517, "content", IntegerType(), required=False),
+    NestedField(515, "sequence_number", LongType(), required=False),
+    NestedField(503, "added_snapshot_id", LongType(), required=False),
+    NestedField(504, "added_files_count", IntegerType(), required=False),
+    NestedField(505, "existing_files_count", IntegerType(), required=False),
+)
 
 
-def _read_manifest(io: FileIO, manifest: ManifestFile, spec: PartitionSpec) -> list[DataFile | DeleteFile]:
-    with _EntriesFile(io.new_input(manifest.manifest_path)) as entries:
-        # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
-        partition_type = _partition_type(entries.schema)
-        if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
-            # Iceberg 1.12 in Java writes (and reads) such a value with its length before it, as `bytes`: what
-            # follows in the entry would be misread.
-            raise UnsupportedTableError(
-                f"{manifest.manifest_path} holds partition values of type fixed,"
-                " which writers encode in different ways"
+def _read_manifest_list(io: FileIO, location: str) -> list[_Manifest]:
+    file = _AvroFile(io, location)
+    with file.told_as_corrupt():
+        return [
+            _Manifest(
+                path,
+                spec_id,
+                ManifestContent(content or 0),  # absent in format version 1, as the sequence number is
+                sequence_number or 0,
+                snapshot_id,
+                None if added is None or existing is None else added + existing,
             )
-        entries.reader = _reader(entries.schema, _entry_schema(partition_type, manifest.content))
-        files = []
-        for status, snapshot_id, sequence_number, data_file in entries:
-            if status == DELETED:
-                continue
-            # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
-            if sequence_number is None:
-                sequence_number = manifest.sequence_number
-            if snapshot_id is None:
-                snapshot_id = manifest.added_snapshot_id
-            partition = PartitionKey(spec.spec_id, _partition_values(data_file[3], partition_type, spec))
-            files.append(_content_file(data_file, partition, sequence_number, snapshot_id))
-        return files
+            for path, spec_id, content, sequence_number, snapshot_id, added, existing in file.rows(
+                _MANIFEST_LIST
+            )
+        ]
+
+
+def _read_manifest(
+    io: FileIO, manifest: _Manifest, specs: Mapping[int, PartitionSpec]
+) -> list[DataFile | DeleteFile]:
+    file = _AvroFile(io, manifest.path)
+    with file.told_as_corrupt():
+        files = list(_live_files(file, manifest, specs[manifest.partition_spec_id]))
+    if manifest.entries is not None and manifest.entries != len(files):
+        raise CorruptMetadataError(
+            f"{manifest.path} names {len(files)} live files, but its manifest list says {manifest.entries}"
+        )
+    return files
+
+
+def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:
+    # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
+    partition_type = _partition_type(file.schema)
+    if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
+        # Iceberg 1.12 in Java writes (and reads) such a value with its length before it, as `bytes`: what
+        # follows in the entry would be misread.
+        raise UnsupportedTableError(
+            f"{manifest.path} holds partition values of type fixed, which writers encode in different ways"
+        )
+    schema = _entry_schema(partition_type, manifest.content)
+    for status, snapshot_id, sequence_number, data_file in file.rows(schema):
+        if status == DELETED:
+            continue
+        # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
+        if sequence_number is None:
+            sequence_number = manifest.sequence_number
+        if snapshot_id is None:
+            snapshot_id = manifest.added_snapshot_id
+        partition = PartitionKey(spec.spec_id, _partition_values(data_file[3], partition_type, spec))
+        yield _content_file(data_file, partition, sequence_number, snapshot_id)
 
 
 def _partition_type(schema: Schema) -> StructType:

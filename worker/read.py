@@ -176,7 +176,7 @@ class KeyReader:
     def _read_columns(
         self, file: DataFile | DeleteFile, constants: Mapping[int, Any], *, required: bool
     ) -> Iterator[pa.RecordBatch]:
-        with open_columns(self.storage, file.path, file.file_format) as source:
+        with open_columns(self.storage, file.path, file.file_format, file.file_size_bytes) as source:
             paths = self._paths(source.schema, file.file_format, constants)
             leaves = {
                 c.field_id: paths[c.field_id_path] for c in self.key_set.columns if c.field_id_path in paths

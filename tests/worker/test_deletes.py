@@ -45,15 +45,18 @@ def data_file(
     return DataFile(path, "parquet", partition, rows, 1_000, seq)
 
 
-def delete_file(path: str, *, file_format: str = "parquet", seq: int = 2, **more: Any) -> DeleteFile:
+def delete_file(
+    path: str, *, file_format: str = "parquet", rows: int = 1, seq: int = 2, **more: Any
+) -> DeleteFile:
     partition = more.pop("partition", UNPARTITIONED)
-    return DeleteFile(FileContent.POSITION_DELETES, path, file_format, partition, 1, 1_000, seq, **more)
+    size = Path(path).stat().st_size if Path(path).exists() else 1_000
+    return DeleteFile(FileContent.POSITION_DELETES, path, file_format, partition, rows, size, seq, **more)
 
 
 def position_delete_file(path: Path, rows: Sequence[tuple[str, int]], **how: Any) -> DeleteFile:
     paths, positions = zip(*rows, strict=True)
     pq.write_table(pa.table({"file_path": list(paths), "pos": list(positions)}), path, **how)
-    return delete_file(str(path))
+    return delete_file(str(path), rows=len(rows))
 
 
 def positions(existing: Mapping[str, ExistingDeletes]) -> dict[str, list[int]]:

@@ -118,7 +118,7 @@ def test_an_avro_schema_may_refer_to_a_type_that_it_has_defined(tmp_path: Path) 
     with path.open("wb") as sink:
         fastavro.writer(sink, schema, [{"a": Decimal("1.25"), "b": Decimal("-2.50")}])
     metadata = _metadata(NestedField(1, "a", DecimalType(9, 2)), NestedField(2, "b", DecimalType(9, 2)))
-    file = DataFile(str(path), "avro", PartitionKey(0, "[]"), 1, 1, 1)
+    file = DataFile(str(path), "avro", PartitionKey(0, "[]"), 1, path.stat().st_size, 1)
     (batch,) = key_reader(metadata, Storage(), resolve_key_set(metadata, [2])).read_data_file(file)
     assert batch.column(1).to_pylist() == [Decimal("-2.50")]
 
