@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import fs as pafs
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
@@ -201,9 +202,11 @@ class IndexWarehouse:
     def __init__(self, location: str, storage: Storage) -> None:
         self.location = location.rstrip("/")
         self.storage = storage
-        self._catalog: Catalog = CatalogFactory.create(
-            {"warehouse": self.location, **_paimon_options(storage.properties)}
-        )
+        self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
+        filesystem, _ = storage.resolve(self.location)
+        if not isinstance(filesystem, pafs.LocalFileSystem):
+            # With our credentials; and pypaimon's own waits ten minutes for a store that does not answer.
+            self._catalog.file_io.filesystem = filesystem
 
     def open(self, database: str, name: str) -> RunTable | None:
         """The table, or None if it does not exist."""
@@ -371,24 +374,6 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
-
-
-def _paimon_options(properties: Mapping[str, str]) -> dict[str, str]:
-    """PyIceberg's properties of a file system in pypaimon's words."""
-    names = {
-        "s3.endpoint": "fs.s3.endpoint",
-        "client.access-key-id": "fs.s3.accessKeyId",
-        "s3.access-key-id": "fs.s3.accessKeyId",
-        "client.secret-access-key": "fs.s3.accessKeySecret",
-        "s3.secret-access-key": "fs.s3.accessKeySecret",
-        "client.session-token": "fs.s3.securityToken",
-        "s3.session-token": "fs.s3.securityToken",
-        "client.region": "fs.s3.region",
-        "s3.region": "fs.s3.region",
-    }
-    options = {paimon: properties[name] for name, paimon in names.items() if name in properties}
-    by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
-    return options | {"s3.path-style-access": str("s3.endpoint" in properties and not by_host).lower()}
 
 
 def _values(row: InternalRow) -> tuple[Any, ...]:
