@@ -238,7 +238,7 @@ class _AvroFile:
         the store's."""
         try:
             yield
-        except (UnsupportedTableError, OSError):
+        except (UnsupportedTableError, OSError, MemoryError):
             raise
         except Exception as error:
             raise CorruptMetadataError(
