@@ -20,7 +20,7 @@ from pyiceberg.table.snapshots import Snapshot
 from worker import catalogs
 from worker.control_plane import Assignment
 from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_key_sets, open_index
-from worker.manifests import UnsupportedTableError, read_snapshot_files
+from worker.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files
 from worker.plan import SnapshotFiles
 from worker.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
 from worker.session import TaskRunner
@@ -193,6 +193,13 @@ def pin_table(job: Job) -> PinnedTable:
             str(error),
             "If the table's snapshots were expired meanwhile, retry; otherwise restore the file.",
             retryable=True,
+        ) from error
+    except CorruptMetadataError as error:
+        raise JobError(
+            "metadata_damaged",
+            "A metadata file of the table is damaged",
+            str(error),
+            "Restore that file, or roll the table back to a snapshot before it; nothing was changed.",
         ) from error
     except (UnsupportedTableError, ValidationError) as error:
         # PyIceberg's model of the metadata knows no variant and no geometry yet.
