@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
 OUT_OF_MEMORY = "out_of_memory"
+JVM_LOST = "jvm_lost"
 
 
 class StaleAttemptError(Exception):
@@ -85,7 +86,7 @@ class PreviousAttempt(_Body):
     def may_lack_memory(self) -> bool:
         """It said so, or its worker vanished, as one does that the system kills for taking too much."""
         code = (self.error or {}).get("code")
-        return code == OUT_OF_MEMORY or (self.status == "lost" and code == "worker_lost")
+        return code in (OUT_OF_MEMORY, JVM_LOST) or (self.status == "lost" and code == "worker_lost")
 
 
 class Assignment(_Body):
@@ -131,7 +132,7 @@ class ControlPlane:
         self._worker_id = self._post("workers", body).json()["id"]
 
     def claim(self, wait_seconds: float) -> Assignment | None:
-        """The next job, or None after waiting. Registers anew if the service forgot this worker."""
+        """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker."""
         assert self._worker_id is not None
         response = self._post(
             f"workers/{self._worker_id}/claim",

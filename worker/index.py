@@ -484,8 +484,13 @@ def commit_index(
     commit came first.
     """
     confirm_lease()
+    files_planned_on = index.files
+    if replaced:
+        # A merge drops entries that no file owns. Whoever was about to commit their files can't any more.
+        files_planned_on = index.files_table.take_place(index.files)
     if runs or replaced:
         index.entries_table.commit_files(index.entries, runs, replaced)
+    confirm_lease()
     rows = write_run(
         storage,
         index.files_table.location,
@@ -493,7 +498,7 @@ def commit_index(
         primary_key=["base_address"],
     )
     # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
-    index.files_table.commit_files(index.files, rows)
+    index.files_table.commit_files(files_planned_on, rows)
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.control_plane import (
+    JVM_LOST,
     Assignment,
     AttemptReport,
     ControlPlane,
@@ -212,15 +213,25 @@ class Worker:
                 log.exception("Job %s failed", job.id)
                 finished = {"status": "failed", "error": _error(_unexpected(error))}
             if finished["status"] == "failed" and not self._runner.is_alive:
-                # Whatever the error says, this is its cause, and it is not the job's.
-                log.error("Spark's JVM has ended: handing the job back, and ending too")
+                # Whatever the error says, this is its cause; the job's own doing, if it took all memory.
+                log.error("Spark's JVM has ended: this process ends too")
                 self._stopping.set()
-                finished = {"status": "released"}
-            self._finish(report, reporter, finished)
+                finished = {"status": "failed", "error": _error(_without_jvm())}
+            self._finish(report, reporter, finished, assignment.lease_seconds)
 
-    def _finish(self, report: AttemptReport, reporter: AttemptReporter, finished: dict[str, Any]) -> None:
-        """Reports the end for as long as the lease lasts; after that the next attempt finds the truth."""
+    def _finish(
+        self,
+        report: AttemptReport,
+        reporter: AttemptReporter,
+        finished: dict[str, Any],
+        lease_seconds: float,
+    ) -> None:
+        """Reports the end for the time of a lease; after that the next attempt finds the truth.
+
+        Heartbeats go on while it does, so an answer that never comes must not hold the job for ever.
+        """
         status = finished.pop("status")
+        deadline = time.monotonic() + lease_seconds
         while True:
             try:
                 reporter.flush()
@@ -238,7 +249,8 @@ class Worker:
                 status, finished = "failed", {"error": _error(_refused(error))}
             except ControlPlaneError as error:
                 log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
-                if self._stopping.is_set():
+                if self._stopping.is_set() or time.monotonic() > deadline:
+                    log.error("Giving up the report: %s", error)
                     return
                 time.sleep(RETRY_SECONDS)
 
@@ -261,6 +273,16 @@ def _unexpected(error: Exception) -> JobError:
         "The job met an unexpected error",
         f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})",
         "It is retried. If it stays, look at the worker's log and report it with this text.",
+        retryable=True,
+    )
+
+
+def _without_jvm() -> JobError:
+    return JobError(
+        JVM_LOST,
+        "Spark's JVM has ended",
+        "The system may have killed it for the memory that it took.",
+        "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
         retryable=True,
     )
 

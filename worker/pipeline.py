@@ -80,7 +80,7 @@ def lacks_memory(error: BaseException | None) -> bool:
         words = f"{type(error).__name__} {error}" if isinstance(error, _ABROAD) else type(error).__name__
         if isinstance(error, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return False
 
 

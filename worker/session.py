@@ -128,14 +128,16 @@ class TaskRunner:
                 on_progress(len(tasks) - len(pending))
                 for future in done:
                     yield future.result()
-        except KeyboardInterrupt:
-            # Whoever asked this process to stop will not wait for ever; what tasks still write is nobody's.
+        except (KeyboardInterrupt, GeneratorExit):
+            # Whoever asked this process to stop will not wait for ever, wherever that found it; what tasks
+            # still write is nobody's.
             threads.shutdown(wait=False, cancel_futures=True)
             wait(pending, timeout=DRAIN_SECONDS)
             raise
-        finally:
-            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-                threads.shutdown(cancel_futures=True)
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+        threads.shutdown()
 
     def _run_on_spark(
         self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]

@@ -28,16 +28,19 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
         self._manager = manager
         self._storage = storage
         self._id = (planned_on or 0) + 1
+        self.was_reached = False
+        """Whether pypaimon came as far as the snapshot; before, it looks for conflicts itself."""
         self.is_overtaken = False
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         """Why it can't be told whether the snapshot was written."""
 
     def commit(self, _base: str | None, snapshot: Snapshot, _statistics: Sequence[Any]) -> bool:
+        self.was_reached = True
         try:
             written = snapshot.id == self._id and self._storage.create(
                 self._manager.get_snapshot_path(snapshot.id), JSON.to_json(snapshot, indent=2).encode()
             )
-        except OSError as error:
+        except Exception as error:
             self.error = error
             raise
         self.is_overtaken = not written

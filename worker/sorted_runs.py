@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -273,8 +273,7 @@ class RunTable:
     ) -> None:
         """Makes `added` visible and `removed` dead in the Paimon snapshot that follows the planned one.
 
-        Without either it only takes that snapshot's place, so that no other commit that was planned on the
-        same one can succeed. Raises IndexCommitConflictError when such a one has come first, and OSError when
+        Raises IndexCommitConflictError when such a one has come first, and OSError when
         the store did not say whether the snapshot was written: then it may still be.
         """
         removed_names = {file.file_name for file in removed}
@@ -292,11 +291,21 @@ class RunTable:
         except RuntimeError as error:
             if next_snapshot.error is not None:
                 raise next_snapshot.error from None
-            if next_snapshot.is_overtaken or "conflict" in str(error).lower():
+            if isinstance(error.__context__, OSError | MemoryError):  # while it wrote manifests
+                raise error.__context__ from None
+            if next_snapshot.is_overtaken or not next_snapshot.was_reached:
                 raise IndexCommitConflictError("another commit to the index came first") from error
             raise
         finally:
             commit.close()
+
+    def take_place(self, planned_on: LiveFiles) -> LiveFiles:
+        """The same files one snapshot later: no other commit that was planned on this one can succeed.
+
+        Raises as `commit_files` does.
+        """
+        self.commit_files(planned_on, [])
+        return replace(planned_on, paimon_snapshot_id=(planned_on.paimon_snapshot_id or 0) + 1)
 
     def clean_up(self, keep_seconds: float) -> CleanedUp:
         """Expires snapshots that nobody reads any more, and deletes every file that no kept one needs.
@@ -307,7 +316,7 @@ class RunTable:
         """
         # A commit that was planned before, and might name a file that is deleted here, can't succeed after
         # this one. It also tells the time by the clock of the store, not of this machine.
-        self.commit_files(self.live_files(), [])
+        self.take_place(self.live_files())
         files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
         horizon = max(modified_at.values()) - keep_seconds

@@ -5,6 +5,7 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -138,7 +139,7 @@ class Storage:
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         key = path.removeprefix(netloc).lstrip("/")
         if scheme == "file":
-            return LocalStore(), key
+            return LocalStore(), re.sub("/+", "/", key)
         if scheme in ("s3", "s3a", "s3n"):
             given = self._given(
                 endpoint=("s3.endpoint",),

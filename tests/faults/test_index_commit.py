@@ -16,7 +16,7 @@ from pyiceberg.types import LongType
 from tests.faults.proxy import CUT, PASS, Proxy, truncate
 from tests.s3 import S3, s3_server
 from worker import index as indexes
-from worker.compaction import LiveAddresses, choose_merge, compaction_tasks
+from worker.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index import KeySetIndex, assign_addresses, build_tasks, commit_index, open_index
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
@@ -178,6 +178,51 @@ def test_files_whose_entries_compaction_has_dropped_are_not_covered_by_a_late_co
     after = fresh(place)
     assert after.dictionary.paths == [kept.path]
     assert after.entries.rows == 10
+
+
+def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.compaction.TASK_ROWS", 10)
+    kept, late = data_file(tmp_path, "kept", range(10)), data_file(tmp_path, "late", range(10, 20))
+    Writer(place).add([kept], 0)
+    sleeper = Writer(place)
+    runs, indexed = sleeper.build([late], 100)
+    sleeper.index.entries_table.commit_files(sleeper.index.entries, runs)
+
+    # Its successor merges all that is there with what it adds, and dies before its second commit.
+    successor = Writer(place)
+    added = [data_file(tmp_path, f"new{i}", range(i * 20, i * 20 + 20)) for i in (2, 3)]
+    built = [successor.build([file], 1000 * at) for at, file in enumerate(added, 1)]
+    new_runs = [run for part, _ in built for run in part]
+    new_files = [file for _, part in built for file in part]
+    merge = choose_merge_of_new(successor.index.entries.files, new_runs)
+    assert merge is not None
+    assert {run.file_name for run in runs} <= {file.file_name for file in merge.files}
+    live = LiveAddresses.of_files(successor.index.dictionary, new_files)
+    merged = [
+        file for task in compaction_tasks(successor.index, merge, place.storage, 1) for file in task.run(live)
+    ]
+    replaced = [file for file in merge.files if file not in new_runs]
+    confirmed = []
+
+    def dies() -> None:
+        confirmed.append(1)
+        if len(confirmed) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        commit_index(successor.index, merged, new_files, place.storage, replaced, confirm_lease=dies)
+
+    rows = write_run(
+        place.storage,
+        sleeper.index.files_table.location,
+        indexes._dictionary_rows(indexed),
+        primary_key=["base_address"],
+    )
+    with pytest.raises(IndexCommitConflictError):
+        sleeper.index.files_table.commit_files(sleeper.index.files, rows)
+    assert fresh(place).dictionary.paths == [kept.path]
 
 
 def test_a_late_commit_of_entries_whose_files_were_cleaned_up_is_refused(

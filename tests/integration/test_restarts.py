@@ -71,7 +71,7 @@ def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
     assert visible_rows(spark, table.identifier) == expected
 
 
-def test_worker_whose_spark_has_died_hands_its_job_back_and_is_replaced(
+def test_worker_whose_spark_has_died_ends_its_attempt_and_is_replaced(
     spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:
     table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
@@ -82,7 +82,8 @@ def test_worker_whose_spark_has_died_hands_its_job_back_and_is_replaced(
 
     job = icestream.wait_for_job(icestream.submit(table_id, "convert"))
     assert job["status"] == "succeeded", job["error"]
-    assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
+    assert [attempt["status"] for attempt in job["attempts"]] == ["failed", "succeeded"]
+    assert job["attempts"][0]["error"]["code"] == "jvm_lost"
     assert job["attempts"][1]["worker_id"] != worker["id"]
     _check_nothing_is_left_to_do(spark, icestream, table_id, table)
     assert visible_rows(spark, table.identifier) == expected
