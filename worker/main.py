@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -153,13 +154,25 @@ class Worker:
         self._control_plane = control_plane
         self._runner = runner
         self._stopping = threading.Event()
+        self._may_interrupt = False
 
     def stop(self, signal_number: int, _: FrameType | None) -> None:
+        """Ends a wait for work and hands a running job back; a job that has ended is still reported."""
         log.info("Stopping after signal %s", signal.Signals(signal_number).name)
-        if self._stopping.is_set():
-            return
         self._stopping.set()
-        raise KeyboardInterrupt
+        if self._may_interrupt:
+            self._may_interrupt = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        self._may_interrupt = True
+        try:
+            if self._stopping.is_set():
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_interrupt = False
 
     def run(self, name: str) -> None:
         """Returns after a signal, or when Spark's JVM has ended."""
@@ -169,7 +182,8 @@ class Worker:
                 if not registered:
                     self._control_plane.register(name)
                     registered = True
-                assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS)
+                with self._interruptible():
+                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS)
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 # It keeps its name otherwise: a job that was given to it with a lost answer is known by that.
@@ -197,7 +211,8 @@ class Worker:
         finished: dict[str, Any]
         with AttemptReporter(report, assignment.lease_seconds) as reporter:
             try:
-                outcome = run_job(assignment, self._runner, reporter)
+                with self._interruptible():
+                    outcome = run_job(assignment, self._runner, reporter)
                 finished = {"status": "succeeded", "result": outcome.result, "health": outcome.health or None}
             except JobCancelledError:
                 finished = {"status": "cancelled"}

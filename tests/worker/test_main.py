@@ -1,0 +1,107 @@
+"""The worker process itself, with a job and a service that only pretend."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from worker import main
+from worker.control_plane import Assignment, ControlPlaneError
+from worker.job import Outcome
+from worker.main import Worker
+
+ASSIGNMENT = Assignment.model_validate(
+    {
+        "job": {"id": "j", "kind": "index"},
+        "attempt": 1,
+        "lease_seconds": 0.2,
+        "table": {"id": "t", "identifier": ["db", "t"], "branch": "main"},
+        "catalog": {"name": "c", "type": "sql", "properties": {}},
+        "index": {"warehouse": "file:///index"},
+    }
+)
+
+
+class Service:
+    """Its one attempt's reports; `on_finish` may do something first."""
+
+    def __init__(self) -> None:
+        self.reported: list[str] = []
+        self.on_finish: Callable[[], None] = lambda: None
+
+    def attempt(self, _: Assignment) -> Any:
+        return self
+
+    def heartbeat(self, *_: object) -> bool:
+        return False
+
+    def finish(self, status: str, **_: object) -> None:
+        self.on_finish()
+        self.reported.append(status)
+
+
+class Runner:
+    is_alive = True
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def worker(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    pretended: Any = service
+    runner: Any = Runner()
+    worker = Worker(pretended, runner)
+    monkeypatch.setattr(main, "run_job", lambda *_: Outcome({}, {}))
+    monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
+    before = signal.signal(signal.SIGTERM, worker.stop)
+    yield worker
+    signal.signal(signal.SIGTERM, before)
+
+
+def ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_job_that_has_ended_is_reported_although_the_process_is_asked_to_stop(
+    worker: Worker, service: Service
+) -> None:
+    service.on_finish = ask_to_stop
+    worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["succeeded"]
+
+
+def test_a_running_job_is_handed_back(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "run_job", lambda *_: ask_to_stop())
+    worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["released"]
+
+
+def test_a_job_that_came_with_the_wish_to_stop_is_handed_back_at_once(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "run_job", lambda *_: pytest.fail("it ran"))
+    ask_to_stop()
+    worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["released"]
+
+
+def test_a_report_that_is_never_taken_holds_the_job_for_a_lease_at_most(
+    worker: Worker, service: Service
+) -> None:
+    calls = []
+
+    def fails() -> None:
+        calls.append(1)
+        raise ControlPlaneError("the service answered 500")
+
+    service.on_finish = fails
+    worker.run_attempt(ASSIGNMENT)
+    assert service.reported == []
+    assert len(calls) > 1
