@@ -22,7 +22,7 @@ from worker.commit import (
     find_commits,
     find_head,
 )
-from worker.control_plane import Assignment
+from worker.control_plane import Assignment, StaleAttemptError
 from worker.deletes import (
     DeleteFileLocations,
     DeleteGranularity,
@@ -427,7 +427,7 @@ class Plan:
             pending = PendingDeletes.read(job, table, plan, reader, index)
         try:
             return pending.resolve()
-        except JobCancelledError:
+        except (JobCancelledError, StaleAttemptError):
             raise
         except Exception:
             damage = damage_of(index, table.storage) if index is not None else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from worker import compaction
 from worker.compaction import LiveAddresses, Merge, choose_merge, choose_merge_of_new, compaction_tasks
+from worker.control_plane import StaleAttemptError
 from worker.index import (
     DamagedIndexError,
     IndexedFile,
@@ -134,9 +135,11 @@ def _merged(
 def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
     """Deletes what no snapshot of the index needs any more: replaced files, and those of dead attempts."""
     with job.stage("clean_up"):
+        # What another attempt commits after the lease was confirmed is no part of these.
+        present = [(part, part.live_files()) for part in (index.files_table, index.entries_table)]
         job.reporter.confirm_lease()
-        for part in (index.files_table, index.entries_table):
-            cleaned = part.clean_up(compaction.KEEP_SECONDS)
+        for part, files in present:
+            cleaned = part.clean_up(files, compaction.KEEP_SECONDS)
             report["files_deleted"] += cleaned.files
             report["bytes_deleted"] += cleaned.size_bytes
     if report["files_deleted"]:
@@ -149,6 +152,8 @@ def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
 def _index_key_set(
     job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet, *, rebuild: bool
 ) -> dict[str, Any]:
+    if rebuild:
+        job.reporter.confirm_lease()
     try:
         try:
             index = open_index(warehouse, table.index_database, key_set, create=True, rebuild=rebuild)
@@ -225,7 +230,7 @@ def _merge_new_runs(
     live = LiveAddresses.of_files(index.dictionary, files)
     try:
         written = _merged(job, table, index, merge, live)
-    except JobCancelledError:
+    except (JobCancelledError, StaleAttemptError):
         raise
     except Exception as error:
         job.decide(f"Key set {index.key_set}: {len(runs)} new sorted runs are not merged: {error}.")

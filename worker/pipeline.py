@@ -74,14 +74,23 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
         raise
 
 
-def lacks_memory(error: BaseException | None) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
-    while error is not None:
-        words = f"{type(error).__name__} {error}" if isinstance(error, _ABROAD) else type(error).__name__
-        if isinstance(error, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
+    for one in _causes(error):
+        words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
+        if isinstance(one, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
             return True
-        error = error.__cause__ or error.__context__
     return False
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what led to it. An error that is raised again makes a circle of these."""
+    causes: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in causes:
+        causes.append(following)
+        following = following.__cause__ or following.__context__
+    return causes
 
 
 def _run(job: Job) -> Outcome:

@@ -8,6 +8,8 @@ rows are the union of the files' rows.
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +34,7 @@ from pypaimon.write.commit_message import CommitMessage
 
 from worker.snapshots import NextSnapshot
 from worker.sorting import is_bytes
-from worker.storage import Storage
+from worker.storage import Storage, StoredFile
 
 ROW_GROUP_ROWS = 8_192
 DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
@@ -307,21 +309,34 @@ class RunTable:
         self.commit_files(planned_on, [])
         return replace(planned_on, paimon_snapshot_id=(planned_on.paimon_snapshot_id or 0) + 1)
 
-    def clean_up(self, keep_seconds: float) -> CleanedUp:
+    def clean_up(self, planned_on: LiveFiles, keep_seconds: float) -> CleanedUp:
         """Expires snapshots that nobody reads any more, and deletes every file that no kept one needs.
 
         Kept are the snapshots of the last `keep_seconds`, and the one that was the latest before these. Files
         younger than that stay as well. Snapshots go first, so what an interruption leaves is found the next
-        time. Raises IndexCommitConflictError when another commit comes first.
+        time. planned_on: the table's present files. Raises IndexCommitConflictError when another commit comes
+        first.
         """
+        if not self._unneeded(time.time() - keep_seconds):
+            return CleanedUp(0, 0)
         # A commit that was planned before, and might name a file that is deleted here, can't succeed after
         # this one. It also tells the time by the clock of the store, not of this machine.
-        self.take_place(self.live_files())
+        fence = f"snapshot-{self.take_place(planned_on).paimon_snapshot_id}"
+        written_at = {file.name: file.modified_at for file in self._storage.list(f"{self.location}/snapshot")}
+        count = size_bytes = 0
+        for file in self._unneeded(written_at[fence] - keep_seconds):
+            if self._storage.delete(file.location):
+                count += 1
+                size_bytes += file.size_bytes
+        return CleanedUp(count, size_bytes)
+
+    def _unneeded(self, horizon: float) -> list[StoredFile]:
+        """Files not younger than `horizon` (seconds since the epoch) that no snapshot to be kept needs."""
         files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
-        horizon = max(modified_at.values()) - keep_seconds
         snapshots = self._table.snapshot_manager().list_snapshots()
-        older = [s.id for s in snapshots if modified_at[f"snapshot-{s.id}"] <= horizon]
+        # One that came after the listing is young.
+        older = [s.id for s in snapshots if modified_at.get(f"snapshot-{s.id}", math.inf) <= horizon]
         kept = [snapshot for snapshot in snapshots if snapshot.id >= max(older, default=0)]
         needed = {f"snapshot-{snapshot.id}" for snapshot in kept}
         lists, manifests = ManifestListManager(self._table), ManifestFileManager(self._table)
@@ -330,14 +345,7 @@ class RunTable:
             needed |= {snapshot.base_manifest_list, snapshot.delta_manifest_list}
             needed |= {part.file_name for part in parts}
             needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(parts)}
-        count = size_bytes = 0
-        for file in files:
-            if file.name in needed or file.modified_at > horizon:
-                continue
-            if self._storage.delete(file.location):
-                count += 1
-                size_bytes += file.size_bytes
-        return CleanedUp(count, size_bytes)
+        return [file for file in files if file.name not in needed and file.modified_at <= horizon]
 
     def _live_metas(self) -> list[DataFileMeta]:
         splits = self._table.new_read_builder().new_scan().plan().splits()

@@ -26,6 +26,8 @@ class Mode:
     bytes_per_second: float | None = None
     answer_bytes: int | None = None
     """The connection is closed after so many bytes of the answer."""
+    once: bool = False
+    """The network is well again after one such answer."""
     status: int | None = None
     """Every HTTP request is answered with this, and never gets to the target."""
 
@@ -39,8 +41,8 @@ def slow(latency_seconds: float, bytes_per_second: float | None = None) -> Mode:
     return Mode(latency_seconds=latency_seconds, bytes_per_second=bytes_per_second)
 
 
-def truncate(answer_bytes: int) -> Mode:
-    return Mode(answer_bytes=answer_bytes)
+def truncate(answer_bytes: int, *, once: bool = False) -> Mode:
+    return Mode(answer_bytes=answer_bytes, once=once)
 
 
 def answer(status: int) -> Mode:
@@ -139,6 +141,8 @@ class Proxy:
                 sink.sendall(data)
                 passed += len(data)
                 if is_answer and mode.answer_bytes is not None and passed >= mode.answer_bytes:
+                    if mode.once:
+                        self.set(PASS)
                     break
             else:
                 # The sender is done; the other direction may go on.

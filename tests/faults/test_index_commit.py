@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,7 +232,7 @@ def test_a_late_commit_of_entries_whose_files_were_cleaned_up_is_refused(
     sleeper = Writer(local)
     runs, _ = sleeper.build([late], 100)
     for table in (fresh(local).files_table, fresh(local).entries_table):
-        table.clean_up(keep_seconds=0)
+        table.clean_up(table.live_files(), keep_seconds=0)
     with pytest.raises(FileNotFoundError):
         local.storage.read(runs[0].location)
 
@@ -250,7 +249,7 @@ def test_a_snapshot_whose_number_was_used_and_has_expired_is_never_read(local: P
     for base, file in ((100, files[1]), (200, files[2])):
         Writer(local).add([file], base)
     table = fresh(local).entries_table
-    table.clean_up(keep_seconds=0)
+    table.clean_up(table.live_files(), keep_seconds=0)
     before = fresh(local).entries
 
     # Its look at the latest snapshot lies before all of that, and its write after it.
@@ -273,7 +272,7 @@ def test_a_clean_up_trusts_the_clock_of_the_store(
     runs, _ = Writer(local).build([data_file(tmp_path, "g", range(10))], 100)
     monkeypatch.setattr("time.time", lambda: 4e9)
     for table in (fresh(local).files_table, fresh(local).entries_table):
-        assert table.clean_up(keep_seconds=3600).files == 0
+        assert table.clean_up(table.live_files(), keep_seconds=3600).files == 0
     assert local.storage.read(runs[0].location)
 
 
@@ -297,18 +296,14 @@ class TestALostAnswer:
         runs = write_run(behind.storage, table.location, rows, primary_key=["id"])
         create = Storage.create
 
-        def with_lost_answers(storage: Storage, location: str, content: bytes) -> bool:
+        def with_a_lost_answer(storage: Storage, location: str, content: bytes) -> bool:
             # The client repeats the request, and is told that the object exists.
-            proxy.set(truncate(0))
-            timer = threading.Timer(0.5, proxy.set, [PASS])
-            timer.start()
-            try:
-                return create(storage, location, content)
-            finally:
-                timer.join()
+            proxy.set(truncate(0, once=True))
+            return create(storage, location, content)
 
-        monkeypatch.setattr(Storage, "create", with_lost_answers)
+        monkeypatch.setattr(Storage, "create", with_a_lost_answer)
         table.commit_files(LiveFiles(None, ()), runs)
+        assert proxy.mode == PASS, "no answer was lost"
         live = table.live_files()
         assert (live.paimon_snapshot_id, live.rows) == (1, 1)
 

@@ -341,11 +341,10 @@ def test_a_worker_that_hung_up_while_it_waited_is_given_no_job(
 def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> None:
     worker = service.start_worker()
     with ThreadPoolExecutor(60) as pool:
-        waiting = [pool.submit(service.claim, worker, 3) for _ in range(60)]
+        waiting = [pool.submit(service.claim, worker, 8) for _ in range(60)]
         time.sleep(0.5)
-        started = time.monotonic()
         assert service.admin.get("/jobs").status_code == 200
-        assert time.monotonic() - started < 2
+        assert not any(each.done() for each in waiting), "answered only after those that wait"
         assert [each.result() for each in waiting] == [None] * 60
 
 

@@ -213,7 +213,7 @@ def test_the_index_is_dropped_only_after_the_running_writer_has_stopped(local: R
     writer = local.claim(worker)
     assert writer is not None
     local.admin.delete(f"/tables/{table['id']}?drop_index=true")
-    assert local.claim(worker) is None
+    assert local.claim(local.start_worker()) is None
     local.finish(writer, status="cancelled")
     drop = local.claim(worker)
     assert drop is not None

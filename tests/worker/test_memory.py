@@ -26,6 +26,14 @@ def caused_by(cause: BaseException) -> Exception:
     return error
 
 
+def raised_again() -> Exception:
+    """An error that is its own context's context, as when a library's wrapper of it is taken off."""
+    first = OSError("no answer")
+    first.__context__ = RuntimeError("failed")
+    first.__context__.__context__ = first
+    return first
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -36,6 +44,7 @@ def caused_by(cause: BaseException) -> Exception:
         (PySparkException("... numpy._core._exceptions._ArrayMemoryError: Unable to allocate"), True),
         (PySparkException("the worker said: MemoryError"), True),
         (OSError("no room"), False),
+        (raised_again(), False),
         (ValueError("a file named MemoryError.parquet"), False),
     ],
 )
