@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from worker.control_plane import Assignment
+from worker.control_plane import AnnouncedPlan, Assignment, Leftovers
 from worker.job import Outcome
 from worker.pipeline import run_job
 from worker.session import TaskRunner
@@ -23,6 +23,7 @@ class RecordingReporter:
     def __init__(self) -> None:
         self.decisions: list[str] = []
         self.next_address = 0
+        self.announced: dict[int, AnnouncedPlan] = {}
         self.before_commit: Callable[[], None] = lambda: None
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -33,6 +34,16 @@ class RecordingReporter:
 
     def confirm_lease(self) -> None:
         self.before_commit()
+
+    def left_by(self, job_id: str, attempt: int = 1) -> Leftovers:
+        """What the next job is told, if the last one was lost."""
+        plans, self.announced = list(self.announced.values()), {}
+        return Leftovers(job_id=job_id, attempt=attempt, plans=plans)
+
+    def announce(self, plan: AnnouncedPlan) -> None:
+        self.announced[plan.number] = plan
+        if plan.removes is not None:
+            self.confirm_lease()
 
     def grant_addresses(self, rows: int, at_least: int) -> int:
         base = max(self.next_address, at_least)
@@ -70,12 +81,14 @@ class Jobs:
         attempt: int = 1,
         job_id: str = "",
         policy: Mapping[str, Any] | None = None,
+        leftovers: Sequence[Leftovers] = (),
         **table: Any,
     ) -> Outcome:
         assignment = Assignment.model_validate(
             {
                 "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},
                 "attempt": attempt,
+                "leftovers": leftovers,
                 "lease_seconds": 30,
                 "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},
                 "catalog": {

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
@@ -41,6 +41,9 @@ class UnknownToServiceError(ControlPlaneError):
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+B = TypeVar("B", bound=_Body)
 
 
 class AssignedJob(_Body):
@@ -89,17 +92,53 @@ class PreviousAttempt(_Body):
         return code in (OUT_OF_MEMORY, JVM_LOST) or (self.status == "lost" and code == "worker_lost")
 
 
+class AttemptId(_Body):
+    job_id: str
+    attempt: int
+
+
+class AnnouncedPlan(_Body):
+    """Delete files that an attempt is about to write, or then to commit; see worker.leftovers.
+
+    number: of the attempt's plans. tasks: that write, so far. removes: the path of an equality delete file
+    that the commit removes; None as long as none is about to be made.
+    """
+
+    number: int
+    tasks: int
+    removes: str | None = None
+
+
+class Leftovers(AttemptId):
+    """Of an attempt that ended, and what it had announced."""
+
+    plans: list[AnnouncedPlan]
+
+
 class Assignment(_Body):
     """A job that this worker holds the lease of."""
 
     job: AssignedJob
     attempt: int
     previous_attempts: list[PreviousAttempt] = []
+    leftovers: list[Leftovers] = []
     lease_seconds: float
     table: AssignedTable
     catalog: AssignedCatalog
     index: AssignedIndex
     policy: AssignedPolicy = AssignedPolicy()
+
+
+class _Registered(_Body):
+    id: str
+
+
+class _HeartbeatAnswer(_Body):
+    cancel_requested: bool
+
+
+class _AddressRange(_Body):
+    base_address: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +168,22 @@ class ControlPlane:
             "pid": os.getpid(),
             "version": version("icestream"),
         }
-        self._worker_id = self._post("workers", body).json()["id"]
+        self._worker_id = _understood(self._post("workers", body), _Registered).id
 
-    def claim(self, wait_seconds: float) -> Assignment | None:
-        """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker."""
+    def claim(self, wait_seconds: float, given_up: Sequence[AttemptId] = ()) -> Assignment | None:
+        """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker.
+
+        given_up: attempts that this worker ran and could not report.
+        """
         assert self._worker_id is not None
         response = self._post(
             f"workers/{self._worker_id}/claim",
-            {"wait_seconds": wait_seconds},
+            {"wait_seconds": wait_seconds, "given_up": [one.model_dump() for one in given_up]},
             timeout=wait_seconds + _TIMEOUT_SECONDS,
         )
         if response.status_code == httpx.codes.NO_CONTENT:
             return None
-        return Assignment.model_validate(response.json())
+        return _understood(response, Assignment)
 
     def attempt(self, assignment: Assignment) -> AttemptReport:
         return AttemptReport(self, assignment)
@@ -172,19 +214,26 @@ class AttemptReport:
         self._control_plane = control_plane
         self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
 
-    def heartbeat(self, progress: Mapping[str, Any] | None, events: Sequence[Event]) -> bool:
+    def heartbeat(
+        self,
+        progress: Mapping[str, Any] | None,
+        events: Sequence[Event],
+        plan: AnnouncedPlan | None = None,
+    ) -> bool:
         """Renews the lease; whether the job's cancellation was asked for."""
         body = {
             "progress": progress,
             "events": [{"level": e.level, "message": e.message, "fields": {}} for e in events],
+            "plan": plan.model_dump() if plan is not None else None,
         }
-        answer = self._control_plane._post(f"{self._path}/heartbeat", body).json()
-        return bool(answer["cancel_requested"])
+        answer = self._control_plane._post(f"{self._path}/heartbeat", body)
+        return _understood(answer, _HeartbeatAnswer).cancel_requested
 
     def grant_addresses(self, rows: int, at_least: int) -> int:
         """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""
         body = {"rows": rows, "at_least": at_least}
-        return int(self._control_plane._post(f"{self._path}/address-ranges", body).json()["base_address"])
+        answer = self._control_plane._post(f"{self._path}/address-ranges", body)
+        return _understood(answer, _AddressRange).base_address
 
     def finish(
         self,
@@ -193,9 +242,24 @@ class AttemptReport:
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
         health: Mapping[str, Any] | None = None,
+        cleared: Sequence[AttemptId] = (),
     ) -> None:
-        body = {"status": status, "result": result, "error": error, "health": health}
+        body = {
+            "status": status,
+            "result": result,
+            "error": error,
+            "health": health,
+            "cleared": [one.model_dump() for one in cleared],
+        }
         self._control_plane._post(f"{self._path}/finish", body)
+
+
+def _understood(response: httpx.Response, kind: type[B]) -> B:
+    """The body of an answer. Raises ControlPlaneError: something else may have answered for the service."""
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise ControlPlaneError(f"the service's answer can't be understood: {error}") from error
 
 
 def _detail(response: httpx.Response) -> str:

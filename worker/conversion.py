@@ -22,7 +22,7 @@ from worker.commit import (
     find_commits,
     find_head,
 )
-from worker.control_plane import Assignment, StaleAttemptError
+from worker.control_plane import AnnouncedPlan, StaleAttemptError
 from worker.deletes import (
     DeleteFileLocations,
     DeleteGranularity,
@@ -36,7 +36,7 @@ from worker.deletes import (
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
+from worker.leftovers import output_locations, remove_leftovers
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -57,7 +57,6 @@ from worker.storage import Storage
 
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
-_TASKS_WITHOUT_OUTPUT = 10
 
 _LOST_TYPE = "its partition is of a column that was dropped, so Iceberg can't write delete files into it"
 _LOST_TYPE_REMEDY = (
@@ -177,7 +176,16 @@ class Conversion:
         assignment = self._job.assignment
         if assignment.attempt == 1 or assignment.job.dry_run:
             return False
-        self._find_commits(table)
+        try:
+            self._find_commits(table)
+        except CommitError as error:
+            raise JobError(
+                "catalog_unreachable",
+                "The catalog can't be asked for what earlier attempts committed",
+                str(error),
+                "It is tried again. If it stays, check the catalog's address and credentials.",
+                retryable=True,
+            ) from error
         return any(commit.summary.get(COMMITS_LEFT, "0") == "0" for commit in self._commits.values())
 
     def look_at_what_is_left(self, table: PinnedTable) -> None:
@@ -240,8 +248,6 @@ class Conversion:
         dry_run = self._job.assignment.job.dry_run
         refused = list({one.file_path: one for part in self._parts for one in part.refused}.values())
         made = sorted(self._commits.values(), key=lambda commit: commit.sequence_number)
-        if made and not refused:
-            self._remove_leftovers()
         summaries = [part.summary for part in self._parts] if dry_run else [one.summary for one in made]
         totals = {name: sum(int(s.get(key, 0)) for s in summaries) for name, key in SUMMARY.items()}
         vectors = table.metadata.format_version >= 3
@@ -259,49 +265,11 @@ class Conversion:
         gone = set() if dry_run else self.converted
         left = tuple(file for file in table.files.delete_files if file.path not in gone)
         after = replace(table.files, delete_files=left)
-        return outcome(
+        cleared = [] if dry_run else remove_leftovers(self._job)
+        done = outcome(
             self._job, table, self._warehouse, result, after, refused, self._head or table.snapshot_id
         )
-
-    def _remove_leftovers(self) -> None:
-        """Deletes what dead attempts of this job wrote and no snapshot of the table shows.
-
-        Only after the last commit, and only if no equality delete of these attempts' plans is left: whatever
-        a late commit of theirs would remove is gone, so it fails, and can't refer to a file deleted here.
-        """
-        assignment = self._job.assignment
-        if assignment.attempt == 1:
-            return
-        table = pin_table(self._job)
-        metadata = table.metadata
-        try:
-            # Not the job ids in snapshots: those expire before what they added does.
-            needed = delete_files_of_all_snapshots(metadata, table.storage.io)
-        except (OSError, UnsupportedTableError) as error:
-            # The commit is made: a manifest of an old snapshot, which is gone or damaged, does not undo it.
-            self._job.decide(f"Files that lost attempts may have left are not looked for: {error}.")
-            return
-        for attempt in range(1, assignment.attempt):
-            plans = [
-                int(one.summary.get(PLAN, 0)) for one in self._commits.values() if one.attempt == attempt
-            ]
-            # What an attempt did not commit it removed itself, but for its last plans.
-            for plan in range(max(plans, default=-1) + 1 + PLANNING_ATTEMPTS):
-                prefix = _output_prefix(assignment, attempt, plan)
-                number = misses = 0
-                # A task of which every row was deleted already has written nothing.
-                while misses < _TASKS_WITHOUT_OUTPUT:
-                    locations = DeleteFileLocations(
-                        metadata.location, metadata.properties, f"{prefix}-{number:05d}"
-                    )
-                    number += 1
-                    if {locations.puffin(), locations.parquet(0)} & needed:
-                        break  # this plan was committed
-                    if remove_written(table.storage, locations):
-                        misses = 0
-                        self._job.decide(f"Removed files that attempt {attempt} left behind.")
-                    else:
-                        misses += 1
+        return replace(done, cleared=cleared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +318,6 @@ class Plan:
         self._commits_left = commits_left
         self._number = number
         self._batch = batch
-        self._prefix = _output_prefix(job.assignment, job.assignment.attempt, number)
         self._locations: list[DeleteFileLocations] = []
         self.may_be_committed = False
 
@@ -465,6 +432,8 @@ class Plan:
         for batch in in_batches(ordered, positions, len(ordered), bound):
             groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, bound // 8)
             tasks = [self._deletes_task(next(number), group, positions) for group in groups]
+            if tasks and not self.dry_run:
+                self._announce()
             rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self.job.run_tasks("deletes", tasks, None, rows)
         outcome = DeletesOutcome.union(outcomes)
@@ -491,10 +460,8 @@ class Plan:
     def _deletes_task(
         self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
     ) -> DeletesTask:
-        metadata = self.table.metadata
-        locations = DeleteFileLocations(
-            metadata.location, metadata.properties, f"{self._prefix}-{number:05d}"
-        )
+        metadata, assignment = self.table.metadata, self.job.assignment
+        locations = output_locations(self.table, assignment.job.id, assignment.attempt, self._number, number)
         self._locations.append(locations)
         return DeletesTask(
             self.table.storage,
@@ -522,7 +489,7 @@ class Plan:
         assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
         assert snapshot_id is not None
         written = part.deletes.written
-        self.job.reporter.confirm_lease()
+        self._announce(removes=part.delete_files[0].path)
         self.may_be_committed = True
         try:
             return commit_row_delta(
@@ -545,6 +512,12 @@ class Plan:
         except CommitError as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
+
+    def _announce(self, removes: str | None = None) -> None:
+        """Renews the lease, and lets whoever follows know what this plan may leave behind."""
+        self.job.reporter.announce(
+            AnnouncedPlan(number=self._number, tasks=len(self._locations), removes=removes)
+        )
 
     def is_of(self, commit: CommittedSnapshot) -> bool:
         """Whether a commit of the job is this plan's."""
@@ -645,11 +618,6 @@ def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
     if delete.referenced_data_file is not None:
         return delete.referenced_data_file == file.path
     return delete.partition == file.partition
-
-
-def _output_prefix(assignment: Assignment, attempt: int, plan: int) -> str:
-    """Names that no other attempt writes, and that the next attempt can find without listing anything."""
-    return f"icestream-{assignment.job.id}-{attempt}-{plan}"
 
 
 def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from worker import compaction
@@ -23,6 +24,7 @@ from worker.index import (
     uncovered_files,
 )
 from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
+from worker.leftovers import remove_leftovers
 from worker.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse, RunFile
@@ -119,7 +121,9 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if not results:
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
-    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+    cleared = remove_leftovers(job)
+    done = outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+    return replace(done, cleared=cleared)
 
 
 def _merged(

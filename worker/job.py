@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from worker import catalogs
-from worker.control_plane import Assignment
+from worker.control_plane import AnnouncedPlan, Assignment, AttemptId
 from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_key_sets, open_index
 from worker.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files
 from worker.plan import SnapshotFiles
@@ -54,6 +54,9 @@ class Reporter(Protocol):
     def confirm_lease(self) -> None:
         """Asks the control plane whether this attempt still holds the job; raises if not."""
 
+    def announce(self, plan: AnnouncedPlan) -> None:
+        """Confirms the lease, and tells which delete files are about to be written or committed."""
+
     def grant_addresses(self, rows: int, at_least: int) -> int: ...
 
 
@@ -69,10 +72,14 @@ class Unconvertible:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a job hands back: its result, and the health of the table's indexes after it."""
+    """What a job hands back: its result, and the health of the table's indexes after it.
+
+    cleared: attempts of which nothing is left behind any more; see worker.leftovers.
+    """
 
     result: dict[str, Any]
     health: dict[str, Any]
+    cleared: Sequence[AttemptId] = ()
 
 
 @dataclass(frozen=True, slots=True)

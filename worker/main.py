@@ -23,7 +23,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worker.control_plane import (
     JVM_LOST,
+    AnnouncedPlan,
     Assignment,
+    AttemptId,
     AttemptReport,
     ControlPlane,
     ControlPlaneError,
@@ -94,6 +96,10 @@ class AttemptReporter:
         if self._answered(self._send):
             raise JobCancelledError
 
+    def announce(self, plan: AnnouncedPlan) -> None:
+        if self._answered(lambda: self._send(plan)):
+            raise JobCancelledError
+
     def grant_addresses(self, rows: int, at_least: int) -> int:
         return self._answered(lambda: self._report.grant_addresses(rows, at_least))
 
@@ -134,11 +140,11 @@ class AttemptReporter:
             if self._ended is not None:
                 return
 
-    def _send(self) -> bool:
+    def _send(self, plan: AnnouncedPlan | None = None) -> bool:
         with self._lock:
             progress, events, self._events = self._progress, self._events, []
         try:
-            cancel_requested = self._report.heartbeat(progress, events)
+            cancel_requested = self._report.heartbeat(progress, events, plan)
         except ControlPlaneError:
             with self._lock:
                 self._events = events + self._events
@@ -155,6 +161,8 @@ class Worker:
         self._runner = runner
         self._stopping = threading.Event()
         self._may_interrupt = False
+        self._given_up: list[AttemptId] = []
+        """Attempts that ran, and of which the service could not be told."""
 
     def stop(self, signal_number: int, _: FrameType | None) -> None:
         """Ends a wait for work and hands a running job back; a job that has ended is still reported."""
@@ -183,22 +191,26 @@ class Worker:
                     self._control_plane.register(name)
                     registered = True
                 with self._interruptible():
-                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS)
+                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
+                self._given_up = []
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 # It keeps its name otherwise: a job that was given to it with a lost answer is known by that.
                 registered = registered and not isinstance(error, UnknownToServiceError)
                 self._stopping.wait(RETRY_SECONDS)
                 continue
-            if assignment is not None:
-                self.run_attempt(assignment)
+            if assignment is not None and not self.run_attempt(assignment):
+                self._given_up.append(AttemptId(job_id=assignment.job.id, attempt=assignment.attempt))
 
     @property
     def is_usable(self) -> bool:
         return self._runner.is_alive
 
-    def run_attempt(self, assignment: Assignment) -> None:
-        """Runs one attempt to its end and reports it; never raises for the job's own errors."""
+    def run_attempt(self, assignment: Assignment) -> bool:
+        """Runs one attempt to its end and reports it; never raises for the job's own errors.
+
+        False if it could not be reported.
+        """
         report = self._control_plane.attempt(assignment)
         job = assignment.job
         log.info(
@@ -213,14 +225,19 @@ class Worker:
             try:
                 with self._interruptible():
                     outcome = run_job(assignment, self._runner, reporter)
-                finished = {"status": "succeeded", "result": outcome.result, "health": outcome.health or None}
+                finished = {
+                    "status": "succeeded",
+                    "result": outcome.result,
+                    "health": outcome.health or None,
+                    "cleared": outcome.cleared,
+                }
             except JobCancelledError:
                 finished = {"status": "cancelled"}
             except KeyboardInterrupt:
                 finished = {"status": "released"}
             except StaleAttemptError as error:
                 log.warning("Attempt %d of job %s was taken away: %s", assignment.attempt, job.id, error)
-                return
+                return False
             except JobError as error:
                 log.warning("Job %s failed: %s", job.id, error)
                 finished = {"status": "failed", "error": _error(error)}
@@ -232,7 +249,7 @@ class Worker:
                 log.error("Spark's JVM has ended: this process ends too")
                 self._stopping.set()
                 finished = {"status": "failed", "error": _error(_without_jvm())}
-            self._finish(report, reporter, finished, assignment.lease_seconds)
+            return self._finish(report, reporter, finished, assignment.lease_seconds)
 
     def _finish(
         self,
@@ -240,8 +257,8 @@ class Worker:
         reporter: AttemptReporter,
         finished: dict[str, Any],
         lease_seconds: float,
-    ) -> None:
-        """Reports the end for the time of a lease; after that the next attempt finds the truth.
+    ) -> bool:
+        """Reports the end for the time of a lease, or returns False: the next attempt finds the truth.
 
         Heartbeats go on while it does, so an answer that never comes must not hold the job for ever.
         """
@@ -252,21 +269,21 @@ class Worker:
                 reporter.flush()
                 report.finish(status, **finished)
                 log.info("Reported as %s", status)
-                return
+                return True
             except StaleAttemptError as error:
                 log.warning("The report came too late: %s", error)
-                return
+                return False
             except RefusedReportError as error:
                 if status == "failed":
                     log.error("Giving up the report: %s", error)
-                    return
+                    return False
                 log.error("Reporting as failed instead of %s: %s", status, error)
                 status, finished = "failed", {"error": _error(_refused(error))}
             except ControlPlaneError as error:
                 log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set() or time.monotonic() > deadline:
                     log.error("Giving up the report: %s", error)
-                    return
+                    return False
                 time.sleep(RETRY_SECONDS)
 
 

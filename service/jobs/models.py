@@ -11,10 +11,11 @@ from sqlmodel import Field, SQLModel
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.models import EffectivePolicy
-from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable
+from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable, Leftovers
 
 _RUNNING_WRITER = text("status = 'running' AND writes")
 _NEVER_STARTED = text("status = 'queued' AND attempt = 0")
+_MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
 
 
 class Job(SQLModel, table=True):
@@ -82,6 +83,14 @@ class Job(SQLModel, table=True):
 
 class Attempt(SQLModel, table=True):
     __tablename__ = "attempts"
+    __table_args__ = (
+        Index(
+            "ix_attempts_plans",
+            "job_id",
+            sqlite_where=_MAY_HAVE_LEFT_FILES,
+            postgresql_where=_MAY_HAVE_LEFT_FILES,
+        ),
+    )
 
     job_id: str = Field(foreign_key="jobs.id", primary_key=True)
     attempt: int = Field(primary_key=True)
@@ -92,6 +101,8 @@ class Attempt(SQLModel, table=True):
     ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     lease_expires_at: datetime = Field(sa_type=UtcDateTime)
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    plans: list[dict[str, Any]] | None = Field(default=None, sa_type=Json)
+    """What it announced (AnnouncedPlan), until it succeeded or a later job has removed what it left."""
 
 
 class Event(SQLModel, table=True):
@@ -213,6 +224,8 @@ class Assignment(BaseModel):
     job: AssignedJob
     attempt: int
     previous_attempts: list[AttemptView]
+    leftovers: list[Leftovers]
+    """Of earlier attempts at jobs of the table; only for jobs that may remove them."""
     lease_seconds: float
     lease_expires_at: datetime
     table: AssignedTable

@@ -5,7 +5,7 @@ running attempt of its job; a later one gets StaleAttempt and changes nothing. T
 writes a table is enforced by the unique index `uq_jobs_running_writer`, not here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,14 +40,17 @@ from service.workers.models import (
     AssignedIndex,
     AssignedJob,
     AssignedTable,
+    AttemptId,
     ErrorReport,
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
+    Leftovers,
     Worker,
 )
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
+_CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value)
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
 _WORKER_LOST = ErrorReport(
     code="worker_lost",
@@ -63,8 +66,17 @@ _CLAIM_ANSWER_LOST = ErrorReport(
     remedy="Nothing to do: the job is queued again, and no attempt is used up.",
     retryable=True,
 )
+_CUT_OFF = ErrorReport(
+    code="worker_cut_off",
+    title="The worker could not report this attempt",
+    detail="It ran the attempt, and gave it up since the service could not be reached.",
+    remedy="Nothing to do if a further attempt follows; if it happens often, look at the network between"
+    " worker and service.",
+    retryable=True,
+)
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""
+_LEFTOVERS_AT_ONCE = 100
 RunningAttempt = tuple[str, int]
 """Job id and number of the attempt."""
 
@@ -133,12 +145,19 @@ def has_claimable(session: Session, now: datetime) -> bool:
 
 
 def claim(
-    session: Session, settings: Settings, worker_id: str, now: datetime, *, has_waited: bool = False
+    session: Session,
+    settings: Settings,
+    worker_id: str,
+    now: datetime,
+    *,
+    given_up: Collection[AttemptId] = (),
+    has_waited: bool = False,
 ) -> Assignment | None:
     """Give the longest waiting job to a worker, or None. Raises NotFoundError for an unknown worker.
 
-    A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run. If it
-    `has_waited` since it asked, it got that attempt by another call and needs no job from this one.
+    A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
+    has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
+    another call and needs no job from this one.
     """
     worker = get_worker(session, worker_id)
     not_run = running_attempts(session, worker_id)
@@ -149,7 +168,8 @@ def claim(
         lost = _lock_job(session, job_id)
         if _is_current(lost, attempt):
             running = session.get_one(Attempt, (job_id, attempt))
-            _end_attempt(session, lost, running, AttemptStatus.LOST, _CLAIM_ANSWER_LOST, now)
+            cause = _CUT_OFF if AttemptId(job_id=job_id, attempt=attempt) in given_up else _CLAIM_ANSWER_LOST
+            _end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
     worker.last_seen_at = now
     session.add(worker)
     session.flush()
@@ -187,6 +207,9 @@ def heartbeat(
             record_job_event(
                 session, job, "job.progress", _progress_sentence(progress), now, progress=job.progress
             )
+    if report.plan is not None:
+        others = [one for one in running.plans or [] if one["number"] != report.plan.number]
+        running.plans = [*others, report.plan.model_dump()]
     for event in report.events:
         record_job_event(
             session, job, "job.message", event.message, now, level=event.level, reported=event.fields
@@ -227,6 +250,13 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
         has_indexed = job.kind in _INDEXING and outcome is AttemptStatus.SUCCEEDED and not job.dry_run
         apply_report(session, job, report.health, now, has_indexed=has_indexed)
     job.result = report.result
+    for one in report.cleared:
+        cleared = session.get(Attempt, (one.job_id, one.attempt))
+        if cleared is not None and session.get_one(Job, one.job_id).table_id == job.table_id:
+            cleared.plans = None
+            session.add(cleared)
+    if outcome is AttemptStatus.SUCCEEDED:
+        running.plans = None
     _end_attempt(session, job, running, outcome, report.error, now)
     return job
 
@@ -426,6 +456,7 @@ def _start_attempt(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
         attempt=job.attempt,
         previous_attempts=previous,
+        leftovers=_leftovers(session, job),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
         table=AssignedTable(
@@ -440,6 +471,24 @@ def _start_attempt(
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
         policy=effective_policy(session, table),
     )
+
+
+def _leftovers(session: Session, job: Job) -> list[Leftovers]:
+    """What attempts at jobs of the table may have left, the oldest first; for a job that may remove it."""
+    if job.kind not in _CLEARING or job.dry_run:
+        return []
+    query = (
+        select(Attempt)
+        .join(Job, col(Job.id) == col(Attempt.job_id))
+        .where(
+            Job.table_id == job.table_id,
+            col(Attempt.plans).is_not(None),
+            Attempt.status != AttemptStatus.RUNNING.value,
+        )
+        .order_by(col(Attempt.started_at), col(Attempt.job_id), col(Attempt.attempt))
+        .limit(_LEFTOVERS_AT_ONCE)
+    )
+    return [Leftovers.model_validate(row, from_attributes=True) for row in session.exec(query)]
 
 
 def _end_attempt(

@@ -56,7 +56,7 @@ async def claim_job(
 ) -> Assignment | Response:
     """Wait for a job and take it (long poll)."""
     assignment = await service.claim_job(
-        database, settings, worker_id, body.wait_seconds, request.is_disconnected, request.app.state.stopping
+        database, settings, worker_id, body, request.is_disconnected, request.app.state.stopping
     )
     return assignment if assignment is not None else Response(status_code=204)
 

@@ -43,8 +43,15 @@ class WorkerView(BaseModel):
     """What it runs now."""
 
 
+class AttemptId(BaseModel):
+    job_id: str
+    attempt: int
+
+
 class ClaimRequest(BaseModel):
     wait_seconds: float = ModelField(default=20, ge=0, le=60)
+    given_up: list[AttemptId] = ModelField(default_factory=list)
+    """Attempts that the worker ran and could not report."""
 
 
 class AssignedJob(BaseModel):
@@ -89,9 +96,28 @@ class EventReport(BaseModel):
     fields: dict[str, Any] = ModelField(default_factory=dict)
 
 
+class AnnouncedPlan(BaseModel):
+    """Delete files that a conversion is about to write, or then to commit."""
+
+    number: int = ModelField(ge=0)
+    """Of the attempt's plans."""
+    tasks: int = ModelField(ge=0)
+    """Tasks that write, so far."""
+    removes: str | None = None
+    """An equality delete file that the commit removes; none as long as no commit is about to be made."""
+
+
+class Leftovers(AttemptId):
+    """What an attempt that ended had announced, and may have left in the table's location."""
+
+    plans: list[AnnouncedPlan]
+
+
 class HeartbeatRequest(BaseModel):
     progress: ProgressReport | None = None
     events: list[EventReport] = ModelField(default_factory=list)
+    plan: AnnouncedPlan | None = None
+    """So that the files of an attempt that dies can be found, and removed once no commit needs them."""
 
 
 class HeartbeatAnswer(BaseModel):
@@ -158,3 +184,5 @@ class FinishRequest(BaseModel):
     result: dict[str, Any] | None = None
     error: ErrorReport | None = None
     health: IndexReport | None = None
+    cleared: list[AttemptId] = ModelField(default_factory=list)
+    """Attempts of which nothing is left in the table's location any more."""

@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import func
@@ -19,7 +19,7 @@ from service.jobs.models import Assignment, Attempt
 from service.jobs.status import AttemptStatus
 from service.paging import Page, PageRequest, take_page
 from service.settings import Settings
-from service.workers.models import Worker, WorkerRequest, WorkerView
+from service.workers.models import AttemptId, ClaimRequest, Worker, WorkerRequest, WorkerView
 
 _LOOK_SECONDS = 0.4
 _FORGET_AFTER = timedelta(days=1)
@@ -40,19 +40,19 @@ async def claim_job(
     database: Database,
     settings: Settings,
     worker_id: str,
-    wait_seconds: float,
+    request: ClaimRequest,
     is_gone: Callable[[], Awaitable[bool]],
     stopping: threading.Event,
 ) -> Assignment | None:
-    """Wait for a job, at most `wait_seconds` and not once this process is `stopping`.
+    """Wait for a job, at most its `wait_seconds` and not once this process is `stopping`.
 
     Between looks it holds neither a connection nor a thread.
 
     A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps. Nor does
     one that got a job by another call meanwhile: it has given this one up.
     """
-    deadline = time.monotonic() + wait_seconds
-    assignment = await run_in_threadpool(_claim, database, settings, worker_id)
+    deadline = time.monotonic() + request.wait_seconds
+    assignment = await run_in_threadpool(_claim, database, settings, worker_id, request.given_up)
     while assignment is None and time.monotonic() < deadline and not stopping.is_set():
         # Jitter keeps many idle workers from looking all at once.
         pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
@@ -88,10 +88,15 @@ def count_alive(session: Session, settings: Settings, now: datetime) -> int:
 
 
 def _claim(
-    database: Database, settings: Settings, worker_id: str, *, has_waited: bool = False
+    database: Database,
+    settings: Settings,
+    worker_id: str,
+    given_up: Sequence[AttemptId] = (),
+    *,
+    has_waited: bool = False,
 ) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, settings, worker_id, utc_now(), has_waited=has_waited)
+        return queue.claim(session, settings, worker_id, utc_now(), given_up=given_up, has_waited=has_waited)
 
 
 def _has_work(database: Database) -> bool:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,16 @@ from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
-from service.workers.models import AddressRangeRequest, ErrorReport, FinishRequest, HeartbeatRequest, Worker
+from service.workers.models import (
+    AddressRangeRequest,
+    AnnouncedPlan,
+    AttemptId,
+    ErrorReport,
+    FinishRequest,
+    HeartbeatRequest,
+    Leftovers,
+    Worker,
+)
 from tests.service.conftest import DATABASES, ManualTime
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,11 +85,9 @@ def request(
         return queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test")[0].id
 
 
-def claim(
-    database: Database, worker_id: str, now: datetime = START, *, has_waited: bool = False
-) -> Assignment | None:
+def claim(database: Database, worker_id: str, now: datetime = START, **how: Any) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, SETTINGS, worker_id, now, has_waited=has_waited)
+        return queue.claim(session, SETTINGS, worker_id, now, **how)
 
 
 def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
@@ -103,8 +111,9 @@ def finish(
     status: str,
     now: datetime = START,
     error: ErrorReport | None = None,
+    **further: Any,
 ) -> JobStatus:
-    report = FinishRequest.model_validate({"status": status, "error": error})
+    report = FinishRequest.model_validate({"status": status, "error": error, **further})
     with database.write() as session:
         return JobStatus(queue.finish(session, job_id, attempt, report, now).status)
 
@@ -560,6 +569,66 @@ def test_a_worker_that_claims_again_does_not_run_what_it_has(database: Database)
         finish(database, job_id, 6, "succeeded")
     assert finish(database, job_id, 7, "succeeded") is JobStatus.SUCCEEDED
     assert claim(database, worker) is None
+
+
+def test_a_worker_says_which_attempt_it_ran_and_could_not_report(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    assert claim(database, worker, given_up=[AttemptId(job_id=job_id, attempt=1)]) is not None
+    with database.read() as session:
+        (lost, _) = queue.attempts_of(session, job_id)
+    assert lost.error is not None
+    assert (lost.status, lost.error["code"]) == ("lost", "worker_cut_off")
+    assert job(database, job_id).failures == 1
+
+
+def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Database) -> None:
+    tables = add_tables(database, ["a", "b"])
+    worker = add_worker(database)
+
+    def announce(job_id: str, attempt: int, number: int, tasks: int, removes: str | None = None) -> None:
+        plan = AnnouncedPlan(number=number, tasks=tasks, removes=removes)
+        with database.write() as session:
+            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
+
+    def run(
+        kind: JobKind, table: str = tables[0], *, dry_run: bool = False, **report: Any
+    ) -> list[Leftovers]:
+        job_id = request(database, table, kind, dry_run=dry_run)
+        assignment = claim(database, worker)
+        assert assignment is not None
+        assert assignment.job.id == job_id
+        announce(job_id, 1, 0, 1)
+        finish(database, job_id, 1, report.pop("status", "succeeded"), **report)
+        return assignment.leftovers
+
+    dead = request(database, tables[0])
+    claim(database, worker)
+    announce(dead, 1, 0, 2)
+    announce(dead, 1, 0, 3, "file:/deletes.parquet")
+    announce(dead, 1, 1, 4)
+    assert finish(database, dead, 1, "failed", error=FATAL) is JobStatus.FAILED
+    left = Leftovers(
+        job_id=dead,
+        attempt=1,
+        plans=[
+            AnnouncedPlan(number=0, tasks=3, removes="file:/deletes.parquet"),
+            AnnouncedPlan(number=1, tasks=4),
+        ],
+    )
+
+    # Only those who may remove it are told, and only of their own table.
+    assert run(JobKind.CONVERT, tables[1]) == run(JobKind.CONVERT, dry_run=True) == []
+    assert run(JobKind.INDEX) == []
+    assert run(JobKind.CONVERT) == run(JobKind.COMPACT) == [left]
+    cleared = [{"job_id": dead, "attempt": 1}]
+    # Somebody else's word counts for nothing.
+    run(JobKind.CONVERT, tables[1], cleared=[*cleared, {"job_id": "unknown", "attempt": 1}])
+    assert run(JobKind.CONVERT, cleared=cleared) == [left]
+    assert run(JobKind.CONVERT, status="cancelled") == []
+    assert [one.plans for one in run(JobKind.COMPACT)] == [[AnnouncedPlan(number=0, tasks=1)]]
 
 
 def test_a_poll_that_its_worker_gave_up_takes_no_job_and_ends_no_attempt(database: Database) -> None:

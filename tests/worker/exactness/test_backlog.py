@@ -10,6 +10,7 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from worker.control_plane import AttemptId, Leftovers
 from worker.job import Outcome
 
 pytestmark = pytest.mark.integration
@@ -77,23 +78,26 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
 def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, format_version: int) -> None:
     table = backlog(exactly, format_version)
     before = exactly.spark_rows(table)
-    dies_in_its_third_commit(exactly)
+    leftovers = [dies_in_its_third_commit(exactly)]
     left = own_files(table)
     assert len(equality_delete_files(exactly.spark, table.identifier)) == FILES - 4
 
-    result = convert(exactly, 2, job_id="backlog", attempt=2).result
+    done = convert(exactly, 2, job_id="backlog", attempt=2, leftovers=leftovers)
+    result = done.result
     assert (result["commits"], result["equality_delete_files_removed"]) == (5, FILES)
+    assert list(done.cleared) == [AttemptId(job_id="backlog", attempt=1)]
     assert result["rows_deleted"] == 60 + 45 - before.total()
     assert exactly.spark_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
-    assert any("attempt 1 left behind" in sentence for sentence in result["decisions"])
+    assert any("attempt 1 of job backlog left behind" in sentence for sentence in result["decisions"])
     removed = left - own_files(table)
     assert removed
     assert not removed & live_own_files(exactly, table)
 
 
-def dies_in_its_third_commit(exactly: Exactness) -> None:
+def dies_in_its_third_commit(exactly: Exactness) -> Leftovers:
     """Attempt 1 of the job `backlog`, as a killed process leaves it: two commits, and files without one."""
+    exactly.jobs.reporter.announced = {}
     commits = 0
 
     def die() -> None:
@@ -108,6 +112,7 @@ def dies_in_its_third_commit(exactly: Exactness) -> None:
         with pytest.raises(SystemExit):
             convert(exactly, 2, job_id="backlog")
     exactly.jobs.reporter.before_commit = lambda: None
+    return exactly.jobs.reporter.left_by("backlog")
 
 
 @VERSIONS
@@ -116,13 +121,13 @@ def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
 ) -> None:
     table = backlog(exactly, format_version)
     before = exactly.spark_rows(table)
-    dies_in_its_third_commit(exactly)
+    leftovers = [dies_in_its_third_commit(exactly)]
     table.append([{"id": 99, "region": "eu", "value": 9}])
     committed = live_own_files(exactly, table)
     table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
-    result = convert(exactly, 2, job_id="backlog", attempt=2).result
+    result = convert(exactly, 2, job_id="backlog", attempt=2, leftovers=leftovers).result
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES - 4)
-    assert any("attempt 1 left behind" in sentence for sentence in result["decisions"])
+    assert any("attempt 1 of job backlog left behind" in sentence for sentence in result["decisions"])
     assert exactly.spark_rows(table) == before + Counter({(99, "eu", 9): 1})
     if format_version == 2:  # in V3 the last batches may have written them anew
         assert committed & own_files(table)

@@ -1,0 +1,147 @@
+"""What attempts leave in the table's location is removed by name, as soon as no commit can need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.faults.tables import local, orphans
+from tests.jobs import Jobs
+from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.storage import Storage
+
+pytestmark = pytest.mark.integration
+LOST = AttemptId(job_id="lost", attempt=1)
+
+
+@pytest.fixture(params=[2, 3])
+def table(request: pytest.FixtureRequest, spark: SparkSession, table_name: str) -> TableBuilder:
+    """Rows in two partitions, and deletes of some in each."""
+    table = TableBuilder.create(spark, table_name, format_version=request.param, partitioned_by=["region"])
+    table.append([{"id": i, "region": ("eu", "us")[i % 2], "value": i} for i in range(40)])
+    for region, ids in (("eu", (0, 2)), ("us", (1, 3))):
+        table.delete_keys([{"id": i, "region": region} for i in ids], equality_columns=["id", "region"])
+    return table
+
+
+@pytest.fixture
+def dies(jobs: Jobs) -> Callable[[bool], Leftovers]:
+    """A conversion that ends as a killed process does; about to commit, or before that."""
+
+    def die_in(about_to_commit: bool) -> Leftovers:
+        def die() -> None:
+            raise SystemExit
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("worker.conversion.remove_written", lambda *_: 0)
+            if about_to_commit:
+                jobs.reporter.before_commit = die
+            else:
+                patched.setattr("worker.conversion.Plan._blocked", lambda *_: die())
+            with pytest.raises(SystemExit):
+                jobs.run("convert", job_id=LOST.job_id)
+        jobs.reporter.before_commit = lambda: None
+        return jobs.reporter.left_by(LOST.job_id)
+
+    return die_in
+
+
+def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+) -> None:
+    left = dies(False)
+    assert [plan.removes for plan in left.plans] == [None]
+    assert orphans(table)
+    done = jobs.run("compact", leftovers=[left])
+    assert list(done.cleared) == [LOST]
+    assert any("attempt 1 of job lost left behind" in one for one in done.result["decisions"])
+    assert orphans(table) == set()
+    assert len(equality_delete_files(spark, table.identifier)) == 2
+
+
+def test_files_that_a_late_commit_may_still_name_stay_until_it_cannot_come(
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+) -> None:
+    left = dies(True)
+    kept = orphans(table)
+    waiting = jobs.run("compact", leftovers=[left])
+    assert list(waiting.cleared) == []
+    assert any("may still come" in one for one in waiting.result["decisions"])
+    assert orphans(table) == kept != set()
+    before = visible_rows(spark, table.identifier)
+    assert list(jobs.run("convert", leftovers=[left]).cleared) == [LOST]
+    assert orphans(table) == set()
+    assert visible_rows(spark, table.identifier) == before
+
+
+def test_they_go_also_when_others_did_the_work_or_some_deletes_are_refused(
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+) -> None:
+    left = dies(True)
+    others = {file["file_path"] for file in equality_delete_files(spark, table.identifier)}
+    table.compact()
+    table.delete_keys([{"id": 7, "region": "us"}], equality_columns=["id", "region"])
+    (damaged,) = {file["file_path"] for file in equality_delete_files(spark, table.identifier)} - others
+    local(damaged).write_bytes(b"garbage")
+    done = jobs.run("convert", leftovers=[left])
+    assert done.result["unconvertible"]
+    assert list(done.cleared) == [LOST]
+    assert orphans(table) == set()
+
+
+def test_what_was_committed_and_not_reported_stays(
+    spark: SparkSession, jobs: Jobs, table: TableBuilder
+) -> None:
+    before = visible_rows(spark, table.identifier)
+    jobs.run("convert", job_id=LOST.job_id)
+    left = jobs.reporter.left_by(LOST.job_id)
+    assert left.plans[0].removes is not None
+    table.append([{"id": 99, "region": "eu", "value": 9}])
+    written = set(local(table.metadata.location).rglob("icestream-*"))
+    done = jobs.run("convert", leftovers=[left])
+    assert list(done.cleared) == [LOST]
+    assert set(local(table.metadata.location).rglob("icestream-*")) == written != set()
+    assert sum(visible_rows(spark, table.identifier).values()) == sum(before.values()) + 1
+
+
+def test_a_store_that_fails_costs_no_job(
+    jobs: Jobs,
+    table: TableBuilder,
+    dies: Callable[[bool], Leftovers],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = dies(False)
+
+    def fails(_: Storage, location: str) -> bool:
+        raise OSError(f"{location}: no answer")
+
+    monkeypatch.setattr(Storage, "delete", fails)
+    done = jobs.run("convert", leftovers=[left])
+    assert (done.result["commits"], list(done.cleared)) == (1, [])
+    assert any("can't be removed yet" in one and "no answer" in one for one in done.result["decisions"])
+    monkeypatch.undo()
+    assert list(jobs.run("convert", leftovers=[left]).cleared) == [LOST]
+    assert orphans(table) == set()
+
+
+def test_a_dry_run_and_its_plans_leave_everything(
+    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+) -> None:
+    left = dies(False)
+    kept = orphans(table)
+    assert list(jobs.run("convert", dry_run=True, leftovers=[left]).cleared) == []
+    assert jobs.reporter.announced == {}
+    assert orphans(table) == kept
+
+
+def test_nothing_is_removed_that_was_not_announced(jobs: Jobs, table: TableBuilder) -> None:
+    folder = next(iter(local(table.metadata.location).rglob("*.parquet"))).parent
+    other: Path = folder / "icestream-other-1-0-00000-deletes.puffin"
+    other.write_bytes(b"of a job that runs")
+    left = Leftovers(job_id="lost", attempt=1, plans=[AnnouncedPlan(number=0, tasks=3)])
+    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert other.exists()
