@@ -4,8 +4,9 @@ import posixpath
 import re
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
-# Three spellings of the same object store.
-_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
+# Spellings of the same object store.
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
+_INDEX_SCHEMES = ("file", "s3", "gs")
 
 
 def normalize_location(location: str) -> str:
@@ -34,3 +35,11 @@ def is_under(location: str, root: str) -> bool:
 def is_absolute(location: str) -> bool:
     """Whether this is a URI with a scheme or an absolute path, so that every process reads it alike."""
     return location.startswith("/") or _SCHEME.match(location) is not None
+
+
+def can_hold_index(location: str) -> bool:
+    """Whether the store can write a file only if it is absent, which commits to an index rest on.
+
+    Of an object store that speaks S3, the scheme alone does not tell.
+    """
+    return normalize_location(location).partition(":")[0] in _INDEX_SCHEMES

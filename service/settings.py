@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.errors import StartError
-from service.locations import is_under, normalize_location
+from service.locations import can_hold_index, is_under, normalize_location
 
 MIN_KEY_CHARACTERS = 32
 
@@ -56,6 +56,13 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("index_warehouse")
+    @classmethod
+    def _check_store(cls, value: str) -> str:
+        if value and not can_hold_index(value):
+            raise ValueError("an index can lie on a file system, S3 or Google Cloud Storage only")
+        return value
 
     @model_validator(mode="after")
     def _derive(self) -> Self:

@@ -23,7 +23,7 @@ from service.catalogs.secrets import check_properties
 from service.conditional import check_version
 from service.database import utc_now
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
-from service.locations import is_absolute, is_under
+from service.locations import can_hold_index, is_absolute, is_under
 from service.paging import Page, PageRequest, take_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
@@ -228,6 +228,13 @@ def check_catalog(
         check_location(settings, location)
     if index_warehouse is not None:
         check_location(settings, index_warehouse)
+        if not can_hold_index(index_warehouse):
+            raise InvalidError(
+                "index-place-not-supported",
+                "An index can't lie there",
+                f"{index_warehouse!r} is on a store whose commits are not known to be exclusive.",
+                "Give a place on a file system, S3 (with conditional writes) or Google Cloud Storage.",
+            )
 
 
 def catalog_locations(kind: CatalogType, properties: Mapping[str, str]) -> list[str]:

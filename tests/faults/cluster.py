@@ -21,6 +21,8 @@ from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.integration.icestream import FINAL, Json, wait_until
 
 LEASE_SECONDS = 3.0
+KEEP_SECONDS = 5.0
+IMPATIENT = {"retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1}}
 
 
 class Cluster:
@@ -47,7 +49,7 @@ class Cluster:
             "ICESTREAM_SPARK_MASTER": "local[2]",
             "ICESTREAM_DRIVER_MEMORY": "512m",
             FAULTS_FILE_VARIABLE: str(self._faults_file),
-            "KEEP_SECONDS": "5",
+            "KEEP_SECONDS": str(KEEP_SECONDS),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         self.http = httpx.Client(
@@ -57,11 +59,14 @@ class Cluster:
         )
         self._service = self._start(["-m", "tests.faults.service_build"], "service", {})
         wait_until(self._is_ready, "the service to be ready")
-        retries = {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1}
         off = {"enabled": False}
-        settings = {"retries": retries, "index": off, "convert": off, "compact": off}
+        settings = {**IMPATIENT, "index": off, "convert": off, "compact": off}
         self.post("/policies", {"name": "impatient", "settings": settings})
         self.workers = [WorkerProcess(self, number) for number in range(workers)]
+
+    @property
+    def index_place(self) -> Path:
+        return self.directory / "data" / "index"
 
     def close(self) -> None:
         for worker in self.workers:
@@ -116,10 +121,12 @@ class Cluster:
     def register(self, catalog: Catalog) -> None:
         self.post("/catalogs", {"name": catalog.name, "type": catalog.type, "properties": catalog.properties})
 
-    def enroll(self, identifier: str, *, key_sets: Sequence[Sequence[str]] | None = None) -> str:
+    def enroll(
+        self, identifier: str, *, key_sets: Sequence[Sequence[str]] | None = None, policy: str = "impatient"
+    ) -> str:
         """identifier: catalog.namespace.table."""
         catalog, *table = identifier.split(".")
-        body: Json = {"catalog": catalog, "identifier": table, "policy": "impatient"}
+        body: Json = {"catalog": catalog, "identifier": table, "policy": policy}
         if key_sets is not None:
             body["key_sets"] = [list(key) for key in key_sets]
         table_id: str = self.post("/tables", body)["id"]

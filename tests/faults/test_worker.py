@@ -9,6 +9,7 @@ import os
 import signal
 import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -21,10 +22,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.faults.cluster import LEASE_SECONDS, Cluster
+from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, Cluster
 from tests.faults.injection import Fault, When
-from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
+from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.integration.icestream import Json, wait_until
+from worker.index import database_name
+from worker.sorted_runs import IndexWarehouse
+from worker.storage import Storage
 
 pytestmark = pytest.mark.integration
 
@@ -36,12 +40,19 @@ HEADROOM = 400 * 1024**2  # and what the worker is given
 class Subject:
     """A table with an index, and what must be visible in it."""
 
-    def __init__(self, cluster: Cluster, spark: SparkSession, identifier: str, format_version: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        spark: SparkSession,
+        identifier: str,
+        format_version: Any,
+        policy: str = "impatient",
+    ) -> None:
         self.cluster, self.spark = cluster, spark
         self.table = TableBuilder.create(
             spark, identifier, "id bigint, v bigint", format_version=format_version
         )
-        self.table_id = cluster.enroll(identifier, key_sets=[["id"]])
+        self.table_id = cluster.enroll(identifier, key_sets=[["id"]], policy=policy)
         self.rows: Counter[tuple[int, int]] = Counter()
         self._next = 0
         self.write()
@@ -60,15 +71,16 @@ class Subject:
     def check_rows(self) -> None:
         assert visible_rows(self.spark, self.table.identifier) == self.rows
 
-    def check_end(self, kind: str, job: Json) -> None:
+    def check_end(self, kind: str, job: Json, *, commits: int = 1) -> None:
         """What holds after any job, however many attempts it took."""
         assert job["status"] == "succeeded", job
         self.check_rows()
-        assert commits_by_job(self.table)[job["id"]] <= 1
+        assert commits_by_job(self.table)[job["id"]] <= commits
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
         assert job["attempts"][-1]["status"] == "succeeded"
-        assert job["progress"] is None or job["ended_at"] is not None
+        assert all(attempt["ended_at"] for attempt in job["attempts"])
         assert self.cluster.get("/jobs", status="running")["items"] == []
+        assert not [one for one in self.cluster.get("/workers")["items"] if one["job_id"]]
         events = self.cluster.get(f"/jobs/{job['id']}/events", limit=500)["items"]
         kinds = Counter(event["kind"] for event in events)
         assert kinds["job.running"] == len(job["attempts"])
@@ -194,23 +206,27 @@ def prepare(subject: Subject, kind: str) -> None:
         subject.cluster.run(subject.table_id, "index")
 
 
-SLEEPS: list[tuple[str, str, When]] = [
-    ("convert", "delete-files", "after"),
-    ("convert", "iceberg", "before"),
-    ("convert", "finish", "before"),
-    ("index", "entries", "before"),
-    ("index", "dictionary", "before"),
-    ("compact", "entries", "before"),
+SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes well first
+    ("convert", "delete-files", "after", 0),
+    ("convert", "iceberg", "before", 0),
+    ("convert", "finish", "before", 0),
+    ("index", "entries", "before", 0),
+    ("index", "dictionary", "before", 0),
+    ("compact", "entries", "before", 0),
+    ("compact", "snapshot", "before", 2),  # of the clean-up, after those of the merge
+    ("rebuild", "dictionary", "before", 0),
 ]
 
 
-@pytest.mark.parametrize(("kind", "point", "when"), SLEEPS)
+@pytest.mark.parametrize(("kind", "point", "when", "skip"), SLEEPS)
 def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
-    kind: str, point: str, when: When, cluster: Cluster, subjects: Callable[[int], Subject]
+    kind: str, point: str, when: When, skip: int, cluster: Cluster, subjects: Callable[[int], Subject]
 ) -> None:
-    subject = subjects(2 + SLEEPS.index((kind, point, when)) % 2)
+    subject = subjects(2 + SLEEPS.index((kind, point, when, skip)) % 2)
     prepare(subject, kind)
-    fault = Fault(point, when, "stop")
+    if skip:
+        time.sleep(KEEP_SECONDS)  # then there is something to clean up
+    fault = Fault(point, when, "stop", skip=skip)
     fired = cluster.inject(fault)
     job_id = cluster.submit(subject.table_id, kind)
     cluster.wait_until_fired(fired, fault)
@@ -241,48 +257,119 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     subject.check_rows()
 
 
-ERRORS: list[tuple[str, str, When, str]] = [
-    ("convert", "claim", "before", "error"),
-    ("convert", "claim", "after", "timeout"),
-    ("convert", "heartbeat", "before", "error"),
-    ("convert", "heartbeat", "after", "timeout"),
-    ("index", "addresses", "before", "error"),
-    ("index", "addresses", "after", "timeout"),
-    ("convert", "finish", "before", "error"),
-    ("convert", "finish", "after", "timeout"),
-    ("index", "run", "before", "error"),
-    ("index", "entries", "before", "error"),
-    ("index", "entries", "after", "timeout"),
-    ("index", "dictionary", "after", "timeout"),
-    ("index", "snapshot", "after", "timeout"),
-    ("compact", "entries", "after", "timeout"),
-    ("convert", "delete-files", "before", "error"),
-    ("convert", "delete-files", "after", "timeout"),
-    ("convert", "iceberg", "before", "error"),
-    ("convert", "iceberg", "after", "timeout"),
-    ("convert", "stage.report", "before", "error"),
+# And how the attempts before the last one end; None: the first one does the job.
+ERRORS: list[tuple[str, str, When, str, str | None]] = [
+    ("convert", "claim", "before", "error", None),
+    ("convert", "claim", "after", "timeout", "claim_answer_lost"),
+    ("convert", "heartbeat", "before", "error", None),
+    ("convert", "heartbeat", "after", "timeout", None),
+    ("index", "addresses", "before", "error", None),
+    ("index", "addresses", "after", "timeout", None),
+    ("convert", "finish", "before", "error", None),
+    ("convert", "finish", "after", "timeout", None),
+    ("index", "run", "before", "error", "storage_full"),
+    ("index", "entries", "before", "error", "storage_error"),
+    ("index", "entries", "after", "timeout", "storage_error"),
+    ("index", "dictionary", "after", "timeout", "storage_error"),
+    ("index", "snapshot", "after", "timeout", "storage_error"),
+    ("compact", "entries", "after", "timeout", "storage_error"),
+    ("convert", "delete-files", "before", "error", "storage_full"),
+    ("convert", "delete-files", "after", "timeout", "storage_full"),
+    ("convert", "iceberg", "before", "error", "commit_state_unknown"),
+    ("convert", "iceberg", "after", "timeout", None),
+    ("convert", "stage.report", "before", "error", "storage_error"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "point", "when", "action"), ERRORS)
+@pytest.mark.parametrize(("kind", "point", "when", "action", "code"), ERRORS)
 def test_a_point_that_fails_or_does_not_answer(
     kind: str,
     point: str,
     when: When,
     action: str,
+    code: str | None,
     cluster: Cluster,
     subjects: Callable[[int], Subject],
 ) -> None:
-    subject = subjects(2 + ERRORS.index((kind, point, when, action)) % 2)
+    subject = subjects(2 + ERRORS.index((kind, point, when, action, code)) % 2)
     prepare(subject, kind)
     fault = Fault(point, when, action)
     fired = cluster.inject(fault)
     job = cluster.wait_for_job(cluster.submit(subject.table_id, kind))
     subject.check_end(kind, job)
     cluster.wait_until_fired(fired, fault)
-    for attempt in job["attempts"][:-1]:
-        # Whoever reads the history learns what happened.
-        assert attempt["error"]["detail"], attempt
+    # Whoever reads the history learns what happened.
+    errors = [attempt["error"] for attempt in job["attempts"][:-1]]
+    assert [error["code"] for error in errors] == ([code] if code else [])
+    assert all(error["detail"] for error in errors)
+
+
+def test_a_killed_worker_between_two_commits_of_a_job(
+    cluster: Cluster, spark: SparkSession, catalog: Catalog
+) -> None:
+    cluster.inject()
+    off = {"enabled": False}
+    convert = {"enabled": False, "max_delete_files_per_commit": 1}
+    settings = {**IMPATIENT, "index": off, "convert": convert, "compact": off}
+    cluster.post("/policies", {"name": "steps", "settings": settings})
+    for format_version in (2, 3):
+        name = f"{catalog.name}.db.steps{format_version}"
+        subject = Subject(cluster, spark, name, format_version, policy="steps")
+        subject.write()
+        subject.write()
+        # Each batch passes these points once: it dies in the second one.
+        for fault in (
+            Fault("delete-files", "after", "kill", skip=1),
+            Fault("iceberg", "before", "kill", skip=1),
+            Fault("iceberg", "after", "kill", skip=1),
+        ):
+            cluster.inject(fault)
+            job = cluster.wait_for_job(cluster.submit(subject.table_id, "convert"))
+            subject.check_end("convert", job, commits=3)
+            assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+            assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
+            cluster.inject()
+            for _ in range(3):
+                subject.write()
+
+
+def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    for format_version in (2, 3):
+        subject = subjects(format_version)
+        prepare(subject, "convert")
+        fault = Fault("delete-files", "after", "kill")
+        fired = cluster.inject(fault)
+        job_id = cluster.submit(subject.table_id, "convert")
+        cluster.wait_until_fired(fired, fault)
+        cluster.post(f"/jobs/{job_id}/cancel", {})
+        assert cluster.wait_for_job(job_id)["status"] == "cancelled"
+        assert orphans(subject.table)
+        cluster.run(subject.table_id, "compact")
+        assert orphans(subject.table) == set()
+        subject.check_rows()
+
+
+def test_a_killed_worker_while_it_drops_an_index(
+    cluster: Cluster, spark: SparkSession, catalog: Catalog
+) -> None:
+    for fault in (Fault("drop", "before", "kill"), Fault("drop", "after", "kill")):
+        cluster.inject()
+        subject = Subject(cluster, spark, f"{catalog.name}.db.dropped_{fault.when}", 3)
+        cluster.run(subject.table_id, "index")
+        database = cluster.index_place / f"{database_name(str(subject.table.metadata.table_uuid), 'main')}.db"
+        assert database.exists()
+        fired = cluster.inject(fault)
+        assert cluster.http.delete(f"/tables/{subject.table_id}?drop_index=true").is_success
+        cluster.wait_until_fired(fired, fault)
+        (drop,) = [
+            job for job in cluster.get("/jobs", kind="drop_index")["items"] if job["status"] != "succeeded"
+        ]
+        job = cluster.wait_for_job(drop["id"])
+        assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+        assert not database.exists()
+        subject.check_rows()
 
 
 DRAINS: list[tuple[str, str, When]] = [
@@ -380,21 +467,15 @@ def test_the_index_is_whole_and_its_place_holds_nothing_else(
 
 
 def strays(cluster: Cluster, subject: Subject) -> set[str]:
-    """Data files in the place of a table's index that its last snapshots do not name."""
-    from worker.index import database_name
-    from worker.sorted_runs import BUCKET, IndexWarehouse
-    from worker.storage import Storage
-
-    root = cluster.directory / "data" / "index"
+    """What lies in the place of a table's index and belongs to no snapshot that is kept."""
+    warehouse = IndexWarehouse(cluster.index_place.as_uri(), Storage())
     database = database_name(str(subject.table.metadata.table_uuid), "main")
-    warehouse = IndexWarehouse(root.as_uri(), Storage())
-    found = set()
-    for name in warehouse.table_names(database):
-        table = warehouse.open(database, name)
-        assert table is not None
-        live = {file.file_name for file in table.live_files().files}
-        found |= {path.name for path in (local(table.location) / BUCKET).iterdir()} - live
-    return found
+    tables = [warehouse.open(database, name) for name in warehouse.table_names(database)]
+    found = {file.name for table in tables if table for file in table._unneeded(time.time() - KEEP_SECONDS)}
+    (key_set,) = cluster.get(f"/tables/{subject.table_id}/health")["key_sets"]
+    expected = {f"{part}_1_g{key_set['generation']}" for part in ("entries", "files")}
+    folders = {path.name for path in (cluster.index_place / f"{database}.db").iterdir()}
+    return found | folders ^ expected
 
 
 def test_a_real_worker_knows_nothing_of_faults() -> None:

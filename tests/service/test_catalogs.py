@@ -8,6 +8,7 @@ import pytest
 from service.auth.models import Role
 from service.catalogs.iceberg import unreachable
 from service.catalogs.models import Catalog
+from service.settings import Settings
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -186,6 +187,20 @@ def test_an_index_warehouse_inside_an_enrolled_table_is_refused(
     patch = {"index_warehouse": f"{table['location']}/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
     assert (answer.status_code, answer.json()["type"]) == (422, "index-inside-table")
+
+
+def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    service.settings.allowed_locations = ("abfss://lake@account/index",)
+    service.settings.__dict__.pop("location_roots", None)  # kept from before
+    patch = {"index_warehouse": "abfss://lake@account/index"}
+    answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "index-place-not-supported")
+    with pytest.raises(ValueError, match="an index can lie on a file system, S3"):
+        Settings(index_warehouse="hdfs://namenode/index")
+    assert Settings(index_warehouse="gs://lake/index").index_warehouse == "gs://lake/index"
 
 
 def hadoop_table(iceberg: IcebergCatalog, versions: int, hint: str | None) -> None:
