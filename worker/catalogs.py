@@ -147,9 +147,13 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
         # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
         java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
     if catalog_type == "sql":
-        java.update(_jdbc_properties(properties.get("uri", "")))
+        jdbc = _jdbc_properties(properties.get("uri", ""))
+        java |= {key: value for key, value in jdbc.items() if key == "uri" or key not in properties}
     java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
     return java
+
+
+_TIMEOUTS = {"socketTimeout": "60", "connectTimeout": "10", "tcpKeepAlive": "true"}  # seconds
 
 
 def _jdbc_properties(uri: str) -> dict[str, str]:
@@ -165,6 +169,8 @@ def _jdbc_properties(uri: str) -> dict[str, str]:
         query = f"?{parts.query}" if parts.query else ""
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         jdbc["uri"] = f"jdbc:postgresql://{host}:{parts.port or 5432}{parts.path}{query}"
+        # The driver would wait for ever for a server that the network lost, and the job with it.
+        jdbc |= {f"jdbc.{name}": value for name, value in _TIMEOUTS.items() if f"{name}=" not in query}
         if parts.username:
             jdbc["jdbc.user"] = unquote(parts.username)
         if parts.password:

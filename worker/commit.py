@@ -134,18 +134,27 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
             operation.commit()
         except (Py4JError, CapturedException) as error:
             failure = _commit_failure(error)
+            # Also of a conflict: the library, or a connection pool below it, may have repeated a commit
+            # whose answer was lost, and met that one.
+            try:
+                committed = _find_commit(java_table, delta, commit_id)
+            except CommitConflictError:  # the table is gone, or another one
+                committed = None
+            except CommitError as unreadable:
+                raise CommitStateUnknownError(f"{failure}; then: {unreadable}") from None
+            if committed is not None:
+                return committed
             if isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error) and remaining:
                 continue
-            if not isinstance(failure, CommitStateUnknownError):
-                raise failure from None
-            if (committed := _find_commit(java_table, delta, commit_id)) is None:
-                raise failure from None
-            return committed
+            raise failure from None
         break
-    if (committed := _find_commit(java_table, delta, commit_id)) is None:
-        raise CommitStateUnknownError(
-            "the commit was accepted, but the branch's history does not show it yet"
-        )
+    unseen = "the commit was accepted, but the branch's history does not show it yet"
+    try:
+        committed = _find_commit(java_table, delta, commit_id)
+    except CommitError as unreadable:
+        raise CommitStateUnknownError(f"{unseen}: {unreadable}") from None
+    if committed is None:
+        raise CommitStateUnknownError(unseen)
     return committed
 
 
@@ -279,8 +288,8 @@ def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
 
 
 def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> CommittedSnapshot | None:
-    """The snapshot of one commit, or None when it is not among the ancestors or can't be looked for."""
-    try:
+    """The snapshot of one commit, or None when it is not among the ancestors. Raises CommitError."""
+    with _prepared():
         java_table.refresh()
         head = java_table.snapshot(delta.branch)
         # Nearly always the head itself, which spares serialising the whole history.
@@ -289,8 +298,6 @@ def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> Com
         )
         if not heads or _summary(heads[0]).get(COMMIT_ID) != commit_id:
             heads = _ancestors(java_table, delta.branch)
-    except (Py4JError, CapturedException):
-        return None
     return next((_committed(one) for one in heads if _summary(one).get(COMMIT_ID) == commit_id), None)
 
 

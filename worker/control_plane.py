@@ -101,12 +101,15 @@ class AnnouncedPlan(_Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.leftovers.
 
     number: of the attempt's plans. tasks: that write, so far. removes: the path of an equality delete file
-    that the commit removes; None as long as none is about to be made.
+    that the commit removes; None as long as none is about to be made. location, properties: of the table, as
+    far as the files' names depend on them.
     """
 
     number: int
     tasks: int
     removes: str | None = None
+    location: str
+    properties: dict[str, str] = {}
 
 
 class Leftovers(AttemptId):

@@ -22,7 +22,7 @@ from worker.commit import (
     find_commits,
     find_head,
 )
-from worker.control_plane import AnnouncedPlan, StaleAttemptError
+from worker.control_plane import StaleAttemptError
 from worker.deletes import (
     DeleteFileLocations,
     DeleteGranularity,
@@ -36,7 +36,7 @@ from worker.deletes import (
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.leftovers import output_locations, remove_leftovers
+from worker.leftovers import announced, output_locations, remove_leftovers
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -461,7 +461,8 @@ class Plan:
         self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
     ) -> DeletesTask:
         metadata, assignment = self.table.metadata, self.job.assignment
-        locations = output_locations(self.table, assignment.job.id, assignment.attempt, self._number, number)
+        plan = announced(self.table, self._number, number + 1, None)
+        locations = output_locations(assignment.job.id, assignment.attempt, plan, number)
         self._locations.append(locations)
         return DeletesTask(
             self.table.storage,
@@ -515,9 +516,7 @@ class Plan:
 
     def _announce(self, removes: str | None = None) -> None:
         """Renews the lease, and lets whoever follows know what this plan may leave behind."""
-        self.job.reporter.announce(
-            AnnouncedPlan(number=self._number, tasks=len(self._locations), removes=removes)
-        )
+        self.job.reporter.announce(announced(self.table, self._number, len(self._locations), removes))
 
     def is_of(self, commit: CommittedSnapshot) -> bool:
         """Whether a commit of the job is this plan's."""

@@ -354,17 +354,24 @@ def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLoca
     )
 
 
+def written_files(storage: Storage, locations: DeleteFileLocations) -> list[str]:
+    """The files that are there under a prefix, in the order in which they were written."""
+    vectors = locations.puffin()
+    found = [vectors] if storage.exists(vectors) else []
+    ordinal = 0
+    # Written one after another and deleted from the last one on, so the first gap is the end.
+    while storage.exists(file := locations.parquet(ordinal)):
+        found.append(file)
+        ordinal += 1
+    return found
+
+
 def remove_written(storage: Storage, locations: DeleteFileLocations) -> int:
-    """Deletes the files that a dead attempt may have written under a prefix; returns how many there were.
+    """Deletes the files that were written under a prefix; returns how many there were.
 
     Only for files that are known not to be committed.
     """
-    count = int(storage.delete(locations.puffin()))
-    ordinal = 0
-    # Written in this order one after another, so the first gap is the end.
-    while storage.delete(locations.parquet(ordinal)):
-        ordinal += 1
-    return count + ordinal
+    return sum(storage.delete(file) for file in reversed(written_files(storage, locations)))
 
 
 def write_deletion_vectors(
@@ -415,7 +422,7 @@ def write_position_deletes(
         for ordinal, group in enumerate(groups.values()):
             added.append(_write_position_delete_file(storage, location(ordinal), group))
     except BaseException:
-        for written in added:
+        for written in reversed(added):  # as `written_files` relies on
             storage.delete(written.path)
         raise
     return added

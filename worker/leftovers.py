@@ -11,22 +11,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from worker.control_plane import AttemptId, Leftovers
-from worker.deletes import DeleteFileLocations, remove_written
+from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.deletes import DeleteFileLocations, written_files
 from worker.job import Job, JobError, PinnedTable, pin_table
 from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 
+_LOCATION_PROPERTIES = ("write.data.path", "write.object-storage.", "write.py-location-provider.")
 
-def output_locations(
-    table: PinnedTable, job_id: str, attempt: int, plan: int, task: int
-) -> DeleteFileLocations:
+
+def announced(table: PinnedTable, number: int, tasks: int, removes: str | None) -> AnnouncedPlan:
+    """A plan with what its files' names depend on, which may be another when they are looked for."""
+    properties = {
+        key: value for key, value in table.metadata.properties.items() if key.startswith(_LOCATION_PROPERTIES)
+    }
+    return AnnouncedPlan(
+        number=number,
+        tasks=tasks,
+        removes=removes,
+        location=table.metadata.location,
+        properties=properties,
+    )
+
+
+def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
     """Where a task of a plan writes: names that no other attempt writes, and that anybody can tell."""
     prefix = f"{_plan_prefix(job_id, attempt, plan)}{task:05d}"
-    return DeleteFileLocations(table.metadata.location, table.metadata.properties, prefix)
+    return DeleteFileLocations(plan.location, plan.properties, prefix)
 
 
-def _plan_prefix(job_id: str, attempt: int, plan: int) -> str:
-    return f"icestream-{job_id}-{attempt}-{plan}-"
+def _plan_prefix(job_id: str, attempt: int, plan: AnnouncedPlan) -> str:
+    return f"icestream-{job_id}-{attempt}-{plan.number}-"
 
 
 def remove_leftovers(job: Job) -> list[AttemptId]:
@@ -59,12 +73,13 @@ def _remove(job: Job, table: PinnedTable, left: Leftovers, needed: Callable[[], 
             job.decide(f"Files that {whose} stay for now: its commit may still come.")
             is_cleared = False
             continue
-        prefix = _plan_prefix(left.job_id, left.attempt, plan.number)
-        if plan.removes is not None and any(f"/{prefix}" in path for path in needed()):
+        outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
+        written = [path for locations in outputs for path in written_files(table.storage, locations)]
+        prefix = _plan_prefix(left.job_id, left.attempt, plan)
+        if written and any(prefix in path.rpartition("/")[2] for path in needed()):
             continue  # it was committed
-        for task in range(plan.tasks):
-            locations = output_locations(table, left.job_id, left.attempt, plan.number, task)
-            removed += remove_written(table.storage, locations)
+        for path in reversed(written):
+            removed += table.storage.delete(path)
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared

@@ -212,6 +212,8 @@ class TaskRunner:
                 on_progress(*self._tasks_done(group))
         except BaseException:
             context.cancelJobGroup(group)
+            # What its tasks still write would come after their files were removed.
+            thread.join(DRAIN_SECONDS)
             raise
         if failure:
             raise failure[0]

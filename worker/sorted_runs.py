@@ -317,23 +317,29 @@ class RunTable:
         time. planned_on: the table's present files. Raises IndexCommitConflictError when another commit comes
         first.
         """
-        if not self._unneeded(time.time() - keep_seconds):
+        if not self._unneeded(keep_seconds):
             return CleanedUp(0, 0)
         # A commit that was planned before, and might name a file that is deleted here, can't succeed after
         # this one. It also tells the time by the clock of the store, not of this machine.
         fence = f"snapshot-{self.take_place(planned_on).paimon_snapshot_id}"
         written_at = {file.name: file.modified_at for file in self._storage.list(f"{self.location}/snapshot")}
         count = size_bytes = 0
-        for file in self._unneeded(written_at[fence] - keep_seconds):
+        for file in self._unneeded(keep_seconds, written_at[fence]):
             if self._storage.delete(file.location):
                 count += 1
                 size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
 
-    def _unneeded(self, horizon: float) -> list[StoredFile]:
-        """Files not younger than `horizon` (seconds since the epoch) that no snapshot to be kept needs."""
+    def _unneeded(self, keep_seconds: float, now: float | None = None) -> list[StoredFile]:
+        """Files older than `keep_seconds` that no snapshot to be kept needs.
+
+        now: seconds since the epoch by the store's clock; by default as late as may be.
+        """
         files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
+        if now is None:
+            now = max(time.time(), *modified_at.values())
+        horizon = now - keep_seconds
         snapshots = self._table.snapshot_manager().list_snapshots()
         # One that came after the listing is young.
         older = [s.id for s in snapshots if modified_at.get(f"snapshot-{s.id}", math.inf) <= horizon]

@@ -174,6 +174,11 @@ class Storage:
             if info.is_file
         ]
 
+    def exists(self, location: str) -> bool:
+        """Whether there is such a file."""
+        filesystem, path = self.resolve(location)
+        return bool(filesystem.get_file_info(path).is_file)
+
     def delete(self, location: str) -> bool:
         """Deletes one file; False if there was none."""
         filesystem, path = self.resolve(location)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import exists
+from sqlalchemy import exists, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -36,6 +36,7 @@ from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     AddressRange,
     AddressRangeRequest,
+    AnnouncedPlan,
     AssignedCatalog,
     AssignedIndex,
     AssignedJob,
@@ -77,6 +78,9 @@ _CUT_OFF = ErrorReport(
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""
 _LEFTOVERS_AT_ONCE = 100
+_WRITES_END_WITHIN = timedelta(minutes=5)
+_UNHEARD_AT_MOST = 3
+"""So many attempts in a row that no worker got are no accident: further ones count."""
 RunningAttempt = tuple[str, int]
 """Job id and number of the attempt."""
 
@@ -208,8 +212,7 @@ def heartbeat(
                 session, job, "job.progress", _progress_sentence(progress), now, progress=job.progress
             )
     if report.plan is not None:
-        others = [one for one in running.plans or [] if one["number"] != report.plan.number]
-        running.plans = [*others, report.plan.model_dump()]
+        running.plans = _with(running.plans or [], report.plan)
     for event in report.events:
         record_job_event(
             session, job, "job.message", event.message, now, level=event.level, reported=event.fields
@@ -252,7 +255,10 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
     job.result = report.result
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
-        if cleared is not None and session.get_one(Job, one.job_id).table_id == job.table_id:
+        if cleared is None or session.get_one(Job, one.job_id).table_uuid != job.table_uuid:
+            continue
+        # Until then, a task of its may still have written: the next job looks once more.
+        if cleared.ended_at is not None and now - cleared.ended_at > _WRITES_END_WITHIN:
             cleared.plans = None
             session.add(cleared)
     if outcome is AttemptStatus.SUCCEEDED:
@@ -473,22 +479,37 @@ def _start_attempt(
     )
 
 
+def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, Any]]:
+    """Plans and one that was announced, perhaps late: what is about to be committed stays so."""
+    known = next((AnnouncedPlan.model_validate(one) for one in plans if one["number"] == plan.number), plan)
+    merged = plan.model_copy(
+        update={"tasks": max(plan.tasks, known.tasks), "removes": plan.removes or known.removes}
+    )
+    return [*(one for one in plans if one["number"] != plan.number), merged.model_dump()]
+
+
 def _leftovers(session: Session, job: Job) -> list[Leftovers]:
-    """What attempts at jobs of the table may have left, the oldest first; for a job that may remove it."""
+    """What attempts at jobs of the table may have left, for a job that may remove it."""
     if job.kind not in _CLEARING or job.dry_run:
         return []
+    branch = session.get_one(EnrolledTable, job.table_id).branch
     query = (
         select(Attempt)
         .join(Job, col(Job.id) == col(Attempt.job_id))
+        # The table may have been removed and registered again.
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .where(
-            Job.table_id == job.table_id,
+            Job.table_uuid == job.table_uuid,
+            EnrolledTable.branch == branch,
             col(Attempt.plans).is_not(None),
             Attempt.status != AttemptStatus.RUNNING.value,
         )
-        .order_by(col(Attempt.started_at), col(Attempt.job_id), col(Attempt.attempt))
+        # If there are more, each gets its turn, also behind ones that can't be removed yet.
+        .order_by(func.random())
         .limit(_LEFTOVERS_AT_ONCE)
     )
-    return [Leftovers.model_validate(row, from_attributes=True) for row in session.exec(query)]
+    found = [Leftovers.model_validate(row, from_attributes=True) for row in session.exec(query)]
+    return sorted(found, key=lambda one: (one.job_id, one.attempt))
 
 
 def _end_attempt(
@@ -499,7 +520,7 @@ def _end_attempt(
     error: ErrorReport | None,
     now: datetime,
 ) -> None:
-    never_ran = error is _CLAIM_ANSWER_LOST
+    never_ran = error is _CLAIM_ANSWER_LOST and not _is_unheard_again(session, job)
     if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
         job.failures += 1
     after = status_after(
@@ -554,6 +575,13 @@ def _end_attempt(
             error=running.error,
             available_at=_rfc3339(job.available_at),
         )
+
+
+def _is_unheard_again(session: Session, job: Job) -> bool:
+    """Whether the attempts before the present one were not heard of by their workers either."""
+    before = attempts_of(session, job.id)[:-1][-_UNHEARD_AT_MOST:]
+    codes = [(one.error or {}).get("code") for one in before]
+    return codes == [_CLAIM_ANSWER_LOST.code] * _UNHEARD_AT_MOST
 
 
 def _end_sentence(job: Job, running: Attempt, after: JobStatus) -> str:

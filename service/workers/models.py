@@ -105,6 +105,10 @@ class AnnouncedPlan(BaseModel):
     """Tasks that write, so far."""
     removes: str | None = None
     """An equality delete file that the commit removes; none as long as no commit is about to be made."""
+    location: str
+    """Of the table then."""
+    properties: dict[str, str] = ModelField(default_factory=dict)
+    """Of the table then, as far as the files' places depend on them."""
 
 
 class Leftovers(AttemptId):

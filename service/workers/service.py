@@ -52,6 +52,8 @@ async def claim_job(
     one that got a job by another call meanwhile: it has given this one up.
     """
     deadline = time.monotonic() + request.wait_seconds
+    if await is_gone():
+        return None  # the call lay in a queue: its worker has asked anew, and may run what it got
     assignment = await run_in_threadpool(_claim, database, settings, worker_id, request.given_up)
     while assignment is None and time.monotonic() < deadline and not stopping.is_set():
         # Jitter keeps many idle workers from looking all at once.

@@ -555,19 +555,19 @@ def test_a_worker_that_claims_again_does_not_run_what_it_has(database: Database)
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
     job_id = request(database, table)
-    for attempt in range(1, 8):
-        # Each answer got lost: the same job comes again, however few attempts it may use up.
+    for attempt in range(1, 5):
+        # Each answer got lost: the same job comes again, and no attempt is used up.
         assignment = claim(database, worker)
         assert assignment is not None
         assert (assignment.job.id, assignment.attempt) == (job_id, attempt)
     with database.read() as session:
         attempts = queue.attempts_of(session, job_id)
-    assert [each.status for each in attempts] == ["lost"] * 6 + ["running"]
+    assert [each.status for each in attempts] == ["lost"] * 3 + ["running"]
     assert {each.error["code"] for each in attempts if each.error} == {"claim_answer_lost"}
     assert job(database, job_id).failures == 0
-    with pytest.raises(ConflictError, match="attempt 7"):
-        finish(database, job_id, 6, "succeeded")
-    assert finish(database, job_id, 7, "succeeded") is JobStatus.SUCCEEDED
+    with pytest.raises(ConflictError, match="attempt 4"):
+        finish(database, job_id, 3, "succeeded")
+    assert finish(database, job_id, 4, "succeeded") is JobStatus.SUCCEEDED
     assert claim(database, worker) is None
 
 
@@ -589,7 +589,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     worker = add_worker(database)
 
     def announce(job_id: str, attempt: int, number: int, tasks: int, removes: str | None = None) -> None:
-        plan = AnnouncedPlan(number=number, tasks=tasks, removes=removes)
+        plan = AnnouncedPlan(number=number, tasks=tasks, removes=removes, location="file:/t")
         with database.write() as session:
             queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
 
@@ -609,15 +609,13 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     announce(dead, 1, 0, 2)
     announce(dead, 1, 0, 3, "file:/deletes.parquet")
     announce(dead, 1, 1, 4)
+    announce(dead, 1, 0, 2)  # once more, and late
     assert finish(database, dead, 1, "failed", error=FATAL) is JobStatus.FAILED
-    left = Leftovers(
-        job_id=dead,
-        attempt=1,
-        plans=[
-            AnnouncedPlan(number=0, tasks=3, removes="file:/deletes.parquet"),
-            AnnouncedPlan(number=1, tasks=4),
-        ],
-    )
+    plans = [
+        AnnouncedPlan(number=1, tasks=4, location="file:/t"),
+        AnnouncedPlan(number=0, tasks=3, removes="file:/deletes.parquet", location="file:/t"),
+    ]
+    left = Leftovers(job_id=dead, attempt=1, plans=plans)
 
     # Only those who may remove it are told, and only of their own table.
     assert run(JobKind.CONVERT, tables[1]) == run(JobKind.CONVERT, dry_run=True) == []
@@ -626,9 +624,24 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     cleared = [{"job_id": dead, "attempt": 1}]
     # Somebody else's word counts for nothing.
     run(JobKind.CONVERT, tables[1], cleared=[*cleared, {"job_id": "unknown", "attempt": 1}])
+    # A task of an attempt that has just ended may still write.
     assert run(JobKind.CONVERT, cleared=cleared) == [left]
+    assert run(JobKind.CONVERT, cleared=cleared, now=START + timedelta(minutes=6)) == [left]
     assert run(JobKind.CONVERT, status="cancelled") == []
-    assert [one.plans for one in run(JobKind.COMPACT)] == [[AnnouncedPlan(number=0, tasks=1)]]
+    (cancelled,) = run(JobKind.COMPACT)
+    assert cancelled.plans == [AnnouncedPlan(number=0, tasks=1, location="file:/t")]
+
+
+def test_an_attempt_that_no_worker_ever_gets_is_not_repeated_for_ever(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    now = START
+    for _ in range(20):
+        claim(database, worker, now)
+        now += timedelta(hours=1)
+    found = job(database, job_id)
+    assert (found.status, found.failures) == ("failed", found.max_attempts)
 
 
 def test_a_poll_that_its_worker_gave_up_takes_no_job_and_ends_no_attempt(database: Database) -> None:

@@ -82,6 +82,13 @@ class TestJavaProperties:
         assert java["jdbc.schema-version"] == "V1"
         assert "catalog_name" not in java
 
+    def test_no_server_is_waited_for_without_end(self) -> None:
+        uri = "postgresql://host/db?socketTimeout=5"
+        java = java_properties("sql", {"uri": uri, "jdbc.connectTimeout": "3"})
+        assert java["uri"].endswith("?socketTimeout=5")
+        assert "jdbc.socketTimeout" not in java
+        assert (java["jdbc.connectTimeout"], java["jdbc.tcpKeepAlive"]) == ("3", "true")
+
     @pytest.mark.parametrize(
         ("python", "java"),
         [

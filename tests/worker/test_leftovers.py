@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -93,18 +94,23 @@ def test_they_go_also_when_others_did_the_work_or_some_deletes_are_refused(
     assert orphans(table) == set()
 
 
+HASHED = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"}
+
+
+@pytest.mark.parametrize("properties", [{}, HASHED])
 def test_what_was_committed_and_not_reported_stays(
-    spark: SparkSession, jobs: Jobs, table: TableBuilder
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, properties: Mapping[str, str]
 ) -> None:
+    set_properties(table, properties)
     before = visible_rows(spark, table.identifier)
     jobs.run("convert", job_id=LOST.job_id)
     left = jobs.reporter.left_by(LOST.job_id)
     assert left.plans[0].removes is not None
     table.append([{"id": 99, "region": "eu", "value": 9}])
-    written = set(local(table.metadata.location).rglob("icestream-*"))
+    written = set(local(table.metadata.location).rglob("*icestream-*"))
     done = jobs.run("convert", leftovers=[left])
     assert list(done.cleared) == [LOST]
-    assert set(local(table.metadata.location).rglob("icestream-*")) == written != set()
+    assert set(local(table.metadata.location).rglob("*icestream-*")) == written != set()
     assert sum(visible_rows(spark, table.identifier).values()) == sum(before.values()) + 1
 
 
@@ -128,6 +134,52 @@ def test_a_store_that_fails_costs_no_job(
     assert orphans(table) == set()
 
 
+def set_properties(table: TableBuilder, properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        table.spark.sql(f"ALTER TABLE {table.identifier} SET TBLPROPERTIES ('{name}' = '{value}')")
+
+
+def test_they_are_found_where_they_were_written(
+    jobs: Jobs, table: TableBuilder, tmp_path: Path, dies: Callable[[bool], Leftovers]
+) -> None:
+    set_properties(table, HASHED)
+    left = dies(False)
+    moved = {"write.object-storage.enabled": "false", "write.data.path": (tmp_path / "data").as_uri()}
+    set_properties(table, moved)
+    found = list(local(table.metadata.location).rglob("*icestream-*"))
+    assert found
+    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert not any(file.exists() for file in found)
+
+
+@pytest.mark.parametrize("deletions", [1, 2, 3])
+def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
+    jobs: Jobs,
+    table: TableBuilder,
+    deletions: int,
+    dies: Callable[[bool], Leftovers],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_properties(table, {"write.delete.granularity": "file"})
+    table.append([{"id": i, "region": "eu", "value": 0} for i in range(50, 60)], files=3)
+    table.delete_keys([{"id": i, "region": "eu"} for i in range(50, 60)], equality_columns=["id", "region"])
+    left = dies(False)
+    if table.metadata.format_version == 2:
+        assert len(orphans(table)) > 3
+    delete, done = Storage.delete, count(1)
+
+    def fails(storage: Storage, location: str) -> bool:
+        if "icestream-" in location and next(done) == deletions:
+            raise OSError(f"{location}: no answer")
+        return delete(storage, location)
+
+    monkeypatch.setattr(Storage, "delete", fails)
+    assert list(jobs.run("compact", leftovers=[left]).cleared) == ([LOST] if not orphans(table) else [])
+    monkeypatch.undo()
+    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert orphans(table) == set()
+
+
 def test_a_dry_run_and_its_plans_leave_everything(
     jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
 ) -> None:
@@ -142,6 +194,7 @@ def test_nothing_is_removed_that_was_not_announced(jobs: Jobs, table: TableBuild
     folder = next(iter(local(table.metadata.location).rglob("*.parquet"))).parent
     other: Path = folder / "icestream-other-1-0-00000-deletes.puffin"
     other.write_bytes(b"of a job that runs")
-    left = Leftovers(job_id="lost", attempt=1, plans=[AnnouncedPlan(number=0, tasks=3)])
+    plan = AnnouncedPlan(number=0, tasks=3, location=table.metadata.location)
+    left = Leftovers(job_id="lost", attempt=1, plans=[plan])
     assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
     assert other.exists()
