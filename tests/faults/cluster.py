@@ -18,6 +18,7 @@ import httpx
 
 from tests.factories import Catalog
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
+from tests.faults.proxy import Proxy
 from tests.integration.icestream import FINAL, Json, wait_until
 
 LEASE_SECONDS = 3.0
@@ -34,6 +35,8 @@ class Cluster:
         self._faults_file = directory / "faults.json"
         self._cases = 0
         self._port = _free_port()
+        self.network = Proxy(self._port)
+        """Between the workers and the service."""
         key = secrets.token_urlsafe(32)
         self._environment = {
             **os.environ,
@@ -44,7 +47,7 @@ class Cluster:
             "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
             "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": "0.2",
             "ICESTREAM_PORT": str(self._port),
-            "ICESTREAM_URL": f"http://127.0.0.1:{self._port}",
+            "ICESTREAM_URL": f"http://127.0.0.1:{self.network.port}",
             "ICESTREAM_API_KEY": key,
             "ICESTREAM_SPARK_MASTER": "local[2]",
             "ICESTREAM_DRIVER_MEMORY": "512m",
@@ -57,6 +60,7 @@ class Cluster:
             headers={"Authorization": f"Bearer {key}"},
             timeout=30,
         )
+        self.network.__enter__()
         self._service = self._start(["-m", "tests.faults.service_build"], "service", {})
         wait_until(self._is_ready, "the service to be ready")
         off = {"enabled": False}
@@ -73,6 +77,7 @@ class Cluster:
             worker.close()
         self._service.kill()
         self._service.wait()
+        self.network.__exit__()
         self.http.close()
 
     def _start(

@@ -5,6 +5,7 @@ Real processes: the service, and two workers with Spark whose faults are injecte
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,11 +26,10 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, Cluster
 from tests.faults.injection import Fault, When
+from tests.faults.proxy import CUT, HANG, PASS, Mode
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.integration.icestream import Json, wait_until
 from worker.index import database_name
-from worker.sorted_runs import IndexWarehouse
-from worker.storage import Storage
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +76,7 @@ class Subject:
         """What holds after any job, however many attempts it took."""
         assert job["status"] == "succeeded", job
         self.check_rows()
-        assert commits_by_job(self.table)[job["id"]] <= commits
+        assert commits_by_job(self.table)[job["id"]] == (commits if kind == "convert" else 0)
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
         assert job["attempts"][-1]["status"] == "succeeded"
         assert all(attempt["ended_at"] for attempt in job["attempts"])
@@ -207,6 +208,7 @@ def prepare(subject: Subject, kind: str) -> None:
 
 
 SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes well first
+    ("convert", "delete-files", "before", 0),
     ("convert", "delete-files", "after", 0),
     ("convert", "iceberg", "before", 0),
     ("convert", "finish", "before", 0),
@@ -254,6 +256,7 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     cluster.run(subject.table_id, "verify")
     after = cluster.get(f"/tables/{subject.table_id}/health")
     assert after["key_sets"] == health["key_sets"]
+    assert orphans(subject.table) == set()
     subject.check_rows()
 
 
@@ -346,9 +349,33 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
         cluster.post(f"/jobs/{job_id}/cancel", {})
         assert cluster.wait_for_job(job_id)["status"] == "cancelled"
         assert orphans(subject.table)
-        cluster.run(subject.table_id, "compact")
+        # Whoever removes them may die, too.
+        cluster.inject(Fault("leftovers", "after", "kill"))
+        job = cluster.wait_for_job(cluster.submit(subject.table_id, "compact"))
+        assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
         assert orphans(subject.table) == set()
         subject.check_rows()
+
+
+@pytest.mark.parametrize(("format_version", "mode"), [(2, CUT), (3, HANG)])
+def test_a_worker_that_can_not_reach_the_service_gives_its_job_up(
+    format_version: int, mode: Mode, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(format_version)
+    prepare(subject, "convert")
+    fault = Fault("delete-files", "after", f"sleep:{3 * LEASE_SECONDS}")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "convert")
+    cluster.wait_until_fired(fired, fault)
+    cluster.network.set(mode)
+    try:
+        wait_until(lambda: cluster.get(f"/jobs/{job_id}")["status"] == "queued", "the attempt to be lost")
+    finally:
+        cluster.network.set(PASS)
+    job = cluster.wait_for_job(job_id)
+    subject.check_end("convert", job)
+    errors = [attempt["error"] and attempt["error"]["code"] for attempt in job["attempts"]]
+    assert errors == ["worker_lost", None]
 
 
 def test_a_killed_worker_while_it_drops_an_index(
@@ -467,19 +494,34 @@ def test_the_index_is_whole_and_its_place_holds_nothing_else(
 
 
 def strays(cluster: Cluster, subject: Subject) -> set[str]:
-    """What lies in the place of a table's index and belongs to no snapshot that is kept."""
-    warehouse = IndexWarehouse(cluster.index_place.as_uri(), Storage())
-    database = database_name(str(subject.table.metadata.table_uuid), "main")
-    found: set[str] = set()
-    for name in warehouse.table_names(database):
-        table = warehouse.open(database, name)
-        assert table is not None
-        latest = max(file.modified_at for file in warehouse.storage.list(f"{table.location}/snapshot"))
-        found |= {file.name for file in table._unneeded(latest - KEEP_SECONDS)}
+    """What lies in the place of a table's index and is named by none of its latest snapshots.
+
+    Read from the files themselves, without the code that cleans up.
+    """
+    database = cluster.index_place / f"{database_name(str(subject.table.metadata.table_uuid), 'main')}.db"
     (key_set,) = cluster.get(f"/tables/{subject.table_id}/health")["key_sets"]
     expected = {f"{part}_1_g{key_set['generation']}" for part in ("entries", "files")}
-    folders = {path.name for path in (cluster.index_place / f"{database}.db").iterdir()}
-    return found | folders ^ expected
+    found = {path.name for path in database.iterdir()} ^ expected
+    for name in expected:
+        table = database / name
+        snapshots = sorted((table / "snapshot").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+        named = {"schema-0"}
+        for snapshot in snapshots[-2:]:
+            named.add(snapshot.name)
+            content = json.loads(snapshot.read_text())
+            for manifest_list in (content["baseManifestList"], content["deltaManifestList"]):
+                named.add(manifest_list)
+                for manifest in records(table / "manifest" / manifest_list):
+                    named.add(manifest["_FILE_NAME"])
+                    entries = records(table / "manifest" / manifest["_FILE_NAME"])
+                    named |= {entry["_FILE"]["_FILE_NAME"] for entry in entries}
+        found |= {path.name for path in table.rglob("*") if path.is_file()} - named
+    return found
+
+
+def records(file: Path) -> list[Any]:
+    with file.open("rb") as source:
+        return list(fastavro.reader(source))
 
 
 def test_a_real_worker_knows_nothing_of_faults() -> None:
