@@ -45,9 +45,14 @@ demo: install ## Show Icestream at work on a sample table, in the browser
 	@exec $(BIN)/icestream demo $(ARGS)
 
 .PHONY: test
-test: install lint ## Run the linters and all tests (ARGS="-k name" to choose)
+test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not thorough" $(ARGS)
+
+.PHONY: thorough
+thorough: install ## Run the tests that are too many alike for every change: a worker killed at each of its points
+	@scripts/install_system_packages java
+	$(BIN)/pytest -m thorough $(ARGS)
 
 .PHONY: fast
 fast: install ## Run the tests that take less than a minute together

@@ -50,7 +50,7 @@ def run_job(assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptR
     if not is_repeated:
         reporter.confirm_lease()
         commit(assignment.table.id, job_id, attempt)
-    return cast("Outcome", SimpleNamespace(result={"repeated": is_repeated}, health=None))
+    return cast("Outcome", SimpleNamespace(result={"repeated": is_repeated}, health=None, cleared=()))
 
 
 def commit(table_id: str, job_id: str, attempt: int) -> None:

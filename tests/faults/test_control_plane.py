@@ -227,6 +227,11 @@ class World:
     def running(self) -> Attempt | None:
         return next((each for each in self.attempts() if each.status == AttemptStatus.RUNNING.value), None)
 
+    def at_work(self) -> Job | None:
+        """A job whose worker was heard of, so it did get it."""
+        running = [each for each in self.jobs() if each.status == JobStatus.RUNNING.value]
+        return next((each for each in running if each.renewals), None)
+
     def wait_for_jobs(self, ids: set[str]) -> None:
         def ended() -> bool:
             jobs = self.jobs()
@@ -489,14 +494,14 @@ def test_a_cut_shorter_than_the_lease_costs_no_attempt_and_a_longer_one_no_job(
     with Proxy(port) as proxy:
         world.worker(proxy.port, 3.0)
         ids = {world.request(port, 0)}
-        wait_until(world.running, "a running job")
+        wait_until(world.at_work, "a job at work")
         proxy.set(CUT)
         time.sleep(0.8)
         proxy.set(PASS)
         world.wait_for_jobs(ids)
         assert world.lost() == []
         ids.add(world.request(port, 1))
-        wait_until(world.running, "a running job")
+        wait_until(world.at_work, "a job at work")
         proxy.set(CUT)
         wait_until(world.lost, "the attempt to be given up")
         proxy.set(PASS)

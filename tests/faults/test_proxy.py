@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -88,7 +89,8 @@ def test_a_cut_resets_open_and_new_connections_until_it_is_mended(proxy: Proxy) 
         proxy.set(CUT)
         assert is_dead(connection)
     for _ in range(2):
-        with connect(proxy) as connection:
+        # A busy machine may learn of the reset before it learns that it was connected.
+        with suppress(ConnectionResetError), connect(proxy) as connection:
             assert is_dead(connection)
     proxy.set(PASS)
     with connect(proxy) as connection:

@@ -65,6 +65,12 @@ class Writer:
             thread.join()
         assert self.errors == []
 
+    def wait_for_another(self) -> None:
+        """Until it has done what it does once more."""
+        begun = len(self.seconds) + 1
+        while len(self.seconds) <= begun and not self.errors:
+            self._stop.wait(0.01)
+
     def longest(self, since: float, until: float) -> float:
         """The longest commit of those that overlap a span of time."""
         spans = zip(self.starts, self.seconds, strict=True)
@@ -100,6 +106,7 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_delays_none
     with upserts.running(), appends.running():
         begin = monotonic()
         for number in range(conversions):
+            upserts.wait_for_another()
             result = exactly.jobs.run("convert", job_id=f"storm-{number}").result
             assert result["commits"] == 1
             assert result["unconvertible"] == []

@@ -12,10 +12,10 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fastavro
 import numpy as np
@@ -129,6 +129,13 @@ def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Callabl
     return subject
 
 
+C = TypeVar("C", bound=tuple[Any, ...])
+
+
+def thorough_unless(always: Callable[[C], bool], cases: Sequence[C]) -> list[Any]:
+    return [pytest.param(*case, marks=() if always(case) else (pytest.mark.thorough,)) for case in cases]
+
+
 # What a kind of job passes, in order: points at which its worker is killed.
 POINTS: dict[str, list[tuple[str, When]]] = {
     "convert": [
@@ -166,9 +173,22 @@ POINTS: dict[str, list[tuple[str, When]]] = {
     "verify": [("stage.report", "before")],
 }
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
+# The rest by `make thorough`: each starts a JVM anew.
+ALWAYS = {
+    ("convert", "delete-files", "after"),
+    ("convert", "iceberg", "before"),
+    ("convert", "iceberg", "after"),
+    ("convert", "finish", "before"),
+    ("index", "entries", "before"),
+    ("index", "entries", "after"),
+    ("index", "dictionary", "after"),
+    ("compact", "dictionary", "after"),
+    ("compact", "entries", "after"),
+    ("rebuild", "dictionary", "after"),
+}
 
 
-@pytest.mark.parametrize(("kind", "point", "when"), KILLS)
+@pytest.mark.parametrize(("kind", "point", "when"), thorough_unless(ALWAYS.__contains__, KILLS))
 def test_a_killed_worker(
     kind: str,
     point: str,
@@ -284,7 +304,10 @@ ERRORS: list[tuple[str, str, When, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "point", "when", "action", "code"), ERRORS)
+@pytest.mark.parametrize(
+    ("kind", "point", "when", "action", "code"),
+    thorough_unless(lambda case: case[4] is not None or case[2] == "after", ERRORS),
+)
 def test_a_point_that_fails_or_does_not_answer(
     kind: str,
     point: str,
