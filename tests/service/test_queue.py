@@ -148,6 +148,9 @@ class QueueMachine(RuleBasedStateMachine):
         """What the service saw of them: attempt, heartbeats, and how long that did not change."""
         self.heartbeats: dict[str, int] = {}
         self.granted: dict[str, list[tuple[int, int]]] = {}
+        self.announced: dict[tuple[str, int], dict[int, AnnouncedPlan]] = {}
+        """What each attempt may have left."""
+        self.told: dict[tuple[str, int], list[Leftovers]] = {}
 
     def new_observer(self) -> LeaseObserver[queue.RunningAttempt, int]:
         return LeaseObserver(SETTINGS.lease_seconds, self.time.clock.monotonic)
@@ -173,30 +176,74 @@ class QueueMachine(RuleBasedStateMachine):
         assert again != job_id
         return again
 
-    @rule(target=claims, number=st.integers(0, 2), has_waited=st.booleans())
-    def claim(self, number: int, has_waited: bool) -> tuple[str, int] | None:
+    @rule(target=claims, number=st.integers(0, 2), has_waited=st.booleans(), gave_up=st.booleans())
+    def claim(self, number: int, has_waited: bool, gave_up: bool) -> tuple[str, int] | None:
         worker = self.workers[number]
         mine = {job_id: attempt for job_id, (attempt, runner) in self.running.items() if runner == worker}
         before = {job_id: job(self.database, job_id) for job_id in mine}
-        assignment = claim(self.database, worker, self.now, has_waited=has_waited)
+        given_up = [AttemptId(job_id=job_id, attempt=attempt) for job_id, attempt in mine.items() if gave_up]
+        assignment = claim(self.database, worker, self.now, given_up=given_up, has_waited=has_waited)
         if mine and has_waited:
             assert assignment is None
             return None
-        for job_id in mine:
-            # It never ran there: it is queued again at once, with as many attempts as before.
+        for job_id, attempt in mine.items():
             del self.running[job_id]
-            found = job(self.database, job_id)
-            assert found.failures == before[job_id].failures
+            found, counts = job(self.database, job_id), gave_up or self.is_unheard_again(job_id, attempt)
+            assert found.failures == before[job_id].failures + counts
             if before[job_id].cancel_requested_at is not None:
                 assert found.status == JobStatus.CANCELLED.value
+            elif found.failures >= found.max_attempts:
+                assert found.status == JobStatus.FAILED.value
             elif assignment is None or assignment.job.id != job_id:
-                assert (found.status, found.available_at) == (JobStatus.QUEUED.value, self.now)
+                # One that never ran there is queued again at once.
+                assert found.status == JobStatus.QUEUED.value
+                assert counts or found.available_at == self.now
         if assignment is None:
             return None
         assert assignment.job.id not in self.running
         assert [each.attempt for each in assignment.previous_attempts] == list(range(1, assignment.attempt))
         self.running[assignment.job.id] = (assignment.attempt, worker)
+        assert assignment.leftovers == self.expected_leftovers(assignment)
+        self.told[(assignment.job.id, assignment.attempt)] = assignment.leftovers
         return assignment.job.id, assignment.attempt
+
+    def is_unheard_again(self, job_id: str, attempt: int) -> bool:
+        """Whether the three attempts before this one were not heard of by their workers either."""
+        with self.database.read() as session:
+            before = queue.attempts_of(session, job_id)[: attempt - 1][-3:]
+        return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
+
+    def expected_leftovers(self, assignment: Assignment) -> list[Leftovers]:
+        if assignment.job.kind not in ("convert", "compact") or assignment.job.dry_run:
+            return []
+        return [
+            Leftovers(job_id=job_id, attempt=attempt, plans=list(plans.values()))
+            for (job_id, attempt), plans in sorted(self.announced.items())
+            if job(self.database, job_id).table_uuid == assignment.table.table_uuid
+            and self.running.get(job_id, (0, ""))[0] != attempt
+        ]
+
+    @rule(
+        claimed=claims,
+        number=st.integers(0, 1),
+        tasks=st.integers(1, 3),
+        removes=st.sampled_from([None, "file:/e.parquet"]),
+    )
+    def announce(self, claimed: tuple[str, int] | None, number: int, tasks: int, removes: str | None) -> None:
+        if claimed is None:
+            return
+        job_id, attempt = claimed
+        plan = AnnouncedPlan(number=number, tasks=tasks, removes=removes, location="file:/t")
+
+        def call(session: Session) -> None:
+            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), self.now)
+
+        if self.accepts(job_id, attempt, call):
+            self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
+            plans = self.announced.setdefault(claimed, {})
+            known = plans.pop(number, plan)
+            merged = {"tasks": max(tasks, known.tasks), "removes": removes or known.removes}
+            plans[number] = plan.model_copy(update=merged)
 
     @rule(claimed=claims)
     def heartbeat(self, claimed: tuple[str, int] | None) -> None:
@@ -232,8 +279,9 @@ class QueueMachine(RuleBasedStateMachine):
         claimed=claims,
         status=st.sampled_from(["succeeded", "failed", "cancelled", "released"]),
         error=st.sampled_from([RETRYABLE, FATAL]),
+        clears=st.booleans(),
     )
-    def finish(self, claimed: tuple[str, int] | None, status: str, error: ErrorReport) -> None:
+    def finish(self, claimed: tuple[str, int] | None, status: str, error: ErrorReport, clears: bool) -> None:
         if claimed is None:
             return
         job_id, attempt = claimed
@@ -245,8 +293,13 @@ class QueueMachine(RuleBasedStateMachine):
             finish(self.database, job_id, attempt, status, self.now)
             assert job(self.database, job_id).model_dump() == before.model_dump()
             return
+        told = self.told[claimed] if clears else []
         report = FinishRequest.model_validate(
-            {"status": status, "error": error if status == "failed" else None}
+            {
+                "status": status,
+                "error": error if status == "failed" else None,
+                "cleared": [{"job_id": one.job_id, "attempt": one.attempt} for one in told],
+            }
         )
 
         def call(session: Session) -> None:
@@ -254,6 +307,14 @@ class QueueMachine(RuleBasedStateMachine):
 
         if self.accepts(job_id, attempt, call):
             del self.running[job_id]
+            for one in told:
+                with self.database.read() as session:
+                    left = session.get_one(Attempt, (one.job_id, one.attempt))
+                assert left.ended_at is not None
+                if self.now - left.ended_at > timedelta(minutes=5):
+                    self.announced.pop((one.job_id, one.attempt), None)
+            if status == "succeeded":
+                self.announced.pop(claimed, None)
             assert job(self.database, job_id).status != JobStatus.RUNNING.value
 
     def accepts(self, job_id: str, attempt: int, call: Callable[[Session], None]) -> bool:
@@ -393,8 +454,8 @@ def test_any_order_of_calls_keeps_the_queue_consistent(database: Database) -> No
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=20,
-            stateful_step_count=25,
+            max_examples=40,
+            stateful_step_count=30,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
