@@ -130,32 +130,29 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         with _prepared():
             operation = _row_delta(java_table, delta, added, removed, referenced, summary)
+        failure: CommitError = CommitStateUnknownError(
+            "the commit was accepted, but the branch's history does not show it yet"
+        )
+        may_repeat = False
         try:
             operation.commit()
         except (Py4JError, CapturedException) as error:
             failure = _commit_failure(error)
-            # Also of a conflict: the library, or a connection pool below it, may have repeated a commit
-            # whose answer was lost, and met that one.
-            try:
-                committed = _find_commit(java_table, delta, commit_id)
-            except CommitConflictError:  # the table is gone, or another one
-                committed = None
-            except CommitError as unreadable:
-                raise CommitStateUnknownError(f"{failure}; then: {unreadable}") from None
-            if committed is not None:
-                return committed
-            if isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error) and remaining:
-                continue
-            raise failure from None
-        break
-    unseen = "the commit was accepted, but the branch's history does not show it yet"
-    try:
-        committed = _find_commit(java_table, delta, commit_id)
-    except CommitError as unreadable:
-        raise CommitStateUnknownError(f"{unseen}: {unreadable}") from None
-    if committed is None:
-        raise CommitStateUnknownError(unseen)
-    return committed
+            lost_race = isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error)
+            may_repeat = lost_race and remaining > 0
+        # Also after a conflict: the library, or a connection pool below it, may have repeated a commit whose
+        # answer was lost, and met that one.
+        try:
+            committed = _find_commit(java_table, delta, commit_id)
+        except CommitConflictError:  # the table is gone, or another one
+            committed = None
+        except CommitError as unreadable:
+            raise CommitStateUnknownError(f"{failure}; then: {unreadable}") from None
+        if committed is not None:
+            return committed
+        if not may_repeat:
+            raise failure
+    raise AssertionError("the last round returns or raises")
 
 
 def find_commits(java_table: JavaObject, branch: str, job_id: str) -> list[CommittedSnapshot]:

@@ -36,7 +36,7 @@ from worker.deletes import (
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
-from worker.leftovers import announced, output_locations, remove_leftovers
+from worker.leftovers import output_locations, remove_leftovers, unannounced
 from worker.plan import (
     DataFile,
     DeleteFile,
@@ -266,10 +266,8 @@ class Conversion:
         left = tuple(file for file in table.files.delete_files if file.path not in gone)
         after = replace(table.files, delete_files=left)
         cleared = [] if dry_run else remove_leftovers(self._job)
-        done = outcome(
-            self._job, table, self._warehouse, result, after, refused, self._head or table.snapshot_id
-        )
-        return replace(done, cleared=cleared)
+        head = self._head or table.snapshot_id
+        return outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +316,7 @@ class Plan:
         self._commits_left = commits_left
         self._number = number
         self._batch = batch
+        self._outputs = unannounced(table, number)
         self._locations: list[DeleteFileLocations] = []
         self.may_be_committed = False
 
@@ -461,8 +460,7 @@ class Plan:
         self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
     ) -> DeletesTask:
         metadata, assignment = self.table.metadata, self.job.assignment
-        plan = announced(self.table, self._number, number + 1, None)
-        locations = output_locations(assignment.job.id, assignment.attempt, plan, number)
+        locations = output_locations(assignment.job.id, assignment.attempt, self._outputs, number)
         self._locations.append(locations)
         return DeletesTask(
             self.table.storage,
@@ -516,7 +514,8 @@ class Plan:
 
     def _announce(self, removes: str | None = None) -> None:
         """Renews the lease, and lets whoever follows know what this plan may leave behind."""
-        self.job.reporter.announce(announced(self.table, self._number, len(self._locations), removes))
+        known = {"tasks": len(self._locations), "removes": removes}
+        self.job.reporter.announce(self._outputs.model_copy(update=known))
 
     def is_of(self, commit: CommittedSnapshot) -> bool:
         """Whether a commit of the job is this plan's."""

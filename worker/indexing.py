@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from worker import compaction
@@ -122,8 +121,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     cleared = remove_leftovers(job)
-    done = outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
-    return replace(done, cleared=cleared)
+    return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
 
 
 def _merged(

@@ -266,6 +266,7 @@ def outcome(
     files: SnapshotFiles,
     unconvertible: Sequence[Unconvertible],
     iceberg_snapshot_id: int | None,
+    cleared: Sequence[AttemptId] = (),
 ) -> Outcome:
     """Adds what every result tells, and measures the indexes as they are now.
 
@@ -275,7 +276,7 @@ def outcome(
         health = index_report(job, table, warehouse, files, unconvertible, iceberg_snapshot_id)
     refused = [asdict(one) for one in unconvertible]
     full = {**result, "unconvertible": refused, "decisions": job.decisions, "stages": job.stages}
-    return Outcome(full, health)
+    return Outcome(full, health, cleared)
 
 
 def indexes(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:

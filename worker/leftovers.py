@@ -8,29 +8,24 @@ that would remove a file that is gone, which Iceberg refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 
 from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
 from worker.deletes import DeleteFileLocations, written_files
 from worker.job import Job, JobError, PinnedTable, pin_table
 from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
+from worker.storage import Storage
 
 _LOCATION_PROPERTIES = ("write.data.path", "write.object-storage.", "write.py-location-provider.")
 
 
-def announced(table: PinnedTable, number: int, tasks: int, removes: str | None) -> AnnouncedPlan:
-    """A plan with what its files' names depend on, which may be another when they are looked for."""
+def unannounced(table: PinnedTable, number: int) -> AnnouncedPlan:
+    """A plan of no tasks yet, with what its files' names depend on: the table may change meanwhile."""
     properties = {
         key: value for key, value in table.metadata.properties.items() if key.startswith(_LOCATION_PROPERTIES)
     }
-    return AnnouncedPlan(
-        number=number,
-        tasks=tasks,
-        removes=removes,
-        location=table.metadata.location,
-        properties=properties,
-    )
+    return AnnouncedPlan(number=number, tasks=0, location=table.metadata.location, properties=properties)
 
 
 def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
@@ -53,18 +48,23 @@ def remove_leftovers(job: Job) -> list[AttemptId]:
         return cleared
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
+        live = {file.path for file in table.files.equality_deletes}
         needed = cache(lambda: delete_files_of_all_snapshots(table.metadata, table.storage.io))
         for left in job.assignment.leftovers:
-            if _remove(job, table, left, needed):
+            if _remove(job, table.storage, left, live, needed):
                 cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
     except (JobError, OSError, UnsupportedTableError) as error:
         job.decide(f"Files that earlier attempts left behind can't be removed yet: {error}.")
     return cleared
 
 
-def _remove(job: Job, table: PinnedTable, left: Leftovers, needed: Callable[[], set[str]]) -> bool:
-    """Whether nothing of the attempt's is left. needed: delete files that some snapshot shows."""
-    live = {file.path for file in table.files.equality_deletes}
+def _remove(
+    job: Job, storage: Storage, left: Leftovers, live: Collection[str], needed: Callable[[], set[str]]
+) -> bool:
+    """Whether nothing of the attempt's is left.
+
+    live: paths of the equality deletes of the branch. needed: those of delete files that some snapshot shows.
+    """
     whose = f"attempt {left.attempt} of job {left.job_id} left behind"
     removed = 0
     is_cleared = True
@@ -74,12 +74,12 @@ def _remove(job: Job, table: PinnedTable, left: Leftovers, needed: Callable[[], 
             is_cleared = False
             continue
         outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
-        written = [path for locations in outputs for path in written_files(table.storage, locations)]
+        written = [path for locations in outputs for path in written_files(storage, locations)]
         prefix = _plan_prefix(left.job_id, left.attempt, plan)
         if written and any(prefix in path.rpartition("/")[2] for path in needed()):
             continue  # it was committed
         for path in reversed(written):
-            removed += table.storage.delete(path)
+            removed += storage.delete(path)
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared

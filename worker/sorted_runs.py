@@ -322,23 +322,21 @@ class RunTable:
         # A commit that was planned before, and might name a file that is deleted here, can't succeed after
         # this one. It also tells the time by the clock of the store, not of this machine.
         fence = f"snapshot-{self.take_place(planned_on).paimon_snapshot_id}"
-        written_at = {file.name: file.modified_at for file in self._storage.list(f"{self.location}/snapshot")}
         count = size_bytes = 0
-        for file in self._unneeded(keep_seconds, written_at[fence]):
+        for file in self._unneeded(keep_seconds, fence):
             if self._storage.delete(file.location):
                 count += 1
                 size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
 
-    def _unneeded(self, keep_seconds: float, now: float | None = None) -> list[StoredFile]:
+    def _unneeded(self, keep_seconds: float, written_now: str | None = None) -> list[StoredFile]:
         """Files older than `keep_seconds` that no snapshot to be kept needs.
 
-        now: seconds since the epoch by the store's clock; by default as late as may be.
+        written_now: the file that tells the time by the store's clock; without, it is as late as may be.
         """
         files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
-        if now is None:
-            now = max(time.time(), *modified_at.values())
+        now = modified_at[written_now] if written_now else max(time.time(), *modified_at.values())
         horizon = now - keep_seconds
         snapshots = self._table.snapshot_manager().list_snapshots()
         # One that came after the listing is young.

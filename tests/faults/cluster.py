@@ -23,7 +23,13 @@ from tests.integration.icestream import FINAL, Json, wait_until
 
 LEASE_SECONDS = 3.0
 KEEP_SECONDS = 5.0
-IMPATIENT = {"retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1}}
+_OFF = {"enabled": False}
+IMPATIENT = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
+    "retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1},
+    "index": _OFF,
+    "convert": _OFF,
+    "compact": _OFF,
+}
 
 
 class Cluster:
@@ -63,9 +69,7 @@ class Cluster:
         self.network.__enter__()
         self._service = self._start(["-m", "tests.faults.service_build"], "service", {})
         wait_until(self._is_ready, "the service to be ready")
-        off = {"enabled": False}
-        settings = {**IMPATIENT, "index": off, "convert": off, "compact": off}
-        self.post("/policies", {"name": "impatient", "settings": settings})
+        self.post("/policies", {"name": "impatient", "settings": IMPATIENT})
         self.workers = [WorkerProcess(self, number) for number in range(workers)]
 
     @property

@@ -1,9 +1,13 @@
 """What must hold of a table after any fault: nothing left behind, nothing committed twice."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
+from pyarrow import fs as pafs
+
 from tests.factories import TableBuilder, equality_delete_files
+from worker.storage import Storage
 
 
 def local(location: str) -> Path:
@@ -16,11 +20,16 @@ def assert_nothing_is_left(table: TableBuilder) -> None:
     assert orphans(table) == set()
 
 
-def orphans(table: TableBuilder) -> set[str]:
-    """Names of files that conversions wrote into the table's location and no snapshot names."""
+def orphans(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:
+    """Names of files that conversions wrote into the table's location and no snapshot names.
+
+    properties: of the store, if it is not a local one.
+    """
     named = table.spark.sql(f"SELECT DISTINCT file_path FROM {table.identifier}.all_delete_files").collect()
-    written = local(table.metadata.location).rglob("icestream-*")
-    return {path.name for path in written} - {local(row[0]).name for row in named}
+    filesystem, path = Storage(properties).resolve(table.metadata.location)
+    found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    written = {info.base_name for info in found if info.base_name.startswith("icestream-")}
+    return written - {row[0].rpartition("/")[2] for row in named}
 
 
 def commits_by_job(table: TableBuilder) -> Counter[str]:

@@ -9,16 +9,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from pyarrow import fs as pafs
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
-from tests.faults.tables import commits_by_job
+from tests.faults.tables import commits_by_job, orphans
 from tests.jobs import Jobs
 from tests.s3 import S3, s3_server
 from worker.job import JobError
-from worker.storage import Storage
 
 pytestmark = pytest.mark.integration
 
@@ -128,15 +126,6 @@ def s3_jobs(spark: SparkSession, catalog_file: Path, proxy: Proxy, table: TableB
     return S3Jobs(spark, catalog, table.identifier, proxy)
 
 
-def orphans(table: TableBuilder, server: S3) -> set[str]:
-    """Names of delete files that conversions wrote and no snapshot names."""
-    filesystem, path = Storage(server.properties()).resolve(table.metadata.location)
-    found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    named = table.spark.sql(f"SELECT DISTINCT file_path FROM {table.identifier}.all_delete_files").collect()
-    written = {info.base_name for info in found if info.base_name.startswith("icestream-")}
-    return written - {row[0].rpartition("/")[2] for row in named}
-
-
 # Each takes as long as the clients of Arrow and of Java go on trying.
 BREAKS = [
     ("index", "index", truncate(300)),
@@ -181,7 +170,7 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     left = s3_jobs.reporter.left_by("broken")
     done = s3_jobs.run(kind, job_id="broken", attempt=2, leftovers=[left])
     s3_jobs.run("convert", leftovers=[] if done.cleared else [left])
-    assert orphans(table, server) == set()
+    assert orphans(table, server.properties()) == set()
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
     assert max(commits_by_job(table).values()) == 1

@@ -66,7 +66,7 @@ class Writer:
         assert self.errors == []
 
     def wait_for_another(self) -> None:
-        """Until it has done what it does once more."""
+        """Until one that begins now, or later, is done."""
         begun = len(self.seconds) + 1
         while len(self.seconds) <= begun and not self.errors:
             self._stop.wait(0.01)

@@ -334,9 +334,8 @@ def test_a_killed_worker_between_two_commits_of_a_job(
     cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
     cluster.inject()
-    off = {"enabled": False}
     convert = {"enabled": False, "max_delete_files_per_commit": 1}
-    settings = {**IMPATIENT, "index": off, "convert": convert, "compact": off}
+    settings = {**IMPATIENT, "convert": convert}
     cluster.post("/policies", {"name": "steps", "settings": settings})
     for format_version in (2, 3):
         name = f"{catalog.name}.db.steps{format_version}"
