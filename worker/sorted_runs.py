@@ -336,7 +336,7 @@ class RunTable:
         """
         files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
-        now = modified_at[written_now] if written_now else max(time.time(), *modified_at.values())
+        now = modified_at[written_now] if written_now else max([time.time(), *modified_at.values()])
         horizon = now - keep_seconds
         snapshots = self._table.snapshot_manager().list_snapshots()
         # One that came after the listing is young.

@@ -35,7 +35,7 @@ from tests.faults.proxy import CUT, PASS, Proxy
 from tests.faults.service_build import POINTS
 from tests.service.conftest import DATABASES, PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
-from tests.service.test_queue import add_tables
+from tests.service.queue_calls import add_tables
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from service.jobs.status import JobStatus
 from service.settings import Settings
 from service.workers.models import HeartbeatRequest
 from tests.service.conftest import ManualTime
-from tests.service.test_queue import RETRYABLE, add_tables, add_worker, claim, finish, job, request
+from tests.service.queue_calls import RETRYABLE, add_tables, add_worker, claim, finish, job, request
 
 
 def test_a_lease_ends_once_it_stood_still_for_its_time() -> None:

@@ -20,7 +20,7 @@ from service.jobs.models import Event, Job
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import restartable_server
-from tests.service.test_queue import add_tables
+from tests.service.queue_calls import add_tables
 
 _HOLD_LOCK = """
 import sqlite3, sys

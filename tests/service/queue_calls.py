@@ -1,0 +1,103 @@
+"""Calls of the queue, each in a transaction of its own, for tests that have no service."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from service.catalogs.models import Catalog
+from service.database import Database
+from service.jobs import queue
+from service.jobs.models import Assignment, Job
+from service.jobs.status import JobKind, JobStatus
+from service.policies.service import effective_policy
+from service.settings import Settings
+from service.tables.models import EnrolledTable
+from service.workers.models import (
+    ErrorReport,
+    FinishRequest,
+    Worker,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SETTINGS = Settings(lease_seconds=30)
+RETRYABLE = ErrorReport(code="x", title="Broken", detail="d", remedy="r", retryable=True)
+FATAL = RETRYABLE.model_copy(update={"retryable": False})
+
+
+def add_tables(database: Database, uuids: list[str]) -> list[str]:
+    """One enrolled table for each UUID; equal UUIDs are branches of one Iceberg table."""
+    with database.write() as session:
+        catalog = Catalog(name="local", type="sql", properties={})
+        session.add(catalog)
+        session.flush()
+        tables = [
+            EnrolledTable(
+                catalog_id=catalog.id,
+                identifier=["db", f"t{number}"],
+                name=f"db.t{number}",
+                table_uuid=uuid,
+                format_version=2,
+                location=f"file:///wh/db/t{number}",
+            )
+            for number, uuid in enumerate(uuids)
+        ]
+        session.add_all(tables)
+        return [table.id for table in tables]
+
+
+def add_worker(database: Database) -> str:
+    with database.write() as session:
+        worker = Worker(name="w", hostname="h", pid=1, version="0")
+        session.add(worker)
+        return worker.id
+
+
+def request(
+    database: Database,
+    table_id: str,
+    kind: JobKind = JobKind.CONVERT,
+    now: datetime = START,
+    *,
+    dry_run: bool = False,
+) -> str:
+    with database.write() as session:
+        table = session.get_one(EnrolledTable, table_id)
+        policy = effective_policy(session, table)
+        return queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test")[0].id
+
+
+def claim(database: Database, worker_id: str, now: datetime = START, **how: Any) -> Assignment | None:
+    with database.write() as session:
+        return queue.claim(session, SETTINGS, worker_id, now, **how)
+
+
+def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
+    """What the background does once a job's lease did not change for long."""
+    with database.write() as session:
+        current = {each: renewals for each, renewals in queue.leases(session).items() if each[0] == job_id}
+        return [each.id for each in queue.give_up(session, current, now)]
+
+
+def may_be_repeated(found: Job) -> bool:
+    """Of what a user can ask for: a table's index is not dropped while the table is enrolled."""
+    return found.kind != JobKind.DROP_INDEX.value and (
+        not found.dry_run or found.kind == JobKind.CONVERT.value
+    )
+
+
+def finish(
+    database: Database,
+    job_id: str,
+    attempt: int,
+    status: str,
+    now: datetime = START,
+    error: ErrorReport | None = None,
+    **further: Any,
+) -> JobStatus:
+    report = FinishRequest.model_validate({"status": status, "error": error, **further})
+    with database.write() as session:
+        return JobStatus(queue.finish(session, job_id, attempt, report, now).status)
+
+
+def job(database: Database, job_id: str) -> Job:
+    with database.read() as session:
+        return session.get_one(Job, job_id)
