@@ -317,7 +317,7 @@ class Plan:
         self._number = number
         self._batch = batch
         self._outputs = unannounced(table, number)
-        self._locations: list[DeleteFileLocations] = []
+        self._locations: list[tuple[DeleteFileLocations, int]] = []  # and of how many data files
         self.may_be_committed = False
 
     def resolve(self, *, is_first: bool) -> Part:
@@ -461,7 +461,7 @@ class Plan:
     ) -> DeletesTask:
         metadata, assignment = self.table.metadata, self.job.assignment
         locations = output_locations(assignment.job.id, assignment.attempt, self._outputs, number)
-        self._locations.append(locations)
+        self._locations.append((locations, len(files)))
         return DeletesTask(
             self.table.storage,
             {file: union(positions, file) for file in files},
@@ -524,8 +524,8 @@ class Plan:
 
     def remove_outputs(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
-        for locations in self._locations:
-            remove_written(self.table.storage, locations)
+        for locations, data_files in self._locations:
+            remove_written(self.table.storage, locations, self.table.metadata.format_version, data_files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,12 +366,16 @@ def written_files(storage: Storage, locations: DeleteFileLocations) -> list[str]
     return found
 
 
-def remove_written(storage: Storage, locations: DeleteFileLocations) -> int:
-    """Deletes the files that were written under a prefix; returns how many there were.
+def remove_written(
+    storage: Storage, locations: DeleteFileLocations, format_version: int, data_files: int
+) -> int:
+    """Deletes the files that were written under a prefix for so many data files; returns how many there were.
 
-    Only for files that are known not to be committed.
+    Only for files that are known not to be committed. A gap is no end here: while this process slept, another
+    may have removed the first ones, and the rest was written after that.
     """
-    return sum(storage.delete(file) for file in reversed(written_files(storage, locations)))
+    names = [locations.puffin()] if format_version >= 3 else map(locations.parquet, range(data_files))
+    return sum(storage.delete(file) for file in reversed(list(names)))
 
 
 def write_deletion_vectors(

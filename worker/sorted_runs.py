@@ -23,6 +23,7 @@ from pyarrow import fs as pafs
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
+from pypaimon.common.identifier import Identifier
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
@@ -241,7 +242,13 @@ class IndexWarehouse:
             return []
 
     def drop_table(self, database: str, name: str) -> None:
-        self._catalog.drop_table(f"{database}.{name}", ignore_if_not_exists=True)
+        """Deletes all that lies in the table's directory, if anything does.
+
+        Also without a schema, by which Paimon knows a table: a worker that slept while another dropped it may
+        write on when it wakes.
+        """
+        path = self._catalog.get_table_path(Identifier.from_string(f"{database}.{name}"))
+        self._catalog.file_io.delete(path, True)
 
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists."""

@@ -8,6 +8,7 @@ started again, and the test sees that it did.
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -58,7 +59,8 @@ class Fault:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: it would go on for a while if another one took the signal.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "error":
                 raise InjectedError(f"{self.when} {self.point}")
             case "timeout":

@@ -4,7 +4,8 @@ It is the real worker, in which the points are wrapped. What happens where says 
 ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it.
 Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
 written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
-`delete-files`, `iceberg` (the commit), `drop`, `leftovers` (found, to be removed).
+`delete-file` (one of V2), `delete-files` (all of a task), `iceberg` (the commit), `drop`, `leftovers` (found,
+to be removed).
 """
 
 import errno
@@ -23,6 +24,7 @@ from py4j.protocol import Py4JNetworkError
 import worker.commit
 import worker.compaction
 import worker.conversion
+import worker.deletes
 import worker.leftovers
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
@@ -114,6 +116,7 @@ def inject() -> None:
     wrap(RunTable, "commit_files", part_of_index, no_answer)
     wrap(Storage, "create", "snapshot", no_answer)
     wrap(worker.conversion, "write_planned", "delete-files", disk_full)
+    wrap(worker.deletes, "_write_position_delete_file", "delete-file", disk_full)
     wrap(worker.leftovers, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.commit._row_delta, Job.stage

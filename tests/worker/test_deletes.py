@@ -30,6 +30,7 @@ from worker.deletes import (
     write_deletes,
     write_deletion_vectors,
     write_position_deletes,
+    written_files,
 )
 from worker.manifests import read_snapshot_files
 from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
@@ -265,7 +266,11 @@ class TestWrite:
         kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).locations
         write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, mine)
         write_deletes(Storage(), new, [], 3, DeleteGranularity.FILE, mine)
-        assert remove_written(Storage(), mine) == 4
+        assert len(written_files(Storage(), mine)) == 4
+        # Another process removed the first one while this one slept, and this one wrote on.
+        assert Storage().delete(mine.parquet(0))
+        assert remove_written(Storage(), mine, 2, len(new)) == 2
+        assert remove_written(Storage(), mine, 3, len(new)) == 1
         assert sorted(str(file) for file in tmp_path.rglob("*.*")) == sorted(kept)
 
     def test_locations_follow_the_tables_properties_also_after_pickling(self, tmp_path: Path) -> None:

@@ -351,6 +351,13 @@ def test_a_rebuilt_index_is_a_new_generation_and_the_old_one_is_gone(
     assert [path.name for path in jobs.index.glob("*.db/entries_*")] == ["entries_1_g2"]
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
 
+    # A worker that slept over it wrote on where the old generation was.
+    (database,) = jobs.index.glob("*.db")
+    (database / "files_1_g1" / "manifest").mkdir(parents=True)
+    (database / "files_1_g1" / "manifest" / "manifest-late-0").touch()
+    jobs.run("index")
+    assert sorted(path.name for path in database.iterdir()) == ["entries_1_g2", "files_1_g2"]
+
 
 def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
     upserted(spark, table_name, format_version=3, partitioned=True, key=["id", "region"])
