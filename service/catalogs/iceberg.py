@@ -118,7 +118,9 @@ class HadoopSource:
         """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
         io = load_file_io(dict(self.properties), location)
         if not isinstance(io, PyArrowFileIO):
-            raise NotImplementedError(f"no listing for {location}")
+            raise NotImplementedError(
+                f"{type(io).__name__} lists no directory such as {location}; leave `py-io-impl` out"
+            )
         scheme, netloc, path = io.parse_location(location, dict(self.properties))
         filesystem = io.fs_by_scheme(scheme, netloc)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
