@@ -1,9 +1,9 @@
 """Jobs, their attempts, and the append-only events about them."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pydantic import Field as ModelField
 from sqlalchemy import Index, text
 from sqlmodel import Field, SQLModel
@@ -61,6 +61,10 @@ class Job(SQLModel, table=True):
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     available_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     """Not claimed before: later than created_at while it backs off."""
+    run_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """What the request asked for: available_at until the first attempt, whatever the clock does."""
+    priority: int = 0
+    """Of waiting jobs, those of the highest run first."""
     started_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     attempt: int = 0
@@ -164,6 +168,10 @@ class JobRequest(BaseModel):
     dry_run: bool = False
     """Say what a conversion would do; change nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
+    priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
+    """Before or behind other waiting jobs; the policy's if left out."""
+    run_at: AwareDatetime | None = None
+    """Not before this time; at once if left out."""
 
 
 class AttemptView(BaseModel):
@@ -193,6 +201,9 @@ class JobView(BaseModel):
     requested_by: str
     created_at: datetime
     available_at: datetime
+    run_at: datetime | None
+    priority: int
+    """Of waiting jobs, those of the highest run first; the policy's unless the request names one."""
     started_at: datetime | None
     ended_at: datetime | None
     waiting_for: str | None
@@ -216,6 +227,30 @@ class EventView(BaseModel):
     job_id: str | None
     attempt: int | None
     fields: dict[str, Any]
+
+
+class PlannedJob(BaseModel):
+    kind: JobKind
+    starts_at: datetime | None
+    """When one would start by itself first; null if none would."""
+    why: str | None
+    now: str
+    """What the scheduler decides at this moment."""
+    cron_at: list[datetime]
+    """When the policy's cron expression comes; a job starts if there is anything to do by then."""
+
+
+class PolicyPreview(BaseModel):
+    """What a table's policy makes of it within the next day, if nothing is written to the table meanwhile."""
+
+    table_id: str
+    from_time: datetime
+    until_time: datetime
+    time_zone: str
+    """Of the policy; times here are UTC."""
+    windows_open_at: list[datetime]
+    """When windows open; none without windows."""
+    jobs: list[PlannedJob]
 
 
 class Assignment(BaseModel):

@@ -97,6 +97,8 @@ def enqueue(
     trigger: str = "request",
     requested_by: str,
     retry_of: str | None = None,
+    priority: int | None = None,
+    run_at: datetime | None = None,
 ) -> tuple[Job, bool]:
     """Add a job, or find the one of its kind that is queued already; True if it was added.
 
@@ -112,7 +114,9 @@ def enqueue(
         trigger=trigger,
         requested_by=requested_by,
         created_at=now,
-        available_at=now,
+        available_at=max(run_at or now, now),
+        run_at=run_at,
+        priority=policy.schedule.priority if priority is None else priority,
         max_attempts=policy.retries.max_attempts,
         backoff_seconds=policy.retries.backoff_seconds,
         max_backoff_seconds=policy.retries.max_backoff_seconds,
@@ -137,10 +141,24 @@ def enqueue(
                 f"Wait for it, or POST /api/v1/jobs/{queued.id}/cancel first.",
                 job_id=queued.id,
             )
+        _bring_forward(session, queued, job, now)
         return queued, False
     why = f"requested by {requested_by}." if trigger == "request" else trigger
     record_job_event(session, job, "job.queued", f"Queued: {why}", now, trigger=trigger)
     return job, True
+
+
+def _bring_forward(session: Session, queued: Job, asked: Job, now: datetime) -> None:
+    """Let a queued job start as early, and as much before others, as a further request for it asks."""
+    is_earlier = queued.attempt == 0 and asked.available_at < queued.available_at
+    if is_earlier:
+        queued.available_at, queued.run_at = asked.available_at, asked.run_at
+    if is_earlier or asked.priority > queued.priority:
+        queued.priority = max(asked.priority, queued.priority)
+        session.add(queued)
+        begin = _rfc3339(queued.available_at)
+        sentence = f"Asked for again: it may start from {begin} on, with priority {queued.priority}."
+        record_job_event(session, queued, "job.queued", sentence, now)
 
 
 def has_claimable(session: Session, now: datetime) -> bool:
@@ -157,7 +175,9 @@ def claim(
     given_up: Collection[AttemptId] = (),
     has_waited: bool = False,
 ) -> Assignment | None:
-    """Give the longest waiting job to a worker, or None. Raises NotFoundError for an unknown worker.
+    """Give the longest waiting job of the highest priority to a worker, or None.
+
+    Raises NotFoundError for an unknown worker.
 
     A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
@@ -299,7 +319,12 @@ def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[J
 
     No pause is longer than the longest of its job, which tells of a clock that was set back unseen.
     """
-    query = select(Job).where(Job.status == JobStatus.QUEUED.value, col(Job.available_at) > now)
+    query = select(Job).where(
+        Job.status == JobStatus.QUEUED.value,
+        col(Job.available_at) > now,
+        # A user's time is one of the clock.
+        or_(Job.attempt > 0, col(Job.run_at).is_(None)),
+    )
     moved = []
     for job in session.exec(query.with_for_update(skip_locked=True)):
         longest = timedelta(seconds=job.max_backoff_seconds)
@@ -422,7 +447,7 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
         )
-        .order_by(col(Job.available_at), col(Job.id))
+        .order_by(col(Job.priority).desc(), col(Job.available_at), col(Job.id))
     )
 
 

@@ -4,9 +4,11 @@ Every decision can be read: triggers as the job's `trigger` and event, refusals 
 when they begin), and the latest of each kind in the table's health.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from zoneinfo import ZoneInfo
 
 from sqlmodel import Session, col, select
 
@@ -14,15 +16,18 @@ from service.catalogs.models import Catalog
 from service.index_health.models import TableHealth
 from service.jobs import queue
 from service.jobs.events import record_table_event
-from service.jobs.models import Job
+from service.jobs.models import Job, PlannedJob, PolicyPreview
 from service.jobs.service import pause_reason
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
-from service.policies.models import EffectivePolicy
+from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
+from service.policies.schedules import fires, is_open, last_fire, next_opening
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.wording import counted
 
 SCHEDULER = "scheduler"
+SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
+PREVIEWED = timedelta(hours=24)
 _LONGEST_PAUSE_SECONDS = 3600.0
 
 
@@ -68,18 +73,49 @@ class TableState:
     """The most that one key set has, as last reported."""
     dead_ratio: float
     """The highest of one key set, as last reported."""
+    has_index: bool
+    enrolled_at: datetime
     active: frozenset[JobKind]
     """Kinds with a queued or running job."""
     last: dict[JobKind, LastJob]
 
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
-    """One decision each for index, convert and compact."""
-    return [
+    """One decision each for index, convert, compact and verify."""
+    decisions = [
         _decide_index(state, policy, now),
         _decide_convert(state, policy, now),
         _decide_compact(state, policy, now),
+        _decide_verify(state, policy, now),
     ]
+    return [_in_window(decision, policy.schedule, now) for decision in decisions]
+
+
+def _in_window(decision: Decision, schedule: EffectiveSchedulePolicy, now: datetime) -> Decision:
+    """A job that is due waits for a window of the policy."""
+    zone, windows = schedule.time_zone, schedule.windows
+    if decision.action is not Action.TRIGGER or is_open(windows, zone, now):
+        return decision
+    opens = next_opening(windows, zone, now).astimezone(ZoneInfo(zone))
+    return Decision(
+        decision.kind,
+        Action.SKIP,
+        "outside-window",
+        f"{decision.sentence} It starts by itself only within {' or '.join(map(str, windows))} ({zone}), "
+        f"next {opens:%Y-%m-%d %H:%M}. Requesting one runs it at once.",
+    )
+
+
+def _fired(cron: str, state: TableState, policy: EffectivePolicy, kind: JobKind, now: datetime) -> str | None:
+    """Why a cron expression asks for a job now: it came since the last one; None if it does not."""
+    if not cron:
+        return None
+    zone = policy.schedule.time_zone
+    fire = last_fire(cron, zone, now)
+    last = state.last.get(kind)
+    if fire <= (last.ended_at if last is not None else state.enrolled_at):
+        return None
+    return f"due since {fire.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} {zone} (cron: {cron})."
 
 
 def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -105,6 +141,8 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return Decision(kind, Action.TRIGGER, "first", f"{files} and no index job yet.")
     if new >= triggers.data_files:
         return Decision(kind, Action.TRIGGER, "data-files", f"{files} (policy: {triggers.data_files}).")
+    if (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
     since = (now - last.ended_at).total_seconds()
     if since >= triggers.age_seconds:
         return Decision(
@@ -158,6 +196,8 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
             "age",
             f"The oldest equality delete is {age:.0f} s old (policy: {triggers.age_seconds:.0f} s).",
         )
+    elif (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+        code, reason = "cron", f"{counted(files, 'equality delete file')}, {due}"
     else:
         return Decision(
             kind,
@@ -180,6 +220,9 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
         code = "sorted-runs"
     elif state.dead_ratio >= triggers.dead_ratio:
         code = "dead-entries"
+    elif state.has_index and (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+        backoff = _backoff(kind, state, policy, now)
+        return backoff or Decision(kind, Action.TRIGGER, "cron", f"The index has {runs} and {dead}, {due}")
     else:
         return Decision(kind, Action.WAIT, "below-triggers", f"The index has {runs} and {dead} {limits}.")
     backoff = _backoff(kind, state, policy, now)
@@ -197,6 +240,26 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
                 f"(policy: {triggers.min_interval_seconds:.0f} s).",
             )
     return Decision(kind, Action.TRIGGER, code, f"The index has {runs} and {dead} {limits}.")
+
+
+def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, triggers = JobKind.VERIFY, policy.verify
+    refusal = _refusal(kind, state, triggers.enabled)
+    if refusal is not None:
+        return refusal
+    if not state.has_index:
+        return Decision(kind, Action.WAIT, "no-index", "There is no index to verify yet.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    if (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"A verification is {due}")
+    last = state.last.get(kind)
+    since = (now - (last.ended_at if last is not None else state.enrolled_at)).total_seconds()
+    sentence = f"The index was not verified for {since:.0f} s (policy: {triggers.age_seconds:.0f} s)."
+    if since >= triggers.age_seconds:
+        return Decision(kind, Action.TRIGGER, "age", sentence)
+    return Decision(kind, Action.WAIT, "below-triggers", sentence)
 
 
 def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None:
@@ -218,9 +281,7 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
     last = state.last.get(kind)
     if last is None or last.fruitless == 0:
         return None
-    first = policy.retries.max_backoff_seconds
-    delay = backoff_seconds(last.fruitless, first, max(_LONGEST_PAUSE_SECONDS, first))
-    until = last.ended_at + timedelta(seconds=delay)
+    until = _pause_ends(last, policy)
     if now >= until:
         return None
     return Decision(
@@ -230,6 +291,78 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
         f"{counted(last.fruitless, f'{kind.value} job')} in a row failed or changed nothing; the next "
         f"one starts by itself after {until:%Y-%m-%d %H:%M:%S} UTC. Requesting one runs it at once.",
     )
+
+
+def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
+    """What would start by itself within a day, if nothing is written to the table meanwhile."""
+    policy, state = effective_policy(session, table), _state(session, table, health)
+    zone, windows = policy.schedule.time_zone, policy.schedule.windows
+    until = now + PREVIEWED
+    crons = {
+        JobKind.INDEX: policy.index.cron,
+        JobKind.CONVERT: policy.convert.cron,
+        JobKind.COMPACT: policy.compact.cron,
+        JobKind.VERIFY: policy.verify.cron,
+    }
+    moments = {kind: list(fires(cron, zone, now, until)) if cron else [] for kind, cron in crons.items()}
+    openings: list[datetime] = []
+    while windows and (opening := next_opening(windows, zone, openings[-1] if openings else now)) <= until:
+        openings.append(opening)
+    changes = {
+        now,
+        *openings,
+        *_deadlines(state, policy),
+        *(at for of_kind in moments.values() for at in of_kind),
+    }
+    decisions = {
+        at: {decision.kind: decision for decision in decide(state, policy, at)}
+        for at in sorted(changes)
+        if now <= at <= until
+    }
+    planned = []
+    for kind in SCHEDULED:
+        of_kind = {at: each[kind] for at, each in decisions.items()}
+        first = next((at for at, decision in of_kind.items() if decision.action is Action.TRIGGER), None)
+        planned.append(
+            PlannedJob(
+                kind=kind,
+                starts_at=first,
+                why=of_kind[first].sentence if first is not None else None,
+                now=of_kind[now].sentence,
+                cron_at=moments[kind],
+            )
+        )
+    return PolicyPreview(
+        table_id=table.id,
+        from_time=now,
+        until_time=until,
+        time_zone=zone,
+        jobs=planned,
+        windows_open_at=openings,
+    )
+
+
+def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime:
+    first = policy.retries.max_backoff_seconds
+    delay = backoff_seconds(last.fruitless, first, max(_LONGEST_PAUSE_SECONDS, first))
+    return last.ended_at + timedelta(seconds=delay)
+
+
+def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
+    """When time alone makes another decision."""
+    if state.oldest_convertible_at is not None:
+        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
+    ages = {
+        JobKind.INDEX: policy.index.age_seconds,
+        JobKind.COMPACT: policy.compact.min_interval_seconds,
+        JobKind.VERIFY: policy.verify.age_seconds,
+    }
+    for kind in SCHEDULED:
+        last = state.last.get(kind)
+        began = last.ended_at if last is not None else state.enrolled_at
+        yield began + timedelta(seconds=ages.get(kind, 0.0))
+        if last is not None and last.fruitless:
+            yield _pause_ends(last, policy)
 
 
 def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> list[Job]:
@@ -276,8 +409,7 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
-    kinds = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT)
-    last = {kind: _last_job(session, table.id, kind) for kind in kinds}
+    last = {kind: _last_job(session, table.id, kind) for kind in SCHEDULED}
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,
@@ -288,6 +420,8 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
         oldest_convertible_at=health.oldest_convertible_at,
         sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
         dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
+        has_index=any(key_set["generation"] for key_set in health.key_sets),
+        enrolled_at=table.created_at,
         active=frozenset(JobKind(kind) for kind in active),
         last={kind: job for kind, job in last.items() if job is not None},
     )

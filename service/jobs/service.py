@@ -41,6 +41,8 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
         dry_run=request.dry_run,
         parameters=request.parameters,
         requested_by=principal.name,
+        priority=request.priority,
+        run_at=request.run_at,
     )
     return view(session, job)
 
@@ -127,6 +129,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         parameters=job.parameters,
         requested_by=principal.name,
         retry_of=job.id,
+        priority=job.priority,
     )
     return view(session, again)
 
@@ -190,6 +193,8 @@ def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Cata
     if paused is not None:
         return f"Waits: {paused}."
     if job.available_at > utc_now():
+        if job.attempt == 0:
+            return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC, as requested."
         return f"Waits until {job.available_at:%H:%M:%S} UTC before the next attempt."
     if job.writes:
         running = session.exec(

@@ -4,19 +4,24 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
 from service.catalogs.models import Name
 from service.database import Json, UtcDateTime, new_id, utc_now
+from service.policies.schedules import Window, check_cron, check_time_zone
 
 Count = Annotated[int, ModelField(ge=1)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
 
+Cron = Annotated[str, AfterValidator(check_cron)]
+"""Five fields, in the policy's time zone; empty for none."""
+
+
 class IndexPolicy(BaseModel):
-    """When new data files are indexed: any of `data_files` or `age_seconds` is enough."""
+    """When new data files are indexed: any of `data_files`, `age_seconds` or `cron` is enough."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,6 +30,8 @@ class IndexPolicy(BaseModel):
     """Index as soon as this many data files are new."""
     age_seconds: Seconds | None = None
     """Index when there is anything new and the last index job is this long ago."""
+    cron: Cron | None = None
+    """Index what is new at these moments, too."""
 
 
 class ConvertPolicy(BaseModel):
@@ -39,6 +46,8 @@ class ConvertPolicy(BaseModel):
     """Rows in live equality delete files."""
     age_seconds: Seconds | None = None
     """Age of the oldest live equality delete file."""
+    cron: Cron | None = None
+    """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
     """A job commits after so many equality delete files, those of a partition together; 0: once."""
 
@@ -54,6 +63,32 @@ class CompactPolicy(BaseModel):
     """Share of entries that point to files which are gone."""
     min_interval_seconds: Seconds | None = None
     """At least this long between two compactions, because each rewrites the index."""
+    cron: Cron | None = None
+    """Compact at these moments, too, which also deletes files that nothing needs any more."""
+
+
+class VerifyPolicy(BaseModel):
+    """When the index is compared with the data files: `age_seconds` or `cron` is enough."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
+    """Verify an index that was not verified for so long."""
+    cron: Cron | None = None
+
+
+class SchedulePolicy(BaseModel):
+    """When jobs may start by themselves, and which go first. Requests are not held up by windows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    time_zone: Annotated[str, AfterValidator(check_time_zone)] | None = None
+    """IANA name, such as `Europe/Berlin`; of `cron` and `windows`."""
+    windows: list[Window] | None = None
+    """Jobs start by themselves only while one is open; empty for always."""
+    priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
+    """Of waiting jobs, those of the highest priority run first."""
 
 
 class RetryPolicy(BaseModel):
@@ -73,6 +108,8 @@ class PolicySettings(BaseModel):
     index: IndexPolicy = ModelField(default_factory=IndexPolicy)
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
+    verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
+    schedule: SchedulePolicy = ModelField(default_factory=SchedulePolicy)
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
 
     @model_validator(mode="after")
@@ -95,6 +132,7 @@ class EffectiveIndexPolicy(BaseModel):
     enabled: bool
     data_files: int
     age_seconds: float
+    cron: str
 
 
 class EffectiveConvertPolicy(BaseModel):
@@ -102,6 +140,7 @@ class EffectiveConvertPolicy(BaseModel):
     delete_files: int
     deletes: int
     age_seconds: float
+    cron: str
     max_delete_files_per_commit: int
 
 
@@ -110,6 +149,19 @@ class EffectiveCompactPolicy(BaseModel):
     sorted_runs: int
     dead_ratio: float
     min_interval_seconds: float
+    cron: str
+
+
+class EffectiveVerifyPolicy(BaseModel):
+    enabled: bool
+    age_seconds: float
+    cron: str
+
+
+class EffectiveSchedulePolicy(BaseModel):
+    time_zone: str
+    windows: list[Window]
+    priority: int
 
 
 class EffectiveRetryPolicy(BaseModel):
@@ -124,6 +176,8 @@ class EffectivePolicy(BaseModel):
     index: EffectiveIndexPolicy
     convert: EffectiveConvertPolicy
     compact: EffectiveCompactPolicy
+    verify: EffectiveVerifyPolicy
+    schedule: EffectiveSchedulePolicy
     retries: EffectiveRetryPolicy
 
 

@@ -34,7 +34,9 @@ from service.policies.models import (
     PolicySettings,
     PolicyView,
     RetryPolicy,
+    SchedulePolicy,
     ValueSource,
+    VerifyPolicy,
 )
 from service.tables.models import EnrolledTable
 
@@ -46,15 +48,20 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
     STANDARD: (
         "Indexes within about a minute, converts equality deletes within about five, compacts now and then.",
         PolicySettings(
-            index=IndexPolicy(enabled=True, data_files=50, age_seconds=60),
+            index=IndexPolicy(enabled=True, data_files=50, age_seconds=60, cron=""),
             convert=ConvertPolicy(
                 enabled=True,
                 delete_files=10,
                 deletes=1_000_000,
                 age_seconds=300,
+                cron="",
                 max_delete_files_per_commit=0,
             ),
-            compact=CompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
+            compact=CompactPolicy(
+                enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600, cron=""
+            ),
+            verify=VerifyPolicy(enabled=False, age_seconds=604_800, cron=""),
+            schedule=SchedulePolicy(time_zone="UTC", windows=[], priority=0),
             retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
         ),
     ),
@@ -64,6 +71,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
             index=IndexPolicy(enabled=False),
             convert=ConvertPolicy(enabled=False),
             compact=CompactPolicy(enabled=False),
+            verify=VerifyPolicy(enabled=False),
         ),
     ),
 }

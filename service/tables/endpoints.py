@@ -7,9 +7,11 @@ from fastapi import APIRouter, Query, Response
 from service.auth.principals import Caller, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.conditional import IfMatch, set_etag
-from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.errors import UNREACHABLE_RESPONSE
-from service.jobs.models import JobView
+from service.index_health.models import TableHealth
+from service.jobs.models import JobView, PolicyPreview
+from service.jobs.scheduler import preview
 from service.jobs.service import view
 from service.paging import Page, Paging
 from service.policies.models import EffectivePolicyView
@@ -130,3 +132,11 @@ def resume_table(
 def get_table_policy(session: ReadSession, _caller: Viewer, table_id: str) -> EffectivePolicyView:
     """The policy that holds for a table, with the place that each value comes from."""
     return explain_policy(session, service.get_table(session, table_id))
+
+
+@router.get("/{table_id}/policy/preview")
+def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: str) -> PolicyPreview:
+    """What the policy would start within the next 24 hours, when and why, if nothing is written meanwhile."""
+    table = service.get_table(session, table_id)
+    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    return preview(session, table, health, utc_now())

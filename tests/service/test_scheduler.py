@@ -13,15 +13,27 @@ from service.policies.models import (
     EffectiveIndexPolicy,
     EffectivePolicy,
     EffectiveRetryPolicy,
+    EffectiveSchedulePolicy,
+    EffectiveVerifyPolicy,
 )
+from service.policies.schedules import Window
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
-    index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60),
+    index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60, cron=""),
     convert=EffectiveConvertPolicy(
-        enabled=True, delete_files=10, deletes=1000, age_seconds=300, max_delete_files_per_commit=0
+        enabled=True,
+        delete_files=10,
+        deletes=1000,
+        age_seconds=300,
+        cron="",
+        max_delete_files_per_commit=0,
     ),
-    compact=EffectiveCompactPolicy(enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600),
+    compact=EffectiveCompactPolicy(
+        enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600, cron=""
+    ),
+    verify=EffectiveVerifyPolicy(enabled=True, age_seconds=604_800, cron=""),
+    schedule=EffectiveSchedulePolicy(time_zone="UTC", windows=[], priority=0),
     retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
 )
 IDLE = TableState(
@@ -34,10 +46,13 @@ IDLE = TableState(
     oldest_convertible_at=None,
     sorted_runs=3,
     dead_ratio=0.1,
+    has_index=True,
+    enrolled_at=NOW - timedelta(days=30),
     active=frozenset(),
     last={
         JobKind.INDEX: LastJob(NOW - timedelta(seconds=30), 0),
         JobKind.CONVERT: LastJob(NOW - timedelta(seconds=30), 0),
+        JobKind.VERIFY: LastJob(NOW - timedelta(days=1), 0),
     },
 )
 
@@ -146,3 +161,68 @@ def test_jobs_that_get_nowhere_are_started_ever_more_seldom() -> None:
 def test_a_policy_that_is_off_starts_nothing() -> None:
     policy = POLICY.model_copy(update={"convert": POLICY.convert.model_copy(update={"enabled": False})})
     assert decision(pending(99), JobKind.CONVERT, policy).code == "policy-off"
+
+
+def with_cron(kind: str, cron: str, zone: str = "UTC") -> EffectivePolicy:
+    changed = getattr(POLICY, kind).model_copy(update={"cron": cron})
+    schedule = POLICY.schedule.model_copy(update={"time_zone": zone})
+    return POLICY.model_copy(update={kind: changed, "schedule": schedule})
+
+
+def test_a_cron_expression_starts_what_is_pending_once() -> None:
+    policy = with_cron("convert", "0 3 * * *", "Europe/Berlin")
+    night = datetime(2026, 1, 2, 2, 0, tzinfo=UTC)  # three o'clock in Berlin
+    state = pending(1)
+    before = decision(state, JobKind.CONVERT, policy, night - timedelta(minutes=55, hours=25))
+    assert (before.action, before.code) == (Action.WAIT, "below-triggers")
+    at_night = replace(state, oldest_convertible_at=night - timedelta(seconds=10))
+    due = decision(at_night, JobKind.CONVERT, policy, night)
+    assert (due.action, due.code) == (Action.TRIGGER, "cron")
+    assert due.sentence == (
+        "1 equality delete file, due since 2026-01-02 03:00 Europe/Berlin (cron: 0 3 * * *)."
+    )
+    # Also when the service was away at that time, and not again after the job.
+    assert decision(at_night, JobKind.CONVERT, policy, night + timedelta(seconds=200)).code == "cron"
+    done = replace(at_night, last={**state.last, JobKind.CONVERT: LastJob(night + timedelta(seconds=60), 0)})
+    assert decision(done, JobKind.CONVERT, policy, night + timedelta(seconds=200)).action is Action.WAIT
+    assert decision(IDLE, JobKind.CONVERT, policy, night).code == "nothing-pending"
+
+
+@pytest.mark.parametrize("kind", [JobKind.INDEX, JobKind.COMPACT, JobKind.VERIFY])
+def test_every_kind_has_a_cron_expression(kind: JobKind) -> None:
+    state = replace(IDLE, new_data_files=1)
+    hour = replace(state, last={**state.last, JobKind.INDEX: LastJob(NOW + timedelta(minutes=30), 0)})
+    policy = with_cron(kind.value, "30 * * * *")
+    assert decision(state, kind, policy, NOW + timedelta(seconds=10)).action is Action.WAIT or kind in (
+        JobKind.COMPACT,
+        JobKind.VERIFY,
+    )
+    assert decision(hour, kind, policy, NOW + timedelta(minutes=90, seconds=1)).code == "cron"
+
+
+def test_a_table_that_was_just_enrolled_waits_for_the_next_time() -> None:
+    state = replace(pending(1), enrolled_at=NOW - timedelta(minutes=1), last={})
+    policy = with_cron("convert", "30 * * * *")
+    assert decision(state, JobKind.CONVERT, policy).action is Action.WAIT
+
+
+def test_what_is_due_outside_of_the_windows_waits_and_says_until_when() -> None:
+    windows = [Window(start="22:00", end="06:00")]
+    schedule = POLICY.schedule.model_copy(update={"windows": windows, "time_zone": "America/New_York"})
+    policy = POLICY.model_copy(update={"schedule": schedule})
+    noon = datetime(2026, 1, 1, 17, tzinfo=UTC)
+    found = decision(pending(10), JobKind.CONVERT, policy, noon)
+    assert (found.action, found.code) == (Action.SKIP, "outside-window")
+    assert "10 equality delete files (policy: 10)" in found.sentence
+    assert "22:00-06:00 (America/New_York), next 2026-01-01 22:00" in found.sentence
+    assert decision(IDLE, JobKind.CONVERT, policy, noon).code == "nothing-pending"
+    night = noon + timedelta(hours=12)
+    assert decision(pending(10), JobKind.CONVERT, policy, night).action is Action.TRIGGER
+
+
+def test_an_index_is_verified_by_its_age() -> None:
+    old = replace(IDLE, last={JobKind.VERIFY: LastJob(NOW - timedelta(days=8), 0)})
+    assert decision(old, JobKind.VERIFY).code == "age"
+    assert decision(replace(old, has_index=False), JobKind.VERIFY).code == "no-index"
+    assert decision(replace(IDLE, last={}), JobKind.VERIFY).code == "age"
+    assert decision(IDLE, JobKind.VERIFY).action is Action.WAIT

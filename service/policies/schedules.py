@@ -1,0 +1,131 @@
+"""When a policy lets jobs start: cron expressions and windows, in the time zone of the policy. Pure.
+
+Moments come and go in UTC. Days and hours are those of the time zone: a window that ends before it begins
+ends on the next day, and the hour that is left out or repeated when clocks change is handled as cron does.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, time, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+
+class Day(StrEnum):
+    MONDAY = "mon"
+    TUESDAY = "tue"
+    WEDNESDAY = "wed"
+    THURSDAY = "thu"
+    FRIDAY = "fri"
+    SATURDAY = "sat"
+    SUNDAY = "sun"
+
+
+EVERY_DAY = tuple(Day)
+
+
+class Window(BaseModel):
+    """A time of day in which jobs may start by themselves; from `start` up to, not including, `end`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    days: tuple[Day, ...] = EVERY_DAY
+    """On which it begins."""
+    start: str
+    """Such as `22:00`."""
+    end: str
+    """Such as `06:00`; of the next day if not after `start`."""
+
+    @field_validator("start", "end")
+    @classmethod
+    def _check_time(cls, value: str) -> str:
+        time_of_day(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_days(self) -> "Window":
+        if not self.days:
+            raise ValueError("days must name one day at least; leave it out for every day")
+        return self
+
+    def __str__(self) -> str:
+        days = "" if set(self.days) == set(EVERY_DAY) else f"{', '.join(self.days)} "
+        return f"{days}{self.start}-{self.end}"
+
+
+def time_of_day(value: str) -> time:
+    """Raises ValueError for anything but `HH:MM`."""
+    try:
+        parsed = datetime.strptime(value, "%H:%M")  # noqa: DTZ007 - a time of day has no zone
+    except ValueError:
+        raise ValueError(f"{value!r} is no time of day such as 22:00") from None
+    return parsed.time()
+
+
+def check_cron(expression: str) -> str:
+    """Raises ValueError for anything but five cron fields that some moment matches."""
+    if expression:
+        try:
+            next(CronSim(expression, datetime(2026, 1, 1, tzinfo=UTC)))
+        except CronSimError as error:
+            raise ValueError(f"{expression!r} is no cron expression such as '0 3 * * *': {error}") from None
+        except StopIteration:
+            raise ValueError(f"{expression!r} never comes") from None
+    return expression
+
+
+def check_time_zone(name: str) -> str:
+    """Raises ValueError for anything but a name of the IANA database."""
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"{name!r} is no IANA time zone such as Europe/Berlin or UTC") from None
+    return name
+
+
+def last_fire(expression: str, zone: str, now: datetime) -> datetime:
+    """The latest moment of a cron expression that is not after `now`."""
+    # Searched backwards from the next minute, since the search leaves its start out.
+    start = (now + timedelta(minutes=1)).astimezone(ZoneInfo(zone))
+    for fire in CronSim(expression, start, reverse=True):
+        if fire <= now:
+            return fire.astimezone(UTC)
+    raise AssertionError("check_cron lets no expression pass that never comes")
+
+
+def fires(expression: str, zone: str, after: datetime, until: datetime) -> Iterator[datetime]:
+    """Its moments after one moment, up to and including another."""
+    for fire in CronSim(expression, after.astimezone(ZoneInfo(zone))):
+        if fire > until:
+            return
+        if fire > after:
+            yield fire.astimezone(UTC)
+
+
+def is_open(windows: Sequence[Window], zone: str, now: datetime) -> bool:
+    """Whether some window is open; without windows, always."""
+    return not windows or any(begin <= now < end for begin, end in _around(windows, zone, now))
+
+
+def next_opening(windows: Sequence[Window], zone: str, now: datetime) -> datetime:
+    """When the first window opens after `now`. There must be a window."""
+    return min(begin for begin, _ in _around(windows, zone, now) if begin > now)
+
+
+def _around(windows: Sequence[Window], zone: str, now: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """Every window's begin and end, from yesterday to the same day of the next week, in UTC."""
+    today = now.astimezone(ZoneInfo(zone)).date()
+    days = list(Day)
+    for offset in range(-1, 9):
+        date = today + timedelta(days=offset)
+        for window in windows:
+            if days[date.weekday()] not in window.days:
+                continue
+            start, end = time_of_day(window.start), time_of_day(window.end)
+            last = date if end > start else date + timedelta(days=1)
+            yield tuple(
+                datetime.combine(day, at, ZoneInfo(zone)).astimezone(UTC)
+                for day, at in ((date, start), (last, end))
+            )  # type: ignore[misc]
