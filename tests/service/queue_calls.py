@@ -58,11 +58,13 @@ def request(
     now: datetime = START,
     *,
     dry_run: bool = False,
+    **how: Any,
 ) -> str:
     with database.write() as session:
         table = session.get_one(EnrolledTable, table_id)
         policy = effective_policy(session, table)
-        return queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test")[0].id
+        job, _ = queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test", **how)
+        return job.id
 
 
 def claim(database: Database, worker_id: str, now: datetime = START, **how: Any) -> Assignment | None:

@@ -48,6 +48,42 @@ def test_a_second_request_of_a_kind_finds_the_queued_job(database: Database) -> 
     assert request(database, table, JobKind.INDEX) != first
 
 
+def test_the_highest_priority_runs_first_and_the_longest_waiting_of_it(database: Database) -> None:
+    tables = add_tables(database, ["a", "b", "c", "d"])
+    worker = add_worker(database)
+    seconds = (timedelta(seconds=number) for number in range(4))
+    ids = [
+        request(database, table, now=START + later, priority=priority)
+        for table, priority, later in zip(tables, (0, 5, 5, -1), seconds, strict=True)
+    ]
+    taken = []
+    for _ in ids:
+        assignment = claim(database, worker, START + timedelta(minutes=1))
+        assert assignment is not None
+        finish(database, assignment.job.id, 1, "succeeded")
+        taken.append(assignment.job.id)
+    assert taken == [ids[1], ids[2], ids[0], ids[3]]
+
+
+def test_a_job_for_later_waits_and_a_further_request_brings_it_forward(database: Database) -> None:
+    tables = add_tables(database, ["a", "b"])
+    worker = add_worker(database)
+    tomorrow = START + timedelta(days=1)
+    first, second = (request(database, table, run_at=tomorrow) for table in tables)
+    assert claim(database, worker) is None
+    # A clock that was set back changes nothing of a time by the clock.
+    with database.write() as session:
+        assert queue.follow_clock(session, timedelta(hours=1), START) == []
+    assert request(database, tables[0], priority=7) == first
+    assignment = claim(database, worker)
+    assert assignment is not None
+    assert (assignment.job.id, job(database, first).priority) == (first, 7)
+    finish(database, first, 1, "succeeded")
+    assert request(database, tables[1], run_at=tomorrow + timedelta(days=1)) == second
+    assert job(database, second).available_at == tomorrow
+    assert claim(database, worker, tomorrow) is not None
+
+
 def test_the_database_itself_refuses_a_second_running_writer(database: Database) -> None:
     tables = add_tables(database, ["a", "a"])
     worker = add_worker(database)

@@ -172,8 +172,9 @@ def with_cron(kind: str, cron: str, zone: str = "UTC") -> EffectivePolicy:
 def test_a_cron_expression_starts_what_is_pending_once() -> None:
     policy = with_cron("convert", "0 3 * * *", "Europe/Berlin")
     night = datetime(2026, 1, 2, 2, 0, tzinfo=UTC)  # three o'clock in Berlin
-    state = pending(1)
-    before = decision(state, JobKind.CONVERT, policy, night - timedelta(minutes=55, hours=25))
+    noon = {JobKind.CONVERT: LastJob(night - timedelta(hours=14), 0)}
+    state = replace(pending(1), oldest_convertible_at=night - timedelta(seconds=90), last=noon)
+    before = decision(state, JobKind.CONVERT, policy, night - timedelta(seconds=1))
     assert (before.action, before.code) == (Action.WAIT, "below-triggers")
     at_night = replace(state, oldest_convertible_at=night - timedelta(seconds=10))
     due = decision(at_night, JobKind.CONVERT, policy, night)
