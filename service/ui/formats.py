@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from service.policies.models import EffectiveValue, ValueSource
+from service.policies.schedules import Window
 
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -14,21 +15,32 @@ POLICY_SECTIONS = {
     "index": "Index new data files",
     "convert": "Convert equality deletes",
     "compact": "Compact the index",
+    "verify": "Verify the index",
+    "schedule": "When jobs start by themselves",
     "retries": "When a job fails",
 }
 POLICY_SETTINGS = {
     "index.enabled": "by itself",
     "index.data_files": "as soon as this many files are new",
     "index.age_seconds": "or this long after the last index job",
+    "index.cron": "or at the times of this cron expression",
     "convert.enabled": "by itself",
     "convert.delete_files": "as soon as there are this many delete files",
     "convert.deletes": "or this many deletes in them",
     "convert.age_seconds": "or when the oldest one is this old",
+    "convert.cron": "or at the times of this cron expression",
     "convert.max_delete_files_per_commit": "delete files in one commit at most (0: all)",
     "compact.enabled": "by itself",
     "compact.sorted_runs": "as soon as it has this many sorted runs",
     "compact.dead_ratio": "or this share of dead entries",
     "compact.min_interval_seconds": "but not sooner after the last compact job than",
+    "compact.cron": "or at the times of this cron expression",
+    "verify.enabled": "by itself",
+    "verify.age_seconds": "this long after the last verification",
+    "verify.cron": "or at the times of this cron expression",
+    "schedule.time_zone": "time zone of cron expressions and windows",
+    "schedule.windows": "only within",
+    "schedule.priority": "priority: of waiting jobs, the highest runs first",
     "retries.max_attempts": "attempts at most",
     "retries.backoff_seconds": "pause after the first failure",
     "retries.max_backoff_seconds": "doubled each time, up to",
@@ -138,4 +150,7 @@ def setting(value: object, name: str) -> str:
         if name.endswith("_ratio"):
             return f"{value:.0%}"
         return duration(value) if name.endswith("_seconds") else count(value)
-    return str(value)
+    if name.endswith(".windows"):
+        windows = [Window.model_validate(each) for each in value] if isinstance(value, list) else []
+        return " or ".join(map(str, windows)) or "always"
+    return str(value) or "none"

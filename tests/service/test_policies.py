@@ -1,6 +1,8 @@
 """Which policy holds for a table, and where each of its values comes from."""
 
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -36,6 +38,7 @@ def test_without_any_policy_the_standard_one_holds_everywhere(
         "delete_files": 10,
         "deletes": 1_000_000,
         "age_seconds": 300,
+        "cron": "",
         "max_delete_files_per_commit": 0,
     }
     assert {value["source"]["level"] for value in found["values"].values()} == {"system"}
@@ -156,3 +159,38 @@ def test_the_worker_is_told_how_many_delete_files_a_commit_may_remove(
     service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
     claimed = Assignment.model_validate(service.claim(service.start_worker()))
     assert claimed.policy.convert.max_delete_files_per_commit == 7
+
+
+def test_the_preview_tells_what_would_start_when_and_why(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    windows = [{"start": "00:00", "end": "12:00"}, {"start": "12:00", "end": "00:00"}]
+    schedule = {"time_zone": "Asia/Tokyo", "windows": windows, "priority": 3}
+    make(service, "nightly", convert={"cron": "0 3 * * *"}, verify={"enabled": True}, schedule=schedule)
+    assert attach(service, "nightly", "table", table_id=table["id"]) == 200
+    iceberg.append("db.t", [1, 2, 3])
+    iceberg.delete_keys("db.t", [2])
+    service.poll(table["id"])
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    jobs = {job["kind"]: job for job in found["jobs"]}
+    assert list(jobs) == ["index", "convert", "compact", "verify"]
+    assert found["time_zone"] == "Asia/Tokyo"
+    assert len(found["windows_open_at"]) == 2
+    convert = jobs["convert"]
+    begin = datetime.fromisoformat(found["from_time"])
+    # By its age, 300 s, unless three o'clock comes before.
+    assert begin < datetime.fromisoformat(convert["starts_at"]) <= begin + timedelta(seconds=300)
+    assert "policy: 300 s" in convert["why"] or "cron: 0 3 * * *" in convert["why"]
+    (fire,) = convert["cron_at"]
+    assert datetime.fromisoformat(fire).astimezone(ZoneInfo("Asia/Tokyo")).hour == 3
+    assert jobs["verify"]["now"] == "There is no index to verify yet."
+    assert (jobs["verify"]["starts_at"], jobs["verify"]["why"]) == (None, None)
+
+    requested = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).json()
+    assert requested["priority"] == 3
+    later = {"kind": "compact", "run_at": (begin + timedelta(days=1)).isoformat(), "priority": -5}
+    waiting = service.admin.post(f"/tables/{table['id']}/jobs", json=later).json()
+    assert waiting["priority"] == -5
+    assert waiting["waiting_for"].endswith("UTC, as requested.")
+    naive = {"kind": "verify", "run_at": "2026-01-01T00:00:00"}
+    assert service.admin.post(f"/tables/{table['id']}/jobs", json=naive).status_code == 422
