@@ -152,17 +152,21 @@ def declare_problems(app: FastAPI) -> None:
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 
 
-def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
-    problem = Problem(
+def problem_of(error: IcestreamError, instance: str, request_id: str | None = None) -> Problem:
+    return Problem(
         type=error.slug,
         title=error.title,
         status=error.status_code,
         detail=error.detail,
         remedy=error.remedy,
-        instance=request.url.path,
-        request_id=getattr(request.state, "request_id", None),
+        instance=instance,
+        request_id=request_id,
         **error.extra,
     )
+
+
+def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
+    problem = problem_of(error, request.url.path, getattr(request.state, "request_id", None))
     headers = _HEADERS.get(error.status_code)
     return JSONResponse(
         problem.model_dump(mode="json"), error.status_code, headers=headers, media_type=PROBLEM_JSON

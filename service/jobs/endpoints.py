@@ -10,7 +10,7 @@ from service.auth.principals import Caller, Viewer
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import InvalidError
 from service.jobs import events, queue, service
-from service.jobs.models import EventView, JobRequest, JobView, SystemView
+from service.jobs.models import BulkRequest, BulkResult, EventView, JobRequest, JobView, SystemView
 from service.jobs.status import JobKind, JobStatus
 from service.jobs.stream import stream_events
 from service.paging import Page, Paging
@@ -61,6 +61,12 @@ def cancel_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
 def retry_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
     """Queue a failed or cancelled job again, as a new job."""
     return service.retry_job(session, caller, job_id)
+
+
+@router.post("/jobs/bulk")
+def act_on_jobs(session: WriteSession, caller: Caller, body: BulkRequest) -> BulkResult:
+    """Cancel or retry up to 100 jobs; each that can't be is refused with its own problem."""
+    return service.act_on_jobs(session, caller, body)
 
 
 @router.get("/tables/{table_id}/events")

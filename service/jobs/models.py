@@ -9,6 +9,7 @@ from sqlalchemy import Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.errors import Problem
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.models import EffectivePolicy
 from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable, Leftovers
@@ -215,6 +216,30 @@ class JobView(BaseModel):
     progress: dict[str, Any] | None
     result: dict[str, Any] | None
     error: dict[str, Any] | None
+
+
+class BulkRequest(BaseModel):
+    """One action on many jobs; each is done or refused for itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["cancel", "retry"]
+    job_ids: Annotated[list[str], ModelField(min_length=1, max_length=100)]
+
+
+class BulkItem(BaseModel):
+    job_id: str
+    job: JobView | None
+    """As it is after the action, or the new job of a retry; null if it was refused."""
+    problem: Problem | None
+    """Why it was refused."""
+
+
+class BulkResult(BaseModel):
+    done: int
+    refused: int
+    items: list[BulkItem]
+    """In the order of the request."""
 
 
 class EventView(BaseModel):

@@ -11,9 +11,20 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
 from service.database import utc_now
-from service.errors import ConflictError, InvalidError
+from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
 from service.jobs import queue
-from service.jobs.models import Attempt, AttemptView, Job, JobRequest, JobView, SystemState, SystemView
+from service.jobs.models import (
+    Attempt,
+    AttemptView,
+    BulkItem,
+    BulkRequest,
+    BulkResult,
+    Job,
+    JobRequest,
+    JobView,
+    SystemState,
+    SystemView,
+)
 from service.jobs.status import JobKind, JobStatus
 from service.paging import Page, PageRequest, take_page
 from service.policies.service import effective_policy
@@ -132,6 +143,23 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         priority=job.priority,
     )
     return view(session, again)
+
+
+def act_on_jobs(session: Session, principal: Principal, request: BulkRequest) -> BulkResult:
+    """Cancel or retry many jobs. What can't be done with one is told, and changes nothing of the others."""
+    act = cancel_job if request.action == "cancel" else retry_job
+    items = []
+    for job_id in dict.fromkeys(request.job_ids):
+        try:
+            with session.begin_nested():
+                items.append(BulkItem(job_id=job_id, job=act(session, principal, job_id), problem=None))
+        except ForbiddenError:
+            raise  # so is every other one, and the refusal is audited once
+        except IcestreamError as error:
+            problem = problem_of(error, f"/api/v1/jobs/{job_id}/{request.action}")
+            items.append(BulkItem(job_id=job_id, job=None, problem=problem))
+    refused = sum(item.problem is not None for item in items)
+    return BulkResult(done=len(items) - refused, refused=refused, items=items)
 
 
 def system_view(session: Session) -> SystemView:

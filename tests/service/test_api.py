@@ -466,3 +466,26 @@ def test_the_stream_waits_for_a_gap_that_may_still_be_filled(service: Running, t
     assert [event.id for event in settled([events[0], events[2]], first - 1)] == [first]
     old = [event.model_copy(update={"at": event.at.replace(year=2020)}) for event in events]
     assert [event.id for event in settled([old[0], old[2]], first - 1)] == [first, first + 2]
+
+
+def test_many_jobs_are_cancelled_or_retried_at_once_each_for_itself(
+    service: Running, table: dict[str, Any]
+) -> None:
+    ids = [request_job(service, table, kind=kind)["id"] for kind in ("index", "convert")]
+    asked = {"action": "cancel", "job_ids": [ids[0], "no-such-job", ids[1], ids[0]]}
+    answer = service.admin.post("/jobs/bulk", json=asked).json()
+    assert (answer["done"], answer["refused"]) == (2, 1)
+    assert [item["job_id"] for item in answer["items"]] == [ids[0], "no-such-job", ids[1]]
+    assert [item["job"] and item["job"]["status"] for item in answer["items"]] == [
+        "cancelled",
+        None,
+        "cancelled",
+    ]
+    problem = answer["items"][1]["problem"]
+    assert (problem["type"], problem["status"]) == ("job-not-found", 404)
+    again = service.admin.post("/jobs/bulk", json={"action": "retry", "job_ids": ids}).json()
+    assert [item["job"]["retry_of"] for item in again["items"]] == ids
+    viewer = service.client(Role.VIEWER).post("/jobs/bulk", json=asked)
+    assert viewer.status_code == 403
+    too_many = {"action": "cancel", "job_ids": ["x"] * 101}
+    assert service.admin.post("/jobs/bulk", json=too_many).status_code == 422
