@@ -40,6 +40,7 @@ from service.errors import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
+from service.limits import BodyLimit
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
@@ -92,6 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
     app.state.stopping = threading.Event()
+    app.add_middleware(BodyLimit)
     app.add_middleware(RequestIds)
     install_error_handlers(app)
     declare_problems(app)

@@ -1,0 +1,76 @@
+"""How large a request's body may be: nobody makes the service hold more than it was meant to."""
+
+import json
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import PROBLEM_JSON, IcestreamError, problem_of
+
+MAX_BODY_BYTES = 1024**2
+MAX_REPORT_BYTES = 64 * 1024**2
+"""Of a worker's report, which may name many files."""
+_REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
+
+
+class BodyLimit:
+    """Answers 413 to a body that is too large: at once if its length is told, else when too much has come."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        limit = MAX_REPORT_BYTES if _REPORT.match(scope["path"]) else MAX_BODY_BYTES
+        told = dict(scope["headers"]).get(b"content-length", b"0")
+        if told.isdigit() and int(told) > limit:
+            await _refuse(scope, send, limit)
+            return
+        received = 0
+        has_begun = is_refused = False
+
+        async def counted() -> Message:
+            nonlocal received, is_refused
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                is_refused = True
+                return {"type": "http.disconnect"}
+            return message
+
+        async def unless_refused(message: Message) -> None:
+            nonlocal has_begun
+            if not is_refused or has_begun:
+                has_begun = True
+                await send(message)
+
+        try:
+            await self.app(scope, counted, unless_refused)
+        except Exception:
+            if not is_refused:
+                raise
+        if is_refused and not has_begun:
+            await _refuse(scope, send, limit)
+
+
+async def _refuse(scope: Scope, send: Send, limit: int) -> None:
+    error = IcestreamError(
+        "body-too-large",
+        "The request's body is too large",
+        f"It has more than {limit:,} bytes.",
+        "Send less at once, for instance several requests.",
+        status=413,
+        limit_bytes=limit,
+    )
+    request_id = scope.get("state", {}).get("request_id")
+    content = json.dumps(problem_of(error, scope["path"], request_id).model_dump(mode="json")).encode()
+    headers = [
+        (b"content-type", PROBLEM_JSON.encode()),
+        (b"content-length", str(len(content)).encode()),
+        # What is still to come of the body is not read.
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
