@@ -136,6 +136,7 @@ def test_under_the_manual_policy_nothing_runs_and_the_reason_is_recorded_once(
         "The policy starts no index jobs; they run on request only.",
         "The policy starts no convert jobs; they run on request only.",
         "The policy starts no compact jobs; they run on request only.",
+        "The policy starts no verify jobs; they run on request only.",
     ]
 
 
