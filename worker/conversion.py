@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from typing import Any
 
 from worker.commit import (
@@ -31,6 +30,7 @@ from worker.deletes import (
     existing_deletes,
     plan_deletes,
     remove_written,
+    sharing_a_file,
     write_planned,
 )
 from worker.deviations import Deviation
@@ -425,19 +425,34 @@ class Plan:
         untyped = self._without_type(found)
         lost = {file for file in found if file.partition in untyped}
         ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
+        outcome = self._run_deletes(ordered, positions)
+        live = self.table.files
+        shared = sharing_a_file(outcome.removed, live.position_deletes, live.data_files)
+        if shared:
+            movable = [file for file in shared if not self._has_lost_its_type(file.partition)]
+            moved = self._run_deletes(movable, positions, moves=True)
+            self.job.decide(
+                f"{moved.delete_files_added:,} deletion vectors get files of their own: they shared one with"
+                " vectors that are replaced, and Iceberg's expiry deletes such files."
+            )
+            # One that can't be read stays where it is, as it was.
+            outcome = DeletesOutcome.union([outcome, replace(moved, blocked=(), missing=False)])
+        blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
+        return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def _run_deletes(
+        self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
+    ) -> DeletesOutcome:
         outcomes: list[DeletesOutcome] = []
-        number = count()
         bound = MEMORY_POSITIONS >> self.job.halvings
-        for batch in in_batches(ordered, positions, len(ordered), bound):
+        for batch in in_batches(files, positions, len(files), bound):
             groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, bound // 8)
-            tasks = [self._deletes_task(next(number), group, positions) for group in groups]
+            tasks = [self._deletes_task(group, positions, moves=moves) for group in groups]
             if tasks and not self.dry_run:
                 self._announce()
             rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self.job.run_tasks("deletes", tasks, None, rows)
-        outcome = DeletesOutcome.union(outcomes)
-        blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
-        return replace(outcome, blocked=outcome.blocked + blocked)
+        return DeletesOutcome.union(outcomes)
 
     def _without_type(self, files: Iterable[DataFile | DeleteFile]) -> set[PartitionKey]:
         """The partitions of the files into which Iceberg's Java library can't write any more."""
@@ -457,9 +472,10 @@ class Plan:
         )
 
     def _deletes_task(
-        self, number: int, files: Sequence[DataFile], positions: Sequence[Positions]
+        self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool
     ) -> DeletesTask:
         metadata, assignment = self.table.metadata, self.job.assignment
+        number = len(self._locations)
         locations = output_locations(assignment.job.id, assignment.attempt, self._outputs, number)
         self._locations.append((locations, len(files)))
         return DeletesTask(
@@ -469,6 +485,7 @@ class Plan:
             metadata.format_version,
             DeleteGranularity.of_table(metadata.properties),
             locations,
+            moves,
             self.dry_run,
         )
 
@@ -546,9 +563,13 @@ class DeletesOutcome:
     rows_deleted: int
     data_files_touched: int
     delete_files_added: int
-    delete_files_removed: int
+    removed: tuple[DeleteFile, ...]
     blocked: tuple[Blocked, ...]
     missing: bool  # whether some are blocked because a file is gone
+
+    @property
+    def delete_files_removed(self) -> int:
+        return len(self.removed)
 
     @classmethod
     def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
@@ -557,7 +578,7 @@ class DeletesOutcome:
             sum(part.rows_deleted for part in parts),
             sum(part.data_files_touched for part in parts),
             sum(part.delete_files_added for part in parts),
-            sum(part.delete_files_removed for part in parts),
+            tuple(file for part in parts for file in part.removed),
             tuple(one for part in parts for one in part.blocked),
             any(part.missing for part in parts),
         )
@@ -565,7 +586,10 @@ class DeletesOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DeletesTask:
-    """Merges new positions with the existing deletes of some data files and writes the result. Pickles."""
+    """Merges new positions with the existing deletes of some data files and writes the result. Pickles.
+
+    moves: writes the vectors of all data files anew, also where there is no new position.
+    """
 
     storage: Storage
     positions: Mapping[DataFile, Int64Array]
@@ -573,6 +597,7 @@ class DeletesTask:
     format_version: int
     granularity: DeleteGranularity
     locations: DeleteFileLocations
+    moves: bool
     dry_run: bool
 
     def run(self, _: object) -> DeletesOutcome:
@@ -599,14 +624,14 @@ class DeletesTask:
                 missing |= error.missing
                 for file in hit:
                     del positions[file]
-        plan = plan_deletes(positions, known, self.format_version, self.granularity)
+        plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
         written = WrittenDeletes() if self.dry_run else write_planned(self.storage, plan, self.locations)
         return DeletesOutcome(
             written,
             plan.rows_deleted,
             plan.data_files_touched,
             plan.delete_files_added,
-            plan.delete_files_removed,
+            plan.removed,
             tuple(blocked),
             missing,
         )

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count, takewhile
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +38,7 @@ from worker.puffin import (
 )
 from worker.storage import Storage
 
+T = TypeVar("T")
 FILE_PATH_FIELD_ID = 2147483546
 POS_FIELD_ID = 2147483545
 _PARQUET_SCHEMA = pa.schema(
@@ -143,10 +146,6 @@ class DeletesPlan:
             return len(self.positions)
         return len({data_file.partition for data_file in self.positions})
 
-    @property
-    def delete_files_removed(self) -> int:
-        return len(self.removed)
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenDeletes:
@@ -174,8 +173,8 @@ class WrittenDeletes:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The files written, each once: many deletion vectors share one."""
-        return tuple(dict.fromkeys(file.path for file in self.added))
+        """The files written."""
+        return tuple(file.path for file in self.added)
 
     @classmethod
     def union(cls, groups: Iterable[WrittenDeletes]) -> WrittenDeletes:
@@ -205,8 +204,8 @@ class DeleteFileLocations:
     def __reduce__(self) -> tuple[type[DeleteFileLocations], tuple[str, dict[str, str], str]]:
         return DeleteFileLocations, (self.table_location, self.table_properties, self.prefix)
 
-    def puffin(self) -> str:
-        return self._provider.new_data_location(f"{self.prefix}-deletes.puffin")
+    def puffin(self, ordinal: int) -> str:
+        return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.puffin")
 
     def parquet(self, ordinal: int) -> str:
         return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.parquet")
@@ -303,12 +302,15 @@ def plan_deletes(
     existing: Mapping[str, ExistingDeletes],
     format_version: int,
     granularity: DeleteGranularity = DeleteGranularity.FILE,
+    *,
+    moves: bool = False,
 ) -> DeletesPlan:
     """Decides what to write for each data file. Pure.
 
     V3: one vector that holds all, in place of the old vector and the file-scoped position deletes.
     V2: only what is new; with granularity `file` merged with the file-scoped position deletes, which it
-    replaces (`SortingPositionOnlyDeleteWriter`). Data files without a new position are left alone.
+    replaces (`SortingPositionOnlyDeleteWriter`). Data files without a new position are left alone, unless
+    `moves` is set and they have a vector: see `sharing_a_file`.
     Raises ValueError for a position outside its data file, and for format version 1, which has no deletes.
     """
     if format_version < 2:
@@ -325,7 +327,7 @@ def plan_deletes(
         known = existing.get(data_file.path)
         if known is not None:
             new = new - known.positions
-        if not new:
+        if not new and not (moves and known is not None and known.deletion_vector is not None):
             continue
         rows_deleted += len(new)
         if known is None:
@@ -343,10 +345,28 @@ def plan_deletes(
     return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity)
 
 
+def sharing_a_file(
+    removed: Iterable[DeleteFile], position_deletes: Iterable[DeleteFile], data_files: Iterable[DataFile]
+) -> list[DataFile]:
+    """The data files whose vector stays in a Puffin file of which another one is removed.
+
+    Iceberg's expiry deletes such a file by its path, once the snapshot that removed the one has expired
+    (`IncrementalFileCleanup`): the others have to be moved in the same commit.
+    """
+    gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
+    paths = {path for path, _ in gone}
+    left = {
+        one.referenced_data_file
+        for one in position_deletes
+        if one.is_deletion_vector and one.path in paths and (one.path, one.referenced_data_file) not in gone
+    }
+    return [file for file in data_files if file.path in left]
+
+
 def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLocations) -> WrittenDeletes:
     """Writes what a plan says. OSError (a retry can help) leaves no file behind."""
     if plan.format_version >= 3:
-        added = write_deletion_vectors(storage, locations.puffin(), plan.positions)
+        added = write_deletion_vectors(storage, locations.puffin, plan.positions)
     else:
         added = write_position_deletes(storage, locations.parquet, plan.positions, plan.granularity)
     return WrittenDeletes(
@@ -356,14 +376,12 @@ def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLoca
 
 def written_files(storage: Storage, locations: DeleteFileLocations) -> list[str]:
     """The files that are there under a prefix, in the order in which they were written."""
-    vectors = locations.puffin()
-    found = [vectors] if storage.exists(vectors) else []
-    ordinal = 0
     # Written one after another and deleted from the last one on, so the first gap is the end.
-    while storage.exists(file := locations.parquet(ordinal)):
-        found.append(file)
-        ordinal += 1
-    return found
+    return [
+        file
+        for location in (locations.puffin, locations.parquet)
+        for file in takewhile(storage.exists, map(location, count()))
+    ]
 
 
 def remove_written(
@@ -374,37 +392,39 @@ def remove_written(
     Only for files that are known not to be committed. A gap is no end here: while this process slept, another
     may have removed the first ones, and the rest was written after that.
     """
-    names = [locations.puffin()] if format_version >= 3 else map(locations.parquet, range(data_files))
-    return sum(storage.delete(file) for file in reversed(list(names)))
+    location = locations.puffin if format_version >= 3 else locations.parquet
+    return sum(storage.delete(location(ordinal)) for ordinal in reversed(range(data_files)))
 
 
 def write_deletion_vectors(
-    storage: Storage, location: str, positions: Mapping[DataFile, BitMap64]
+    storage: Storage, location: Callable[[int], str], positions: Mapping[DataFile, BitMap64]
 ) -> list[NewDeleteFile]:
-    """Writes one Puffin file with a vector per data file, ordered by path; no file when there is no position.
+    """Writes a Puffin file per data file, ordered by path, with its vector; none where there is no position.
 
-    Each vector carries the spec and partition of its data file.
+    location: where the n-th file (from 0) goes. Each vector carries the spec and partition of its data file.
+
+    Not many vectors in one file, as Iceberg's own writers do: its expiry deletes a file as soon as one of its
+    vectors was replaced (see `sharing_a_file`), and DuckDB 1.5.5 takes one of a file for another.
     """
-    ordered = _ordered(positions)
-    if not ordered:
-        return []
+    return _one_by_one(storage, location, _ordered(positions), _write_deletion_vector)
+
+
+def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
+    file, bitmap = one
     with _removed_on_failure(storage, location), storage.open_output(location) as sink:
         puffin = PuffinWriter(sink)
-        vectors = [puffin.write(file.path, bitmap) for file, bitmap in ordered]
+        vector = puffin.write(file.path, bitmap)
         size_bytes = puffin.finish()
-    return [
-        NewDeleteFile(
-            path=location,
-            file_format="puffin",
-            partition=file.partition,
-            record_count=vector.cardinality,
-            file_size_bytes=size_bytes,
-            referenced_data_file=file.path,
-            content_offset=vector.content_offset,
-            content_size_bytes=vector.content_size_bytes,
-        )
-        for (file, _), vector in zip(ordered, vectors, strict=True)
-    ]
+    return NewDeleteFile(
+        path=location,
+        file_format="puffin",
+        partition=file.partition,
+        record_count=vector.cardinality,
+        file_size_bytes=size_bytes,
+        referenced_data_file=file.path,
+        content_offset=vector.content_offset,
+        content_size_bytes=vector.content_size_bytes,
+    )
 
 
 def write_position_deletes(
@@ -421,10 +441,20 @@ def write_position_deletes(
     groups: dict[object, list[tuple[DataFile, BitMap64]]] = defaultdict(list)
     for file, bitmap in _ordered(positions):
         groups[file if granularity is DeleteGranularity.FILE else file.partition].append((file, bitmap))
+    return _one_by_one(storage, location, groups.values(), _write_position_delete_file)
+
+
+def _one_by_one(
+    storage: Storage,
+    location: Callable[[int], str],
+    groups: Iterable[T],
+    write: Callable[[Storage, str, T], NewDeleteFile],
+) -> list[NewDeleteFile]:
+    """Writes the file of each group; all or, when one fails, none."""
     added: list[NewDeleteFile] = []
     try:
-        for ordinal, group in enumerate(groups.values()):
-            added.append(_write_position_delete_file(storage, location(ordinal), group))
+        for ordinal, group in enumerate(groups):
+            added.append(write(storage, location(ordinal), group))
     except BaseException:
         for written in reversed(added):  # as `written_files` relies on
             storage.delete(written.path)

@@ -27,6 +27,7 @@ from worker.deletes import (
     existing_deletes,
     plan_deletes,
     remove_written,
+    sharing_a_file,
     write_deletes,
     write_deletion_vectors,
     write_position_deletes,
@@ -98,7 +99,9 @@ class TestExistingDeletes:
 
     def test_a_deletion_vector_hides_older_position_deletes(self, tmp_path: Path) -> None:
         file = data_file("a")
-        [written] = write_deletion_vectors(Storage(), f"{tmp_path}/v.puffin", {file: BitMap64([4])})
+        [written] = write_deletion_vectors(
+            Storage(), lambda n: f"{tmp_path}/{n}.puffin", {file: BitMap64([4])}
+        )
         vector = delete_file(
             written.path,
             file_format="puffin",
@@ -216,7 +219,22 @@ class TestPlan:
             "b": [2, 6],
         }
         assert plan.removed == (vector, legacy)
-        assert (plan.rows_deleted, plan.delete_files_added, plan.delete_files_removed) == (2, 2, 2)
+        assert (plan.rows_deleted, plan.delete_files_added) == (2, 2)
+
+    def test_a_vector_is_moved_also_when_nothing_is_new(self) -> None:
+        vector, other, moved, alone = (
+            delete_file(path, file_format="puffin", referenced_data_file=of)
+            for path, of in (("v", "a"), ("w", "b"), ("v", "c"), ("x", "d"))
+        )
+        files = [data_file(name) for name in "abcd"]
+        shared = sharing_a_file([vector], [vector, other, moved, alone], files)
+        assert [file.path for file in shared] == ["c"]
+        nothing = {file: BitMap64() for file in (*shared, data_file("e"))}
+        known = {"c": ExistingDeletes(BitMap64([1]), moved)}
+        plan = plan_deletes(nothing, known, 3, moves=True)
+        assert {file.path: list(bitmap) for file, bitmap in plan.positions.items()} == {"c": [1]}
+        assert (plan.removed, plan.rows_deleted) == ((moved,), 0)
+        assert plan_deletes(nothing, known, 3).positions == {}
 
     def test_partition_granularity_leaves_file_scoped_deletes_alone(self) -> None:
         legacy = delete_file("p.parquet", referenced_data_file="a")
@@ -266,20 +284,21 @@ class TestWrite:
         kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).locations
         write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, mine)
         write_deletes(Storage(), new, [], 3, DeleteGranularity.FILE, mine)
-        assert len(written_files(Storage(), mine)) == 4
-        # Another process removed the first one while this one slept, and this one wrote on.
+        assert len(written_files(Storage(), mine)) == 6
+        # Another process removed the first ones while this one slept, and this one wrote on.
         assert Storage().delete(mine.parquet(0))
+        assert Storage().delete(mine.puffin(0))
         assert remove_written(Storage(), mine, 2, len(new)) == 2
-        assert remove_written(Storage(), mine, 3, len(new)) == 1
+        assert remove_written(Storage(), mine, 3, len(new)) == 2
         assert sorted(str(file) for file in tmp_path.rglob("*.*")) == sorted(kept)
 
     def test_locations_follow_the_tables_properties_also_after_pickling(self, tmp_path: Path) -> None:
         locations = DeleteFileLocations("s3://b/t", {"write.data.path": "s3://b/elsewhere"}, "p")
         for one in (locations, pickle.loads(pickle.dumps(locations))):
             # PyIceberg spreads files over the store by default, by a hash of their name.
-            assert one.puffin().startswith("s3://b/elsewhere/")
-            assert one.puffin().endswith("/p-deletes.puffin")
-            assert one.puffin() == locations.puffin()
+            assert one.puffin(7).startswith("s3://b/elsewhere/")
+            assert one.puffin(7).endswith("/p-00007-deletes.puffin")
+            assert one.puffin(7) == locations.puffin(7)
 
     def test_a_failed_write_leaves_no_file_behind(self, tmp_path: Path) -> None:
         class FullStorage(Storage):

@@ -267,3 +267,24 @@ def test_a_table_without_a_snapshot_is_left_alone(exactly: Exactness, format_ver
     table.append(rows(1))
     exactly.spark.sql(f"TRUNCATE TABLE {table.identifier}")
     assert convert(exactly)["commits"] == 0
+
+
+@VERSIONS
+@pytest.mark.parametrize("shared", [False, True])
+def test_expiry_after_one_of_three_data_files_was_converted_again_loses_nothing(
+    exactly: Exactness, format_version: int, shared: bool
+) -> None:
+    """Iceberg's expiry deletes what a snapshot removed by its path, whatever else that file holds."""
+    table = exactly.table(COLUMNS, format_version=format_version)
+    paths = table.append(rows(*range(6)), files=3)
+    if shared and format_version == 3:  # as Spark and Flink write them
+        table.commit(*table.deletion_vectors({path: [0] for path in paths}))
+    else:
+        table.delete_keys([{"id": i} for i in (0, 2, 4)])
+        convert(exactly)
+    table.delete_keys([{"id": 1}])
+    exactly.convert(table, rows={(3, 0): 1, (5, 0): 1})
+    table.append(rows(6))
+    expire(table)
+    assert visible_rows(table.spark, table.identifier) == {(3, 0): 1, (5, 0): 1, (6, 0): 1}
+    assert duckdb_rows(table) == {(3, 0): 1, (5, 0): 1, (6, 0): 1}
