@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -129,7 +129,10 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
         referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         with _prepared():
+            base = int(java_table.operations().current().lastSequenceNumber())
             operation = _row_delta(java_table, delta, added, removed, referenced, summary)
+            condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
+            operation.deleteWith(_collector(condemned))
         failure: CommitError = CommitStateUnknownError(
             "the commit was accepted, but the branch's history does not show it yet"
         )
@@ -148,6 +151,8 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
             committed = None
         except CommitError as unreadable:
             raise CommitStateUnknownError(f"{failure}; then: {unreadable}") from None
+        if committed is not None or not isinstance(failure, CommitStateUnknownError):
+            _delete_unneeded(java_table, condemned, base)
         if committed is not None:
             return committed
         if not may_repeat:
@@ -193,8 +198,8 @@ def _row_delta(
         .validateDataFilesExist(referenced)
         .validateDeletedFiles()
     )
-    added.forEach(_consumer(operation, "addDeletes"))
-    removed.forEach(_consumer(operation, "removeDeletes"))
+    added.forEach(_row_delta_consumer(operation, "addDeletes"))
+    removed.forEach(_row_delta_consumer(operation, "removeDeletes"))
     for name, value in summary.items():
         operation.set(name, value)
     return operation
@@ -267,16 +272,29 @@ def _java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
     return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(list(values)), array_list)
 
 
-def _consumer(operation: JavaObject, method: str) -> JavaObject:
-    """A Java `Consumer<DeleteFile>` that calls a method of a `RowDelta`, without a way back to Python."""
+def _row_delta_consumer(operation: JavaObject, method: str) -> JavaObject:
+    """A Java `Consumer<DeleteFile>` that calls a method of a `RowDelta`."""
     row_delta = _java_class(operation, "org.apache.iceberg.RowDelta")
     delete_file = _java_class(operation, "org.apache.iceberg.DeleteFile")
-    invoke = jvm_of(operation).java.lang.invoke
-    handle = invoke.MethodHandles.publicLookup().findVirtual(
-        row_delta, method, invoke.MethodType.methodType(row_delta, delete_file)
-    )
-    consumer = _java_class(operation, "java.util.function.Consumer")
-    return invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(operation))
+    return _consumer(operation, row_delta, method, returns=row_delta, takes=delete_file)
+
+
+def _collector(queue: JavaObject) -> JavaObject:
+    """A Java `Consumer<String>` that adds to a queue."""
+    java = jvm_of(queue).java.lang
+    object_class = java.Class.forName("java.lang.Object")
+    return _consumer(queue, queue.getClass(), "add", returns=java.Boolean.TYPE, takes=object_class)
+
+
+def _consumer(
+    target: JavaObject, owner: JavaObject, method: str, *, returns: JavaObject, takes: JavaObject
+) -> JavaObject:
+    """A Java `Consumer` that calls a method of an object, without a way back to Python."""
+    java = jvm_of(target).java.lang
+    method_type = java.invoke.MethodType.methodType(returns, takes)
+    handle = java.invoke.MethodHandles.publicLookup().findVirtual(owner, method, method_type)
+    consumer = java.Class.forName("java.util.function.Consumer")
+    return java.invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(target))
 
 
 def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
@@ -296,6 +314,27 @@ def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> Com
         if not heads or _summary(heads[0]).get(COMMIT_ID) != commit_id:
             heads = _ancestors(java_table, delta.branch)
     return next((_committed(one) for one in heads if _summary(one).get(COMMIT_ID) == commit_id), None)
+
+
+def _delete_unneeded(java_table: JavaObject, condemned: JavaObject, base: int) -> None:
+    """Deletes the manifests that Iceberg would have deleted after a commit, unless a snapshot has them.
+
+    Iceberg may believe that a commit failed that has happened: a connection pool repeats a statement whose
+    answer was lost, and meets the table as that has left it. Then it deletes the manifests of the present
+    snapshot. base: the last sequence number before the commit; older snapshots can't have them.
+    """
+    if condemned.isEmpty():
+        return
+    # What stays here by an error is removed with the table's other orphans.
+    with suppress(Py4JError, CapturedException):
+        io = java_table.io()
+        needed = set()
+        for snapshot in java_table.snapshots():
+            if snapshot.sequenceNumber() > base:
+                needed.add(snapshot.manifestListLocation())
+                needed |= {manifest.path() for manifest in snapshot.allManifests(io)}
+        for path in set(jvm_of(java_table).java.util.ArrayList(condemned)) - needed:
+            io.deleteFile(path)
 
 
 def _ancestors(java_table: JavaObject, branch: str) -> list[dict[str, Any]]:

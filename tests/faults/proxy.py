@@ -26,6 +26,8 @@ class Mode:
     bytes_per_second: float | None = None
     answer_bytes: int | None = None
     """The connection is closed after so many bytes of the answer."""
+    lost_answer: bytes | None = None
+    """The connection is closed instead of giving an answer that holds this."""
     once: bool = False
     """The network is well again after one such answer."""
     status: int | None = None
@@ -43,6 +45,10 @@ def slow(latency_seconds: float, bytes_per_second: float | None = None) -> Mode:
 
 def truncate(answer_bytes: int, *, once: bool = False) -> Mode:
     return Mode(answer_bytes=answer_bytes, once=once)
+
+
+def lose(answer: bytes) -> Mode:
+    return Mode(lost_answer=answer, once=True)
 
 
 def answer(status: int) -> Mode:
@@ -136,6 +142,10 @@ class Proxy:
                 pause = mode.latency_seconds + (len(data) / (mode.bytes_per_second or float("inf")))
                 if pause:
                     time.sleep(pause)
+                if is_answer and mode.lost_answer is not None and mode.lost_answer in data:
+                    if mode.once:
+                        self.set(PASS)
+                    break
                 if is_answer and mode.answer_bytes is not None:
                     data = data[: max(mode.answer_bytes - passed, 0)]
                 sink.sendall(data)

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.faults.tables import local
 from worker.catalogs import load_table
 from worker.commit import (
     CommitConflictError,
@@ -77,11 +78,14 @@ class Plan:
     @contextmanager
     def changes_nothing(self, expected: type[CommitError], match: str) -> Iterator[None]:
         metadata_location, rows = self.table.metadata_location, self.rows
+        metadata = local(metadata_location).parent
+        manifests = set(metadata.glob("*.avro"))
         with pytest.raises(expected, match=match) as caught:
             yield
         assert "\tat " not in str(caught.value), "a stack trace is no message"
         assert (self.table.metadata_location, self.rows) == (metadata_location, rows)
         assert find_commits(self.java_table, self.branch, "job-1") == []
+        assert set(metadata.glob("*.avro")) == manifests
 
 
 NewPlan = Callable[..., Plan]

@@ -1,0 +1,130 @@
+"""A sql catalog in PostgreSQL whose network breaks in a commit: the table stays whole, the job ends it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, lose
+from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
+from tests.jobs import Jobs
+from tests.service.postgresql import running_server
+from worker.job import JobError
+
+pytestmark = pytest.mark.integration
+
+ROWS = 60
+EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
+UPDATED = b"UPDATE 1"
+"""What PostgreSQL answers to the statement that makes a commit of Iceberg's."""
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseCatalog:
+    name: str
+    uri: str
+    warehouse: str
+
+    @property
+    def type(self) -> str:
+        return "sql"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"uri": self.uri, "warehouse": self.warehouse}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[Proxy]:
+    port = urlsplit(server).port
+    assert port is not None
+    with Proxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Spark knows the catalog as `database`, by a network of its own that stays well."""
+    location = tmp_path_factory.mktemp("database").as_uri()
+    settings = {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        ".uri": f"jdbc:postgresql://127.0.0.1:{urlsplit(server).port}/postgres",
+        ".jdbc.user": "icestream",
+        ".jdbc.schema-version": "V1",
+        ".warehouse": location,
+        ".cache-enabled": "false",
+    }
+    for key, value in settings.items():
+        spark.conf.set(f"spark.sql.catalog.database{key}", value)
+    return location
+
+
+@pytest.fixture(params=[2, 3])
+def table(request: pytest.FixtureRequest, spark: SparkSession, warehouse: str) -> TableBuilder:
+    """Two data files, and deletes of every third row."""
+    name = f"database.db.t{next(_numbers)}"
+    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=request.param)
+    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
+    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
+    return table
+
+
+@pytest.fixture
+def jobs(spark: SparkSession, warehouse: str, proxy: Proxy, table: TableBuilder, tmp_path: Path) -> Jobs:
+    uri = f"postgresql://icestream@127.0.0.1:{proxy.port}/postgres?socketTimeout=2"
+    return Jobs(spark, DatabaseCatalog("database", uri, warehouse), table.identifier, tmp_path)
+
+
+def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
+    jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+) -> None:
+    """Iceberg's connection pool repeats the statement, takes its own commit for another's and cleans up."""
+    jobs.reporter.before_commit = lambda: proxy.set(lose(UPDATED))
+    done = jobs.run("convert", job_id="lost")
+    assert proxy.mode == PASS
+    assert done.result["rows_deleted"] == ROWS // 3
+    assert commits_by_job(table) == {"lost": 1}
+    named = spark.sql(f"SELECT path FROM {table.identifier}.all_manifests").collect()
+    named += spark.sql(f"SELECT manifest_list FROM {table.identifier}.snapshots").collect()
+    written = local(table.metadata_location).parent.glob("*.avro")
+    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert_nothing_is_left(table)
+
+
+@pytest.mark.parametrize("mode", [CUT, HANG])
+def test_a_database_that_is_away_in_a_commit_costs_an_attempt(
+    mode: Mode, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+) -> None:
+    jobs.reporter.before_commit = lambda: proxy.set(mode)
+    with pytest.raises(JobError) as failed:
+        jobs.run("convert", job_id="broken")
+    assert failed.value.retryable
+    assert failed.value.code == "commit_failed"
+    assert visible_rows(spark, table.identifier) == EXPECTED
+
+    jobs.reporter.before_commit = lambda: None
+    proxy.set(PASS)
+    left = jobs.reporter.left_by("broken")
+    done = jobs.run("convert", job_id="broken", attempt=2, leftovers=[left])
+    assert done.cleared
+    assert commits_by_job(table) == {"broken": 1}
+    assert equality_delete_files(spark, table.identifier) == []
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert_nothing_is_left(table)
