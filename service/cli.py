@@ -29,6 +29,9 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any."
 DataDir = Annotated[
     Path | None, typer.Option(help="Where everything is kept.", show_default="./icestream-data")
 ]
+DownTo = Annotated[
+    str | None, typer.Option(help="An older migration to go back to; what it does not know is lost.")
+]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
 
 
@@ -90,13 +93,17 @@ def worker() -> None:
 
 
 @app.command()
-def migrate() -> None:
-    """Bring the control database to this version's schema."""
+def migrate(down_to: DownTo = None) -> None:
+    """Bring the control database to this version's schema, or back to an older one."""
+    from service import database
     from service.app import prepare
 
     settings = _settings()
     with _one_sentence():
-        prepare(settings)
+        if down_to is None:
+            prepare(settings)
+        else:
+            database.migrate(settings.database_url, down_to)
 
 
 @app.command()

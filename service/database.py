@@ -197,8 +197,12 @@ def _scripts(url: str) -> ScriptDirectory:
     return ScriptDirectory.from_config(_alembic_config(url))
 
 
-def migrate(url: str) -> None:
-    """Bring the database at `url` to this version's schema; safe to run from several replicas at once."""
+def migrate(url: str, down_to: str | None = None) -> None:
+    """Bring the database at `url` to this version's schema; safe to run from several replicas at once.
+
+    down_to: an older revision to go back to instead, which drops what that one does not have.
+    Raises StartError for one that is not older.
+    """
     database = Database(url)
     try:
         with database._writing_engine.connect() as connection:
@@ -209,12 +213,25 @@ def migrate(url: str) -> None:
                 connection.commit()
             config = _alembic_config(url)
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if down_to is None:
+                command.upgrade(config, "head")
+            else:
+                _downgrade(config, connection, down_to)
             if not database.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_unlock(727074)"))
             connection.commit()
     finally:
         database.dispose()
+
+
+def _downgrade(config: Config, connection: Connection, revision: str) -> None:
+    current = MigrationContext.configure(connection).get_current_revision() or "base"
+    scripts = ScriptDirectory.from_config(config)
+    behind = [script.revision for script in scripts.iterate_revisions(current, "base")]
+    if revision not in behind[1:]:
+        older = ", ".join(reversed(behind[1:])) or "none"
+        raise StartError(f"The database is at migration {current}; it can go back to these: {older}.")
+    command.downgrade(config, revision)
 
 
 def get_database(request: Request) -> Database:

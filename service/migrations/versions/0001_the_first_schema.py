@@ -358,3 +358,27 @@ def upgrade() -> None:
     )
     op.create_index("ix_events_job_id_id", "events", ["job_id", "id"], unique=False)
     op.create_index("ix_events_table_id_id", "events", ["table_id", "id"], unique=False)
+
+
+def downgrade() -> None:
+    for table in (
+        "events",
+        "attempts",
+        "table_health",
+        "policy_attachments",
+        "jobs",
+        "health_samples",
+        "tables",
+        "browser_sessions",
+        "workers",
+        "system_state",
+        "policies",
+        "login_tokens",
+        "leases",
+        "idempotent_answers",
+        "catalogs",
+        "audit_entries",
+        "api_keys",
+        "address_counters",
+    ):
+        op.drop_table(table)

@@ -18,3 +18,8 @@ def upgrade() -> None:
     op.create_index(
         "ix_attempts_plans", "attempts", ["job_id"], sqlite_where=announced, postgresql_where=announced
     )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_attempts_plans", table_name="attempts")
+    op.drop_column("attempts", "plans")

@@ -1,0 +1,103 @@
+"""Jobs on a disk that is really full; `test_full_disk.py` runs this file where it may mount one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
+from tests.jobs import Jobs
+from worker.job import JobError
+
+ROWS = 20_000
+EXPECTED = Counter((i, i) for i in range(ROWS) if i % 2)
+
+
+class Disk:
+    """A file system in memory, as small as a test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self._mount("-t", "tmpfs", "-o", "size=1g", "tmpfs", str(path))
+
+    def resize(self, size: str) -> None:
+        self._mount("-o", f"remount,size={size}", str(self.path))
+
+    def fill(self) -> None:
+        with (self.path / "ballast").open("ab", buffering=0) as ballast:
+            try:
+                while True:
+                    ballast.write(bytes(4096))
+            except OSError:
+                return
+
+    def clear(self) -> None:
+        (self.path / "ballast").unlink()
+
+    def _mount(self, *arguments: str) -> None:
+        subprocess.run(["mount", *arguments], check=True)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def disk(request: pytest.FixtureRequest, catalog: Catalog) -> Disk:
+    """Where the tables of one namespace lie."""
+    return Disk(local(catalog.warehouse) / f"disk{request.param}")
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, spark: SparkSession, catalog: Catalog, disk: Disk) -> TableBuilder:
+    """Three data files, and deletes of every second row."""
+    name = f"{catalog.name}.{disk.path.name}.{request.node.originalname}"
+    version: Any = 3 if disk.path.name.endswith("3") else 2
+    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=version)
+    table.append(pa.table({"id": range(ROWS), "v": range(ROWS)}), files=3)
+    table.delete_keys(pa.table({"id": range(0, ROWS, 2)}))
+    return table
+
+
+def test_a_full_disk_of_the_index(
+    spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path: Path
+) -> None:
+    place = Disk(tmp_path / "small")
+    jobs = Jobs(spark, catalog, table.identifier, place.path / "index")
+    place.resize("16k")
+    with pytest.raises(JobError) as failed:
+        jobs.run("index", job_id="full")
+    assert failed.value.retryable
+    assert "No space left on device" in failed.value.detail
+    place.resize("1g")
+    assert jobs.run("index", job_id="full", attempt=2).result["key_sets"][0]["rows_indexed"] == ROWS
+    assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+
+
+@pytest.mark.parametrize("when", ["before the delete files", "before the commit"])
+def test_a_full_disk_of_the_table(
+    spark: SparkSession, catalog: Catalog, table: TableBuilder, disk: Disk, tmp_path: Path, when: str
+) -> None:
+    jobs = Jobs(spark, catalog, table.identifier, tmp_path / "index")
+    if when == "before the commit":
+        jobs.reporter.before_commit = disk.fill
+    else:
+        disk.fill()
+    with pytest.raises(JobError) as failed:
+        jobs.run("convert", job_id="full")
+    assert failed.value.retryable
+    assert "No space left on device" in failed.value.detail
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    jobs.reporter.before_commit = lambda: None
+    disk.clear()
+    left = jobs.reporter.left_by("full")
+    done = jobs.run("convert", job_id="full", attempt=2, leftovers=[left])
+    assert done.cleared
+    assert commits_by_job(table) == {"full": 1}
+    assert equality_delete_files(spark, table.identifier) == []
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert_nothing_is_left(table)
