@@ -14,7 +14,7 @@ referenced data file still lives and every delete file to remove is still there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -133,9 +133,7 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
             operation = _row_delta(java_table, delta, added, removed, referenced, summary)
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
             operation.deleteWith(_collector(condemned))
-        failure: CommitError = CommitStateUnknownError(
-            "the commit was accepted, but the branch's history does not show it yet"
-        )
+        failure: CommitError | None = None
         may_repeat = False
         try:
             operation.commit()
@@ -144,19 +142,24 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
             lost_race = isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error)
             may_repeat = lost_race and remaining > 0
         # Also after a conflict: the library, or a connection pool below it, may have repeated a commit whose
-        # answer was lost, and met that one.
+        # answer was lost, and met that one. A table that is gone may come back, so this is unknown, too.
+        said = failure or CommitStateUnknownError("the commit was accepted, but the table does not show it")
         try:
             committed = _find_commit(java_table, delta, commit_id)
-        except CommitConflictError:  # the table is gone, or another one
-            committed = None
         except CommitError as unreadable:
-            raise CommitStateUnknownError(f"{failure}; then: {unreadable}") from None
-        if committed is not None or not isinstance(failure, CommitStateUnknownError):
-            _delete_unneeded(java_table, condemned, base)
+            raise CommitStateUnknownError(f"{said}; then: {unreadable}") from None
+        if committed is None and isinstance(said, CommitStateUnknownError):
+            raise said
+        # Iceberg may believe that a commit failed which has happened, and would delete its manifests.
+        paths = set(jvm_of(java_table).java.util.ArrayList(condemned))
+        needed = _manifests_since(java_table, base) if failure and paths else set()
+        if committed is None and paths & needed:
+            raise CommitStateUnknownError(f"{said}; but later snapshots are built on it")
+        _delete(java_table, paths - needed)
         if committed is not None:
             return committed
         if not may_repeat:
-            raise failure
+            raise said
     raise AssertionError("the last round returns or raises")
 
 
@@ -168,7 +171,7 @@ def find_commits(java_table: JavaObject, branch: str, job_id: str) -> list[Commi
     """
     with _prepared():
         java_table.refresh()
-        ancestors = _ancestors(java_table, branch)
+        ancestors = _ancestors(_metadata(java_table), branch)
     return [_committed(ancestor) for ancestor in ancestors if _summary(ancestor).get(JOB_ID) == job_id]
 
 
@@ -303,7 +306,10 @@ def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
 
 
 def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> CommittedSnapshot | None:
-    """The snapshot of one commit, or None when it is not among the ancestors. Raises CommitError."""
+    """The snapshot of one commit, or None when the table has none.
+
+    Raises CommitError when the table can't be read, or has it where the branch does not lead.
+    """
     with _prepared():
         java_table.refresh()
         head = java_table.snapshot(delta.branch)
@@ -311,36 +317,51 @@ def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> Com
         heads = (
             [json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))] if head else []
         )
-        if not heads or _summary(heads[0]).get(COMMIT_ID) != commit_id:
-            heads = _ancestors(java_table, delta.branch)
-    return next((_committed(one) for one in heads if _summary(one).get(COMMIT_ID) == commit_id), None)
+        if heads and _summary(heads[0]).get(COMMIT_ID) == commit_id:
+            return _committed(heads[0])
+        metadata = _metadata(java_table)
+    ours = (one for one in metadata.get("snapshots", ()) if _summary(one).get(COMMIT_ID) == commit_id)
+    found = next(ours, None)
+    if found is None:
+        return None
+    if found not in _ancestors(metadata, delta.branch):
+        raise CommitError(f"the commit happened, and branch {delta.branch} was moved away from it")
+    return _committed(found)
 
 
-def _delete_unneeded(java_table: JavaObject, condemned: JavaObject, base: int) -> None:
-    """Deletes the manifests that Iceberg would have deleted after a commit, unless a snapshot has them.
+def _manifests_since(java_table: JavaObject, base: int) -> set[str]:
+    """The manifests and manifest lists of the snapshots with a sequence number above `base`.
 
-    Iceberg may believe that a commit failed that has happened: a connection pool repeats a statement whose
-    answer was lost, and meets the table as that has left it. Then it deletes the manifests of the present
-    snapshot. base: the last sequence number before the commit; older snapshots can't have them.
+    Raises CommitStateUnknownError when one can't be read.
     """
-    if condemned.isEmpty():
-        return
-    # What stays here by an error is removed with the table's other orphans.
-    with suppress(Py4JError, CapturedException):
+    needed = set()
+    try:
         io = java_table.io()
-        needed = set()
-        for snapshot in java_table.snapshots():
+        for snapshot in reversed(list(java_table.snapshots())):
             if snapshot.sequenceNumber() > base:
                 needed.add(snapshot.manifestListLocation())
                 needed |= {manifest.path() for manifest in snapshot.allManifests(io)}
-        for path in set(jvm_of(java_table).java.util.ArrayList(condemned)) - needed:
-            io.deleteFile(path)
+    except (Py4JError, CapturedException) as error:
+        raise CommitStateUnknownError(java_message(error)) from None
+    return needed
 
 
-def _ancestors(java_table: JavaObject, branch: str) -> list[dict[str, Any]]:
-    """The snapshots from a branch's head back to its first known one, in Iceberg's JSON form."""
+def _delete(java_table: JavaObject, paths: Collection[str]) -> None:
+    """Deletes manifests that no snapshot has; what stays by an error is removed with the table's orphans."""
+    for path in paths:
+        with suppress(Py4JError, CapturedException):
+            java_table.io().deleteFile(path)
+
+
+def _metadata(java_table: JavaObject) -> dict[str, Any]:
+    """The table's metadata in Iceberg's JSON form."""
     parser = jvm_of(java_table).org.apache.iceberg.TableMetadataParser
-    metadata = json.loads(parser.toJson(java_table.operations().current()))
+    metadata: dict[str, Any] = json.loads(parser.toJson(java_table.operations().current()))
+    return metadata
+
+
+def _ancestors(metadata: Mapping[str, Any], branch: str) -> list[dict[str, Any]]:
+    """The snapshots from a branch's head back to its first known one."""
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
     snapshot_id = metadata.get("refs", {}).get(branch, {}).get("snapshot-id")
     ancestors = []

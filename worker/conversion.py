@@ -57,6 +57,7 @@ from worker.storage import Storage
 
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
+VECTORS_PER_MOVE = 50  # each may hold as many positions as its data file has rows
 
 _LOST_TYPE = "its partition is of a column that was dropped, so Iceberg can't write delete files into it"
 _LOST_TYPE_REMEDY = (
@@ -431,14 +432,25 @@ class Plan:
         if shared:
             movable = [file for file in shared if not self._has_lost_its_type(file.partition)]
             moved = self._run_deletes(movable, positions, moves=True)
-            self.job.decide(
-                f"{moved.delete_files_added:,} deletion vectors get files of their own: they shared one with"
-                " vectors that are replaced, and Iceberg's expiry deletes such files."
-            )
-            # One that can't be read stays where it is, as it was.
+            self._tell_of_moves(moved.delete_files_added, len(shared) - moved.delete_files_added)
+            # One that can't be read or written stays where it is.
             outcome = DeletesOutcome.union([outcome, replace(moved, blocked=(), missing=False)])
         blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def _tell_of_moves(self, moved: int, left: int) -> None:
+        if self.dry_run:
+            return
+        if moved:
+            self.job.decide(
+                f"{moved:,} deletion vectors move to files of their own: they shared one with vectors that"
+                " are replaced, and Iceberg's expireSnapshots() deletes such files."
+            )
+        if left:
+            self.job.decide(
+                f"{left:,} deletion vectors stay in files with vectors that are replaced, since they can't be"
+                " read or written anew: expire snapshots with Spark's procedure, which spares such files."
+            )
 
     def _run_deletes(
         self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
@@ -446,11 +458,15 @@ class Plan:
         outcomes: list[DeletesOutcome] = []
         bound = MEMORY_POSITIONS >> self.job.halvings
         for batch in in_batches(files, positions, len(files), bound):
-            groups = in_batches(batch, positions, FILES_PER_DELETES_TASK, bound // 8)
+            files_at_most = VECTORS_PER_MOVE if moves else FILES_PER_DELETES_TASK
+            groups = in_batches(batch, positions, files_at_most, bound // 8)
             tasks = [self._deletes_task(group, positions, moves=moves) for group in groups]
             if tasks and not self.dry_run:
                 self._announce()
-            rows = sum(len(found) for task in tasks for found in task.positions.values())
+            if moves:  # how many positions their vectors hold is not known before they are read
+                rows = sum(file.record_count for file in batch)
+            else:
+                rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self.job.run_tasks("deletes", tasks, None, rows)
         return DeletesOutcome.union(outcomes)
 
@@ -541,6 +557,8 @@ class Plan:
 
     def remove_outputs(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
+        if self.dry_run:
+            return
         for locations, data_files in self._locations:
             remove_written(self.table.storage, locations, self.table.metadata.format_version, data_files)
 

@@ -3,6 +3,8 @@
 Modes hold for connections that are open and for those to come, and may change at any time.
 """
 
+from __future__ import annotations
+
 import socket
 import struct
 import threading
@@ -30,6 +32,8 @@ class Mode:
     """The connection is closed instead of giving an answer that holds this."""
     once: bool = False
     """The network is well again after one such answer."""
+    then: Mode | None = None
+    """What the network does after a lost answer."""
     status: int | None = None
     """Every HTTP request is answered with this, and never gets to the target."""
 
@@ -47,8 +51,8 @@ def truncate(answer_bytes: int, *, once: bool = False) -> Mode:
     return Mode(answer_bytes=answer_bytes, once=once)
 
 
-def lose(answer: bytes) -> Mode:
-    return Mode(lost_answer=answer, once=True)
+def lose(answer: bytes, then: Mode = PASS) -> Mode:
+    return Mode(lost_answer=answer, then=then)
 
 
 def answer(status: int) -> Mode:
@@ -143,8 +147,7 @@ class Proxy:
                 if pause:
                     time.sleep(pause)
                 if is_answer and mode.lost_answer is not None and mode.lost_answer in data:
-                    if mode.once:
-                        self.set(PASS)
+                    self.set(mode.then or PASS)
                     break
                 if is_answer and mode.answer_bytes is not None:
                     data = data[: max(mode.answer_bytes - passed, 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
 from tests.jobs import Jobs
 from worker.job import JobError
 
+_numbers = count()
 ROWS = 20_000
 EXPECTED = Counter((i, i) for i in range(ROWS) if i % 2)
 
@@ -53,9 +55,9 @@ def disk(request: pytest.FixtureRequest, catalog: Catalog) -> Disk:
 
 
 @pytest.fixture
-def table(request: pytest.FixtureRequest, spark: SparkSession, catalog: Catalog, disk: Disk) -> TableBuilder:
+def table(spark: SparkSession, catalog: Catalog, disk: Disk) -> TableBuilder:
     """Three data files, and deletes of every second row."""
-    name = f"{catalog.name}.{disk.path.name}.{request.node.originalname}"
+    name = f"{catalog.name}.{disk.path.name}.t{next(_numbers)}"
     version: Any = 3 if disk.path.name.endswith("3") else 2
     table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=version)
     table.append(pa.table({"id": range(ROWS), "v": range(ROWS)}), files=3)

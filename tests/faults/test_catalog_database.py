@@ -108,15 +108,23 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     assert_nothing_is_left(table)
 
 
-@pytest.mark.parametrize("mode", [CUT, HANG])
+# Away before the commit, in the middle of it, and after it with the answer.
+OUTAGES = [
+    (CUT, "commit_failed"),
+    (HANG, "commit_failed"),
+    (lose(UPDATED, then=CUT), "commit_state_unknown"),
+    (lose(UPDATED, then=HANG), "commit_state_unknown"),
+]
+
+
+@pytest.mark.parametrize(("mode", "code"), OUTAGES)
 def test_a_database_that_is_away_in_a_commit_costs_an_attempt(
-    mode: Mode, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+    mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
     jobs.reporter.before_commit = lambda: proxy.set(mode)
     with pytest.raises(JobError) as failed:
         jobs.run("convert", job_id="broken")
-    assert failed.value.retryable
-    assert failed.value.code == "commit_failed"
+    assert (failed.value.code, failed.value.retryable) == (code, True)
     assert visible_rows(spark, table.identifier) == EXPECTED
 
     jobs.reporter.before_commit = lambda: None
