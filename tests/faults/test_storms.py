@@ -112,6 +112,7 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_delays_none
             assert result["unconvertible"] == []
             assert not any("plans again" in sentence for sentence in result["decisions"])
             if number == 1:
+                upserts.wait_for_another()  # its deletes name the key
                 exactly.jobs.run("index")
         end = monotonic()
     committed = len(upserts.seconds) + len(appends.seconds)

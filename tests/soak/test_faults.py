@@ -56,12 +56,12 @@ def _take_null_for_its_placeholder(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
-    def forgetful(new_positions: Any, existing: Mapping[str, ExistingDeletes], *how: Any) -> Any:
+    def forgetful(new_positions: Any, existing: Mapping[str, ExistingDeletes], *how: Any, moves: bool) -> Any:
         known = {
             path: replace(one, positions=BitMap64(), file_scoped_positions=BitMap64())
             for path, one in existing.items()
         }
-        return plan_deletes(new_positions, known, *how)
+        return plan_deletes(new_positions, known, *how, moves=moves)
 
     patch.setattr("worker.conversion.plan_deletes", forgetful)
 
