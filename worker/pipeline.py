@@ -15,6 +15,7 @@ from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
 from worker.removal import drop_index
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
+from worker.storage import causes_of
 from worker.verification import verify_index
 
 # Errors whose text is all that there is of what happened in another process.
@@ -76,21 +77,11 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
-    for one in _causes(error):
+    for one in causes_of(error):
         words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
         if isinstance(one, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
             return True
     return False
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error and what led to it. An error that is raised again makes a circle of these."""
-    causes: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in causes:
-        causes.append(following)
-        following = following.__cause__ or following.__context__
-    return causes
 
 
 def _run(job: Job) -> Outcome:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from pypaimon.write.commit_message import CommitMessage
 
 from worker.snapshots import NextSnapshot
 from worker.sorting import is_bytes
-from worker.storage import Storage, StoredFile
+from worker.storage import Storage, StoredFile, causes_of
 
 ROW_GROUP_ROWS = 8_192
 DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
@@ -228,11 +229,12 @@ class IndexWarehouse:
         options: Mapping[str, str],
     ) -> RunTable:
         """The table, created if needed. Raises OSError when the warehouse can't be written."""
-        self._catalog.create_database(database, True)
         paimon_schema = Schema.from_pyarrow_schema(
             schema, primary_keys=list(primary_key), options={**_TABLE_OPTIONS, **options}
         )
-        self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
+        with _unwrapped():
+            self._catalog.create_database(database, True)
+            self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
         return RunTable(self._catalog.get_table(f"{database}.{name}"), self.storage)
 
     def table_names(self, database: str) -> list[str]:
@@ -253,6 +255,18 @@ class IndexWarehouse:
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists."""
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """What the store said, which pypaimon wraps in errors of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        for cause in causes_of(error):
+            if isinstance(cause, OSError | MemoryError):
+                raise cause from None
+        raise
 
 
 class RunTable:
@@ -296,12 +310,11 @@ class RunTable:
         commit.file_store_commit.commit_max_retries = 0
         try:
             message = CommitMessage((), 0, [self._meta(file) for file in added], deleted_files=dead)
-            commit.commit([message])
+            with _unwrapped():  # while it writes manifests
+                commit.commit([message])
         except RuntimeError as error:
             if next_snapshot.error is not None:
                 raise next_snapshot.error from None
-            if isinstance(error.__context__, OSError | MemoryError):  # while it wrote manifests
-                raise error.__context__ from None
             if next_snapshot.is_overtaken or not next_snapshot.was_reached:
                 raise IndexCommitConflictError("another commit to the index came first") from error
             raise

@@ -187,3 +187,13 @@ class Storage:
         except FileNotFoundError:
             return False
         return True
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """An error and what led to it. An error that is raised again makes a circle of these."""
+    causes: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in causes:
+        causes.append(following)
+        following = following.__cause__ or following.__context__
+    return causes

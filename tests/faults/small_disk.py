@@ -65,12 +65,13 @@ def table(spark: SparkSession, catalog: Catalog, disk: Disk) -> TableBuilder:
     return table
 
 
+@pytest.mark.parametrize("size", ["4k", "8k", "16k", "32k"])  # for schemas, runs, manifests, the dictionary
 def test_a_full_disk_of_the_index(
-    spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path: Path
+    spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path: Path, size: str
 ) -> None:
     place = Disk(tmp_path / "small")
     jobs = Jobs(spark, catalog, table.identifier, place.path / "index")
-    place.resize("16k")
+    place.resize(size)
     with pytest.raises(JobError) as failed:
         jobs.run("index", job_id="full")
     assert failed.value.retryable
