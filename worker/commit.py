@@ -130,9 +130,8 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         with _prepared():
             base = int(java_table.operations().current().lastSequenceNumber())
-            operation = _row_delta(java_table, delta, added, removed, referenced, summary)
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation.deleteWith(_collector(condemned))
+            operation = _row_delta(java_table, delta, added, removed, referenced, summary, condemned)
         failure: CommitError | None = None
         may_repeat = False
         try:
@@ -193,10 +192,13 @@ def _row_delta(
     removed: JavaObject,
     referenced: JavaObject,
     summary: Mapping[str, str],
+    condemned: JavaObject,
 ) -> JavaObject:
+    """The operation, not yet committed. condemned: gets the manifests that Iceberg would delete."""
     operation = (
         java_table.newRowDelta()
         .toBranch(delta.branch)
+        .deleteWith(_collector(condemned))
         .validateFromSnapshot(delta.starting_snapshot_id)
         .validateDataFilesExist(referenced)
         .validateDeletedFiles()

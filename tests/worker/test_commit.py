@@ -373,7 +373,6 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
 
     class RolledBack:
         def __init__(self, operation: Any) -> None:
-            self.deleteWith = operation.deleteWith
             self._operation = operation
 
         def commit(self) -> None:
