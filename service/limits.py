@@ -1,11 +1,11 @@
 """How large a request's body may be: nobody makes the service hold more than it was meant to."""
 
-import json
 import re
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import PROBLEM_JSON, IcestreamError, problem_of
+from service.errors import IcestreamError, problem_response
 
 MAX_BODY_BYTES = 1024**2
 MAX_REPORT_BYTES = 64 * 1024**2
@@ -26,7 +26,7 @@ class BodyLimit:
         limit = MAX_REPORT_BYTES if _REPORT.match(scope["path"]) else MAX_BODY_BYTES
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > limit:
-            await _refuse(scope, send, limit)
+            await _refuse(scope, receive, send, limit)
             return
         received = 0
         has_begun = is_refused = False
@@ -52,10 +52,10 @@ class BodyLimit:
             if not is_refused:
                 raise
         if is_refused and not has_begun:
-            await _refuse(scope, send, limit)
+            await _refuse(scope, receive, send, limit)
 
 
-async def _refuse(scope: Scope, send: Send, limit: int) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
     error = IcestreamError(
         "body-too-large",
         "The request's body is too large",
@@ -64,13 +64,6 @@ async def _refuse(scope: Scope, send: Send, limit: int) -> None:
         status=413,
         limit_bytes=limit,
     )
-    request_id = scope.get("state", {}).get("request_id")
-    content = json.dumps(problem_of(error, scope["path"], request_id).model_dump(mode="json")).encode()
-    headers = [
-        (b"content-type", PROBLEM_JSON.encode()),
-        (b"content-length", str(len(content)).encode()),
-        # What is still to come of the body is not read.
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    response = problem_response(Request(scope), error)
+    response.headers["connection"] = "close"  # what is still to come of the body is not read
+    await response(scope, receive, send)

@@ -83,19 +83,26 @@ def sqlite_catalog(spark: SparkSession, name: str, directory: Path) -> Catalog:
     """Make a catalog in `directory` known to Spark as `name`, a name not used before in this process."""
     directory.mkdir(parents=True, exist_ok=True)
     catalog = Catalog(name, directory / "catalog.db", (directory / "warehouse").as_uri())
-    prefix = f"spark.sql.catalog.{name}"
+    register_jdbc_catalog(spark, name, catalog.jdbc_uri, catalog.warehouse)
+    return catalog
+
+
+def register_jdbc_catalog(
+    spark: SparkSession, name: str, uri: str, warehouse: str, further: Mapping[str, str] | None = None
+) -> None:
+    """Make a catalog in a database known to Spark. further: settings of it."""
     settings = {
-        prefix: "org.apache.iceberg.spark.SparkCatalog",
-        f"{prefix}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-        f"{prefix}.uri": catalog.jdbc_uri,
-        f"{prefix}.warehouse": catalog.warehouse,
-        f"{prefix}.jdbc.schema-version": "V1",
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        ".uri": uri,
+        ".warehouse": warehouse,
+        ".jdbc.schema-version": "V1",
         # Others write these tables while the oracle looks.
-        f"{prefix}.cache-enabled": "false",
+        ".cache-enabled": "false",
+        **{f".{key}": value for key, value in (further or {}).items()},
     }
     for key, value in settings.items():
-        spark.conf.set(key, value)
-    return catalog
+        spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
 
 
 def visible_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +61,15 @@ class CatalogRecord(Protocol):
     def type(self) -> str: ...
     @property
     def properties(self) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCatalog:
+    """The record of a catalog in a database."""
+
+    name: str
+    properties: dict[str, str]
+    type: str = "sql"
 
 
 class Jobs:

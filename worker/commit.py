@@ -315,12 +315,11 @@ def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> Com
     with _prepared():
         java_table.refresh()
         head = java_table.snapshot(delta.branch)
-        # Nearly always the head itself, which spares serialising the whole history.
-        heads = (
-            [json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))] if head else []
-        )
-        if heads and _summary(heads[0]).get(COMMIT_ID) == commit_id:
-            return _committed(heads[0])
+        if head is not None:
+            # Nearly always the head itself, which spares serialising the whole history.
+            newest = json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))
+            if _summary(newest).get(COMMIT_ID) == commit_id:
+                return _committed(newest)
         metadata = _metadata(java_table)
     ours = (one for one in metadata.get("snapshots", ()) if _summary(one).get(COMMIT_ID) == commit_id)
     found = next(ours, None)
@@ -339,7 +338,7 @@ def _manifests_since(java_table: JavaObject, base: int) -> set[str]:
     needed = set()
     try:
         io = java_table.io()
-        for snapshot in reversed(list(java_table.snapshots())):
+        for snapshot in java_table.snapshots():
             if snapshot.sequenceNumber() > base:
                 needed.add(snapshot.manifestListLocation())
                 needed |= {manifest.path() for manifest in snapshot.allManifests(io)}
@@ -350,9 +349,10 @@ def _manifests_since(java_table: JavaObject, base: int) -> set[str]:
 
 def _delete(java_table: JavaObject, paths: Collection[str]) -> None:
     """Deletes manifests that no snapshot has; what stays by an error is removed with the table's orphans."""
+    io = java_table.io()
     for path in paths:
         with suppress(Py4JError, CapturedException):
-            java_table.io().deleteFile(path)
+            io.deleteFile(path)
 
 
 def _metadata(java_table: JavaObject) -> dict[str, Any]:

@@ -430,7 +430,8 @@ class Plan:
         live = self.table.files
         shared = sharing_a_file(outcome.removed, live.position_deletes, live.data_files)
         if shared:
-            movable = [file for file in shared if not self._has_lost_its_type(file.partition)]
+            untyped = self._without_type(shared)
+            movable = [file for file in shared if file.partition not in untyped]
             moved = self._run_deletes(movable, positions, moves=True)
             self._tell_of_moves(moved.delete_files_added, len(shared) - moved.delete_files_added)
             # One that can't be read or written stays where it is.

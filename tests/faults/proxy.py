@@ -27,13 +27,11 @@ class Mode:
     """Before each chunk."""
     bytes_per_second: float | None = None
     answer_bytes: int | None = None
-    """The connection is closed after so many bytes of the answer."""
+    """The connection is closed after so many bytes of an answer."""
     lost_answer: bytes | None = None
     """The connection is closed instead of giving an answer that holds this."""
-    once: bool = False
-    """The network is well again after one such answer."""
     then: Mode | None = None
-    """What the network does after a lost answer."""
+    """What the network does after one such answer; None: the same again."""
     status: int | None = None
     """Every HTTP request is answered with this, and never gets to the target."""
 
@@ -48,7 +46,7 @@ def slow(latency_seconds: float, bytes_per_second: float | None = None) -> Mode:
 
 
 def truncate(answer_bytes: int, *, once: bool = False) -> Mode:
-    return Mode(answer_bytes=answer_bytes, once=once)
+    return Mode(answer_bytes=answer_bytes, then=PASS if once else None)
 
 
 def lose(answer: bytes, then: Mode = PASS) -> Mode:
@@ -147,15 +145,14 @@ class Proxy:
                 if pause:
                     time.sleep(pause)
                 if is_answer and mode.lost_answer is not None and mode.lost_answer in data:
-                    self.set(mode.then or PASS)
+                    self._go_on_after(mode)
                     break
                 if is_answer and mode.answer_bytes is not None:
                     data = data[: max(mode.answer_bytes - passed, 0)]
                 sink.sendall(data)
                 passed += len(data)
                 if is_answer and mode.answer_bytes is not None and passed >= mode.answer_bytes:
-                    if mode.once:
-                        self.set(PASS)
+                    self._go_on_after(mode)
                     break
             else:
                 # The sender is done; the other direction may go on.
@@ -166,6 +163,10 @@ class Proxy:
         for each in (source, sink):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def _go_on_after(self, mode: Mode) -> None:
+        if mode.then is not None:
+            self.set(mode.then)
 
     def _answer(self, client: socket.socket) -> None:
         """Read requests as far as their headers and length say, and refuse each."""

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
+from tests.factories import Catalog, TableBuilder, visible_rows
+from tests.faults.tables import assert_next_attempt_converts, local
 from tests.jobs import Jobs
 from worker.job import JobError
 
@@ -97,10 +97,4 @@ def test_a_full_disk_of_the_table(
     assert visible_rows(spark, table.identifier) == EXPECTED
     jobs.reporter.before_commit = lambda: None
     disk.clear()
-    left = jobs.reporter.left_by("full")
-    done = jobs.run("convert", job_id="full", attempt=2, leftovers=[left])
-    assert done.cleared
-    assert commits_by_job(table) == {"full": 1}
-    assert equality_delete_files(spark, table.identifier) == []
-    assert visible_rows(spark, table.identifier) == EXPECTED
-    assert_nothing_is_left(table)
+    assert_next_attempt_converts(jobs, table, "full", EXPECTED)

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pyarrow import fs as pafs
 
-from tests.factories import TableBuilder, equality_delete_files
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.jobs import Jobs
 from worker.storage import Storage
 
 
@@ -18,6 +20,18 @@ def assert_nothing_is_left(table: TableBuilder) -> None:
     """No equality delete is live, and each of our files in the table's location is named by a snapshot."""
     assert equality_delete_files(table.spark, table.identifier) == []
     assert orphans(table) == set()
+
+
+def assert_next_attempt_converts(
+    jobs: Jobs, table: TableBuilder, job_id: str, rows: Mapping[tuple[Any, ...], int]
+) -> None:
+    """After a failed first attempt: the second one ends the job in one commit, with these visible rows."""
+    left = jobs.reporter.left_by(job_id)
+    done = jobs.run("convert", job_id=job_id, attempt=2, leftovers=[left])
+    assert done.cleared
+    assert commits_by_job(table) == {job_id: 1}
+    assert visible_rows(table.spark, table.identifier) == rows
+    assert_nothing_is_left(table)
 
 
 def orphans(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.factories import TableBuilder, register_jdbc_catalog, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, lose
-from tests.faults.tables import assert_nothing_is_left, commits_by_job, local
-from tests.jobs import Jobs
+from tests.faults.tables import assert_next_attempt_converts, assert_nothing_is_left, commits_by_job, local
+from tests.jobs import Jobs, SqlCatalog
 from tests.service.postgresql import running_server
 from worker.job import JobError
 
@@ -26,21 +25,6 @@ EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
 UPDATED = b"UPDATE 1"
 """What PostgreSQL answers to the statement that makes a commit of Iceberg's."""
 _numbers = count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseCatalog:
-    name: str
-    uri: str
-    warehouse: str
-
-    @property
-    def type(self) -> str:
-        return "sql"
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return {"uri": self.uri, "warehouse": self.warehouse}
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +45,8 @@ def proxy(server: str) -> Iterator[Proxy]:
 def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Spark knows the catalog as `database`, by a network of its own that stays well."""
     location = tmp_path_factory.mktemp("database").as_uri()
-    settings = {
-        "": "org.apache.iceberg.spark.SparkCatalog",
-        ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-        ".uri": f"jdbc:postgresql://127.0.0.1:{urlsplit(server).port}/postgres",
-        ".jdbc.user": "icestream",
-        ".jdbc.schema-version": "V1",
-        ".warehouse": location,
-        ".cache-enabled": "false",
-    }
-    for key, value in settings.items():
-        spark.conf.set(f"spark.sql.catalog.database{key}", value)
+    uri = f"jdbc:postgresql://127.0.0.1:{urlsplit(server).port}/postgres"
+    register_jdbc_catalog(spark, "database", uri, location, {"jdbc.user": "icestream"})
     return location
 
 
@@ -88,7 +63,8 @@ def table(request: pytest.FixtureRequest, spark: SparkSession, warehouse: str) -
 @pytest.fixture
 def jobs(spark: SparkSession, warehouse: str, proxy: Proxy, table: TableBuilder, tmp_path: Path) -> Jobs:
     uri = f"postgresql://icestream@127.0.0.1:{proxy.port}/postgres?socketTimeout=2"
-    return Jobs(spark, DatabaseCatalog("database", uri, warehouse), table.identifier, tmp_path)
+    catalog = SqlCatalog("database", {"uri": uri, "warehouse": warehouse})
+    return Jobs(spark, catalog, table.identifier, tmp_path)
 
 
 def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
@@ -129,10 +105,4 @@ def test_a_database_that_is_away_in_a_commit_costs_an_attempt(
 
     jobs.reporter.before_commit = lambda: None
     proxy.set(PASS)
-    left = jobs.reporter.left_by("broken")
-    done = jobs.run("convert", job_id="broken", attempt=2, leftovers=[left])
-    assert done.cleared
-    assert commits_by_job(table) == {"broken": 1}
-    assert equality_delete_files(spark, table.identifier) == []
-    assert visible_rows(spark, table.identifier) == EXPECTED
-    assert_nothing_is_left(table)
+    assert_next_attempt_converts(jobs, table, "broken", EXPECTED)

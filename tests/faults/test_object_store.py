@@ -4,52 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
 from tests.faults.tables import commits_by_job, orphans
-from tests.jobs import Jobs
+from tests.jobs import Jobs, SqlCatalog
 from tests.s3 import S3, s3_server
 from worker.job import JobError
 
 pytestmark = pytest.mark.integration
 
 ROWS = 300
+WAREHOUSE = "s3://lake/warehouse"
 _numbers = count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class S3Catalog:
+def s3_catalog(file: Path, server: S3) -> SqlCatalog:
     """A catalog in SQLite whose tables lie on S3."""
-
-    name: str
-    uri: str
-    s3: S3
-
-    @property
-    def type(self) -> str:
-        return "sql"
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return {
-            "uri": f"sqlite:///{self.uri}",
-            "warehouse": "s3://lake/warehouse",
-            **self.s3.properties(),
-            # A test can't wait for as many repetitions as a job can.
-            "s3.retry.num-retries": "1",
-            "s3.retry.min-wait-ms": "100",
-            "http-client.apache.socket-timeout-ms": "1000",
-            "http-client.apache.connection-timeout-ms": "1000",
-            "s3.connect-timeout": "1",
-            "s3.request-timeout": "1",
-        }
+    properties = {
+        "uri": f"sqlite:///{file}",
+        "warehouse": WAREHOUSE,
+        **server.properties(),
+        # A test can't wait for as many repetitions as a job can.
+        "s3.retry.num-retries": "1",
+        "s3.retry.min-wait-ms": "100",
+        "http-client.apache.socket-timeout-ms": "1000",
+        "http-client.apache.connection-timeout-ms": "1000",
+        "s3.connect-timeout": "1",
+        "s3.request-timeout": "1",
+    }
+    return SqlCatalog("s3", properties)
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +58,16 @@ def proxy(server: S3) -> Iterator[Proxy]:
 def catalog_file(spark: SparkSession, server: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Spark knows the catalog as `s3`, by a network of its own that stays well."""
     file = tmp_path_factory.mktemp("s3") / "catalog.db"
-    settings = {
-        "": "org.apache.iceberg.spark.SparkCatalog",
-        ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-        ".uri": f"jdbc:sqlite:{file}",
-        ".warehouse": "s3://lake/warehouse",
-        ".jdbc.schema-version": "V1",
-        ".jdbc.busy_timeout": "60000",
-        ".cache-enabled": "false",
-        ".io-impl": "org.apache.iceberg.io.ResolvingFileIO",
-        ".s3.endpoint": f"http://127.0.0.1:{server.port}",
-        ".s3.access-key-id": "key",
-        ".s3.secret-access-key": "secret",
-        ".s3.path-style-access": "true",
-        ".client.region": "us-east-1",
+    further = {
+        "jdbc.busy_timeout": "60000",
+        "io-impl": "org.apache.iceberg.io.ResolvingFileIO",
+        "s3.endpoint": f"http://127.0.0.1:{server.port}",
+        "s3.access-key-id": "key",
+        "s3.secret-access-key": "secret",
+        "s3.path-style-access": "true",
+        "client.region": "us-east-1",
     }
-    for key, value in settings.items():
-        spark.conf.set(f"spark.sql.catalog.s3{key}", value)
+    register_jdbc_catalog(spark, "s3", f"jdbc:sqlite:{file}", WAREHOUSE, further)
     return file
 
 
@@ -105,7 +87,7 @@ EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
 class S3Jobs(Jobs):
     """Jobs whose network breaks when a stage begins."""
 
-    def __init__(self, spark: SparkSession, catalog: S3Catalog, identifier: str, proxy: Proxy) -> None:
+    def __init__(self, spark: SparkSession, catalog: SqlCatalog, identifier: str, proxy: Proxy) -> None:
         super().__init__(spark, catalog, identifier, Path.cwd())
         self.index_location = f"s3://lake/index/{identifier}"
         self.proxy = proxy
@@ -122,7 +104,7 @@ class S3Jobs(Jobs):
 
 @pytest.fixture
 def s3_jobs(spark: SparkSession, catalog_file: Path, proxy: Proxy, table: TableBuilder) -> S3Jobs:
-    catalog = S3Catalog("s3", str(catalog_file), S3(proxy.port))
+    catalog = s3_catalog(catalog_file, S3(proxy.port))
     return S3Jobs(spark, catalog, table.identifier, proxy)
 
 

@@ -354,8 +354,7 @@ def test_a_killed_worker_between_two_commits_of_a_job(
             cluster.inject(fault)
             job = cluster.wait_for_job(cluster.submit(subject.table_id, "convert"))
             subject.check_end("convert", job, commits=3)
-            # On a machine that is busy, another one may be slow to renew its lease.
-            assert {attempt["status"] for attempt in job["attempts"][:-1]} == {"lost"}
+            assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
             assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
             cluster.inject()
             for _ in range(3):
