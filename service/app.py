@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
@@ -21,12 +20,14 @@ from service import __version__
 from service.audit import endpoints as audit_endpoints
 from service.audit import service as audit
 from service.auth import endpoints as auth_endpoints
+from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal, Role
 from service.auth.service import ensure_bootstrap_key
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, ReadSession, get_database, migrate
+from service.documentation import router as documentation_router
 from service.errors import (
     PROBLEM_RESPONSES,
     DatabaseError,
@@ -83,8 +84,8 @@ def create_app(settings: Settings) -> FastAPI:
         database.dispose()
 
     database = Database(settings.database_url)
-    app = FastAPIOffline(
-        redoc_url=None,
+    app = FastAPI(
+        openapi_url=None,
         title="Icestream",
         version=__version__,
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",
@@ -113,7 +114,9 @@ def create_app(settings: Settings) -> FastAPI:
         api.include_router(endpoints.router)
     app.include_router(api)
     app.include_router(_probes)
+    app.include_router(documentation_router)
     app.include_router(ui_router, include_in_schema=False)
+    check_every_route_declares_access(app)
     return app
 
 
@@ -140,7 +143,7 @@ class RequestIds:
         await self.app(scope, receive, send_with_id)
 
 
-_probes = APIRouter(tags=["probes"])
+_probes = APIRouter(tags=["probes"], dependencies=[Anyone])
 
 
 @_probes.get("/livez")
@@ -177,23 +180,21 @@ def metrics(session: ReadSession, settings: CurrentSettings) -> Response:
 
 
 def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer with a problem document; a denied write is recorded in a transaction of its own."""
+    """Answer with a problem document; a denial is recorded in a transaction of its own.
+
+    Not recorded is who reads without being known: nothing was asked for in anybody's name, and scanners
+    would fill the log.
+    """
     if not isinstance(error, IcestreamError):
         raise error
-    denied = isinstance(error, ForbiddenError | UnauthenticatedError)
-    if denied and request.method not in ("GET", "HEAD", "OPTIONS"):
+    changes = request.method not in SAFE_METHODS
+    if isinstance(error, ForbiddenError) or (changes and isinstance(error, UnauthenticatedError)):
         principal: Principal = getattr(request.state, "principal", _ANONYMOUS)
-        action = error.extra.get("action", f"{request.method} {request.url.path}")
+        action = error.extra.get("action") or action_of(request)
+        target = error.extra.get("target") or request.url.path
         try:
             with get_database(request).write() as session:
-                audit.record(
-                    session,
-                    principal,
-                    action,
-                    error.extra.get("target") or request.url.path,
-                    "denied",
-                    reason=error.slug,
-                )
+                audit.record(session, principal, action, target, "denied", reason=error.slug)
         except SQLAlchemyError as trouble:
             if not is_database_trouble(trouble):
                 raise

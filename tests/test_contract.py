@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from service.app import create_app
+from service.auth.access import declared_access
 from service.errors import PROBLEM_JSON
 from service.openapi import DOCUMENT, render
 from service.routing import IDEMPOTENCY_HEADER
+from service.settings import Settings
+from tests.access import DECISIONS
 
 CALLS = [
     ("get", "/livez"),
@@ -60,6 +64,14 @@ def test_the_checked_in_document_is_current() -> None:
 @pytest.mark.parametrize(("method", "path"), CALLS)
 def test_every_promised_call_is_in_the_document(method: str, path: str) -> None:
     assert method in json.loads(DOCUMENT.read_text())["paths"][path]
+
+
+def test_who_may_call_a_route_was_decided_for_each() -> None:
+    app = create_app(Settings(database_url="sqlite://"))
+    declared: dict[str, set[str]] = {}
+    for method, path, (who,) in declared_access(app):
+        declared.setdefault(who, set()).add(f"{method} {path}")
+    assert declared == DECISIONS, "decide in tests/access.py"
 
 
 def test_no_page_is_part_of_the_contract() -> None:

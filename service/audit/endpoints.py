@@ -3,10 +3,11 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from pydantic import AwareDatetime
 
 from service.audit import service
 from service.audit.models import AuditEntryView
-from service.auth.principals import Admin
+from service.auth.access import Admin
 from service.database import ReadSession
 from service.paging import Page, Paging
 from service.routing import ApiRoute
@@ -23,8 +24,20 @@ def list_audit_entries(
     action: str | None = None,
     principal: str | None = None,
     target: str | None = None,
+    since: Annotated[AwareDatetime | None, Query(description="Not before this time.")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Before this time.")] = None,
 ) -> Page[AuditEntryView]:
-    """Every write that was allowed or denied, newest first."""
+    """Every change that was allowed, and everything that was denied to somebody known; newest first.
+
+    An allowed change has the name of what it did (`table.pause`), a denied call is named by its route.
+    """
     return service.list_entries(
-        session, page, outcome=outcome, action=action, principal=principal, target=target
+        session,
+        page,
+        outcome=outcome,
+        action=action,
+        principal=principal,
+        target=target,
+        since=since,
+        until=until,
     )

@@ -1,6 +1,7 @@
 """Record and list audit entries."""
 
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlmodel import Session, col, select
@@ -42,8 +43,10 @@ def list_entries(
     action: str | None = None,
     principal: str | None = None,
     target: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> Page[AuditEntryView]:
-    """Entries, newest first."""
+    """Entries, newest first; `since` is inclusive, `until` is not."""
     query = select(AuditEntry).order_by(col(AuditEntry.id).desc())
     if cursor := page.decode(int):
         query = query.where(col(AuditEntry.id) < cursor)
@@ -55,6 +58,10 @@ def list_entries(
     ):
         if wanted is not None:
             query = query.where(column == wanted)
+    if since is not None:
+        query = query.where(col(AuditEntry.at) >= since)
+    if until is not None:
+        query = query.where(col(AuditEntry.at) < until)
     rows = session.exec(query.limit(page.limit + 1)).all()
     return take_page(
         rows, page, lambda row: row.id, lambda row: AuditEntryView.model_validate(row, from_attributes=True)

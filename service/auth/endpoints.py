@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 
 from service.auth import service
+from service.auth.access import Admin, SignedIn
 from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, Me
-from service.auth.principals import Admin, Caller
 from service.database import ReadSession, WriteSession
 from service.paging import Page, Paging
 
@@ -13,13 +13,13 @@ router = APIRouter(tags=["auth"])
 
 
 @router.get("/me")
-def who_am_i(caller: Caller) -> Me:
+def who_am_i(caller: SignedIn) -> Me:
     """Who the credentials of this request belong to."""
     return Me(name=caller.name, role=caller.role, kind=caller.kind)
 
 
 @router.post("/api-keys", status_code=201)
-def create_api_key(session: WriteSession, caller: Caller, body: ApiKeyRequest) -> CreatedApiKey:
+def create_api_key(session: WriteSession, caller: Admin, body: ApiKeyRequest) -> CreatedApiKey:
     """Make an API key. The key itself is shown in this answer only."""
     return service.create_api_key(session, caller, body)
 
@@ -30,6 +30,6 @@ def list_api_keys(session: ReadSession, _caller: Admin, page: Paging) -> Page[Ap
 
 
 @router.delete("/api-keys/{key_id}")
-def revoke_api_key(session: WriteSession, caller: Caller, key_id: str) -> ApiKeyView:
+def revoke_api_key(session: WriteSession, caller: Admin, key_id: str) -> ApiKeyView:
     """Revoke a key and end the browser sessions that it opened."""
     return service.revoke_api_key(session, caller, key_id)

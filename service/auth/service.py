@@ -224,20 +224,6 @@ def csrf_token_of(session_token: str) -> str:
     return hmac.new(session_token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
-def check_csrf(principal: Principal, token: str | None) -> None:
-    """Raise ForbiddenError unless a browser session sent its CSRF token; API keys need none."""
-    if principal.csrf_token is None or (token and hmac.compare_digest(principal.csrf_token, token)):
-        return
-    raise ForbiddenError(
-        "csrf-failed",
-        "The request did not come from our page",
-        "A browser session must send its CSRF token (header X-CSRF-Token, or form field csrf_token).",
-        "Reload the page and try again.",
-        action="csrf",
-        target="",
-    )
-
-
 def invalid_key() -> UnauthenticatedError:
     return UnauthenticatedError(
         "invalid-api-key",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from service.auth.principals import Caller, Viewer
+from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
@@ -27,7 +27,7 @@ OpenCatalogs = Annotated[IcebergCatalogs, Depends(_get_catalogs)]
 
 @router.post("", status_code=201)
 def create_catalog(
-    session: WriteSession, settings: CurrentSettings, caller: Caller, body: CatalogRequest, response: Response
+    session: WriteSession, settings: CurrentSettings, caller: Admin, body: CatalogRequest, response: Response
 ) -> CatalogView:
     """Register a catalog. It need not be reachable yet: POST its `/check` to see."""
     created = service.create_catalog(session, settings, caller, body)
@@ -52,7 +52,7 @@ def get_catalog(session: ReadSession, _caller: Viewer, catalog_id: str, response
 def update_catalog(
     session: WriteSession,
     settings: CurrentSettings,
-    caller: Caller,
+    caller: Admin,
     catalog_id: str,
     body: CatalogPatch,
     if_match: IfMatch,
@@ -65,7 +65,7 @@ def update_catalog(
 
 
 @router.delete("/{catalog_id}", status_code=204)
-def delete_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> None:
+def delete_catalog(session: WriteSession, caller: Admin, catalog_id: str) -> None:
     """Forget a catalog; refused while tables are enrolled from it."""
     service.delete_catalog(session, caller, catalog_id)
 
@@ -81,11 +81,11 @@ def check_catalog(
 
 
 @router.post("/{catalog_id}/pause")
-def pause_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> CatalogView:
+def pause_catalog(session: WriteSession, caller: Operator, catalog_id: str) -> CatalogView:
     """Start no job of any of its tables until resumed; running ones end as usual."""
     return service.pause_catalog(session, caller, catalog_id, paused=True)
 
 
 @router.post("/{catalog_id}/resume")
-def resume_catalog(session: WriteSession, caller: Caller, catalog_id: str) -> CatalogView:
+def resume_catalog(session: WriteSession, caller: Operator, catalog_id: str) -> CatalogView:
     return service.pause_catalog(session, caller, catalog_id, paused=False)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.auth.principals import Viewer
+from service.auth.access import Viewer
 from service.database import ReadSession
 from service.index_health import service
 from service.index_health.models import HealthSampleView, HealthView

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
-from service.auth.principals import Caller, Viewer
+from service.auth.access import Admin, Operator, Viewer
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import InvalidError
 from service.jobs import events, queue, service
@@ -21,7 +21,7 @@ router = APIRouter(tags=["jobs"], route_class=ApiRoute)
 
 
 @router.post("/tables/{table_id}/jobs", status_code=202)
-def request_job(session: WriteSession, caller: Caller, table_id: str, body: JobRequest) -> JobView:
+def request_job(session: WriteSession, caller: Operator, table_id: str, body: JobRequest) -> JobView:
     """Queue a job. If one of its kind is queued already, that one is the answer."""
     return service.request_job(session, caller, table_id, body)
 
@@ -52,19 +52,19 @@ def list_job_events(session: ReadSession, _caller: Viewer, page: Paging, job_id:
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202)
-def cancel_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
+def cancel_job(session: WriteSession, caller: Operator, job_id: str) -> JobView:
     """Cancel a queued job at once; a running one stops at its worker's next heartbeat."""
     return service.cancel_job(session, caller, job_id)
 
 
 @router.post("/jobs/{job_id}/retry", status_code=202)
-def retry_job(session: WriteSession, caller: Caller, job_id: str) -> JobView:
+def retry_job(session: WriteSession, caller: Operator, job_id: str) -> JobView:
     """Queue a failed or cancelled job again, as a new job."""
     return service.retry_job(session, caller, job_id)
 
 
 @router.post("/jobs/bulk")
-def act_on_jobs(session: WriteSession, caller: Caller, body: BulkRequest) -> BulkResult:
+def act_on_jobs(session: WriteSession, caller: Operator, body: BulkRequest) -> BulkResult:
     """Cancel or retry up to 100 jobs; each that can't be is refused with its own problem."""
     return service.act_on_jobs(session, caller, body)
 
@@ -110,11 +110,11 @@ def get_system(session: ReadSession, _caller: Viewer) -> SystemView:
 
 
 @router.post("/system/pause")
-def pause_system(session: WriteSession, caller: Caller) -> SystemView:
+def pause_system(session: WriteSession, caller: Admin) -> SystemView:
     """Start no job of any table until resumed; running ones end as usual."""
     return service.pause_system(session, caller, paused=True)
 
 
 @router.post("/system/resume")
-def resume_system(session: WriteSession, caller: Caller) -> SystemView:
+def resume_system(session: WriteSession, caller: Admin) -> SystemView:
     return service.pause_system(session, caller, paused=False)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from service.auth.principals import Caller, Viewer
+from service.auth.access import Operator, Viewer
 from service.conditional import IfMatch, set_etag
 from service.database import ReadSession, WriteSession
 from service.paging import Page, Paging
@@ -15,7 +15,7 @@ router = APIRouter(tags=["policies"], route_class=ApiRoute)
 
 @router.post("/policies", status_code=201)
 def create_policy(
-    session: WriteSession, caller: Caller, body: PolicyRequest, response: Response
+    session: WriteSession, caller: Operator, body: PolicyRequest, response: Response
 ) -> PolicyView:
     """Make a policy. Values left out are inherited from wherever it is attached."""
     created = service.create_policy(session, caller, body)
@@ -39,7 +39,7 @@ def get_policy(session: ReadSession, _caller: Viewer, policy_id: str, response: 
 @router.patch("/policies/{policy_id}")
 def update_policy(
     session: WriteSession,
-    caller: Caller,
+    caller: Operator,
     policy_id: str,
     body: PolicyPatch,
     if_match: IfMatch,
@@ -52,13 +52,13 @@ def update_policy(
 
 
 @router.delete("/policies/{policy_id}", status_code=204)
-def delete_policy(session: WriteSession, caller: Caller, policy_id: str) -> None:
+def delete_policy(session: WriteSession, caller: Operator, policy_id: str) -> None:
     """Remove a policy that is attached nowhere."""
     service.delete_policy(session, caller, policy_id)
 
 
 @router.put("/policy-attachments")
-def attach_policy(session: WriteSession, caller: Caller, body: AttachmentRequest) -> AttachmentView | None:
+def attach_policy(session: WriteSession, caller: Operator, body: AttachmentRequest) -> AttachmentView | None:
     """Attach a policy to the system, a catalog, a namespace or a table; a null policy detaches."""
     return service.attach_policy(session, caller, body)
 

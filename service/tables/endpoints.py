@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from service.auth.principals import Caller, Viewer
+from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
@@ -30,7 +30,7 @@ def enroll_table(
     database: CurrentDatabase,
     catalogs: OpenCatalogs,
     settings: CurrentSettings,
-    caller: Caller,
+    caller: Operator,
     body: TableRequest,
     response: Response,
 ) -> TableView:
@@ -47,7 +47,7 @@ def enroll_by_pattern(
     database: CurrentDatabase,
     catalogs: OpenCatalogs,
     settings: CurrentSettings,
-    caller: Caller,
+    caller: Operator,
     body: PatternRequest,
 ) -> PatternResult:
     """Enrol every table whose dotted name matches a pattern; `dry_run` only lists them."""
@@ -82,7 +82,7 @@ def get_table(
 def update_table(
     session: WriteSession,
     settings: CurrentSettings,
-    caller: Caller,
+    caller: Operator,
     table_id: str,
     body: TablePatch,
     if_match: IfMatch,
@@ -102,7 +102,7 @@ def update_table(
 )
 def delete_table(
     session: WriteSession,
-    caller: Caller,
+    caller: Operator,
     table_id: str,
     response: Response,
     drop_index: Annotated[bool, Query(description="Delete the files of its index too.")] = False,
@@ -116,14 +116,16 @@ def delete_table(
 
 
 @router.post("/{table_id}/pause")
-def pause_table(session: WriteSession, settings: CurrentSettings, caller: Caller, table_id: str) -> TableView:
+def pause_table(
+    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: str
+) -> TableView:
     """Start none of its jobs until resumed; a running one ends as usual."""
     return service.pause_table(session, settings, caller, table_id, paused=True)
 
 
 @router.post("/{table_id}/resume")
 def resume_table(
-    session: WriteSession, settings: CurrentSettings, caller: Caller, table_id: str
+    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: str
 ) -> TableView:
     return service.pause_table(session, settings, caller, table_id, paused=False)
 

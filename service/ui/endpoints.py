@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from sqlmodel import Session
 
 from service.auth import service as auth
+from service.auth.access import Admin, Anyone, Operator, SignedIn, Viewer
+from service.auth.models import Principal
 from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
@@ -33,9 +35,7 @@ from service.ui.job_story import differences_of, figures_of, key_set_table, stag
 from service.ui.pages import (
     MEDIA_TYPES,
     STATIC,
-    FormSender,
     PageRoute,
-    Reader,
     local_path,
     render,
 )
@@ -49,7 +49,7 @@ _PLOT_SPAN = timedelta(hours=24)
 _EVERYTHING = 10_000
 
 
-@router.get("/static/{digest}/{name}")
+@router.get("/static/{digest}/{name}", dependencies=[Anyone])
 def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
     """Assets lie in memory; the digest in their address lets browsers keep them for good."""
     if name not in STATIC:
@@ -62,7 +62,7 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
     )
 
 
-@router.get("/login")
+@router.get("/login", dependencies=[Anyone])
 def show_login(
     request: Request,
     database: CurrentDatabase,
@@ -83,7 +83,7 @@ def show_login(
     return _login_form(request, next)
 
 
-@router.post("/login")
+@router.post("/login", dependencies=[Anyone])
 def log_in(
     request: Request,
     database: CurrentDatabase,
@@ -107,7 +107,7 @@ def log_in(
 
 
 @router.post("/logout")
-def log_out(request: Request, database: CurrentDatabase, _sender: FormSender) -> Response:
+def log_out(request: Request, database: CurrentDatabase, _sender: SignedIn) -> Response:
     if token := request.cookies.get(SESSION_COOKIE):
         with database.write() as session:
             auth.log_out(session, token)
@@ -121,7 +121,7 @@ def show_overview(
     request: Request,
     session: ReadSession,
     settings: CurrentSettings,
-    reader: Reader,
+    reader: Viewer,
     search: str = "",
     cursor: str | None = None,
 ) -> Response:
@@ -152,7 +152,7 @@ def show_overview(
 
 
 @router.get("/tables/new")
-def show_table_form(request: Request, session: ReadSession, reader: Reader, catalog: str = "") -> Response:
+def show_table_form(request: Request, session: ReadSession, reader: Viewer, catalog: str = "") -> Response:
     return _table_form(request, session, reader, {"catalog": catalog, "branch": "main"})
 
 
@@ -162,7 +162,7 @@ def register_table(
     database: CurrentDatabase,
     opened: OpenCatalogs,
     settings: CurrentSettings,
-    sender: FormSender,
+    sender: Operator,
     catalog: Annotated[str, Form()] = "",
     identifier: Annotated[str, Form()] = "",
     branch: Annotated[str, Form()] = "main",
@@ -192,7 +192,7 @@ def register_table(
 
 @router.get("/tables/{table_id}")
 def show_table(
-    request: Request, session: ReadSession, settings: CurrentSettings, reader: Reader, table_id: str
+    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer, table_id: str
 ) -> Response:
     row = tables.get_table(session, table_id)
     now = utc_now()
@@ -224,7 +224,7 @@ def show_table(
 @router.post("/tables/{table_id}/jobs")
 def request_job(
     database: CurrentDatabase,
-    sender: FormSender,
+    sender: Operator,
     table_id: str,
     kind: Annotated[RequestableKind, Form()],
     dry_run: Annotated[bool, Form()] = False,
@@ -236,7 +236,7 @@ def request_job(
 
 @router.post("/tables/{table_id}/pause")
 def pause_table(
-    database: CurrentDatabase, settings: CurrentSettings, sender: FormSender, table_id: str
+    database: CurrentDatabase, settings: CurrentSettings, sender: Operator, table_id: str
 ) -> Response:
     with database.write() as session:
         tables.pause_table(session, settings, sender, table_id, paused=True)
@@ -245,7 +245,7 @@ def pause_table(
 
 @router.post("/tables/{table_id}/resume")
 def resume_table(
-    database: CurrentDatabase, settings: CurrentSettings, sender: FormSender, table_id: str
+    database: CurrentDatabase, settings: CurrentSettings, sender: Operator, table_id: str
 ) -> Response:
     with database.write() as session:
         tables.pause_table(session, settings, sender, table_id, paused=False)
@@ -256,7 +256,7 @@ def resume_table(
 def show_jobs(
     request: Request,
     session: ReadSession,
-    reader: Reader,
+    reader: Viewer,
     status: Annotated[list[JobStatus] | None, Query()] = None,
     kind: Annotated[list[JobKind] | None, Query()] = None,
     table_id: str = "",
@@ -287,7 +287,7 @@ def show_jobs(
 
 
 @router.get("/jobs/{job_id}")
-def show_job(request: Request, session: ReadSession, reader: Reader, job_id: str) -> Response:
+def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str) -> Response:
     job = jobs.get_job(session, job_id)
     happened = _events_of(session, job)
     now = utc_now()
@@ -306,14 +306,14 @@ def show_job(request: Request, session: ReadSession, reader: Reader, job_id: str
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(database: CurrentDatabase, sender: FormSender, job_id: str) -> Response:
+def cancel_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Response:
     with database.write() as session:
         jobs.cancel_job(session, sender, job_id)
     return RedirectResponse(f"/jobs/{job_id}", 303)
 
 
 @router.post("/jobs/{job_id}/retry")
-def retry_job(database: CurrentDatabase, sender: FormSender, job_id: str) -> Response:
+def retry_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Response:
     with database.write() as session:
         again = jobs.retry_job(session, sender, job_id)
     return RedirectResponse(f"/jobs/{again.id}", 303)
@@ -321,7 +321,7 @@ def retry_job(database: CurrentDatabase, sender: FormSender, job_id: str) -> Res
 
 @router.get("/workers")
 def show_workers(
-    request: Request, session: ReadSession, settings: CurrentSettings, reader: Reader
+    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer
 ) -> Response:
     listed = workers.list_workers(session, settings, PageRequest(limit=500)).items
     running = {
@@ -339,9 +339,7 @@ def show_workers(
 
 
 @router.post("/system/{action}")
-def pause_system(
-    database: CurrentDatabase, sender: FormSender, action: Literal["pause", "resume"]
-) -> Response:
+def pause_system(database: CurrentDatabase, sender: Admin, action: Literal["pause", "resume"]) -> Response:
     with database.write() as session:
         jobs.pause_system(session, sender, paused=action == "pause")
     return RedirectResponse("/", 303)
@@ -366,7 +364,7 @@ def _signed_in(request: Request, secret: str, target: str) -> Response:
 def _table_form(
     request: Request,
     session: Session,
-    reader: Reader,
+    reader: Principal,
     typed: dict[str, str],
     error: IcestreamError | None = None,
 ) -> Response:

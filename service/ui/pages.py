@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
-from fastapi import Depends, Form, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -20,8 +20,6 @@ from starlette.concurrency import run_in_threadpool
 
 from service import __version__
 from service.auth.models import Principal, Role
-from service.auth.principals import find_principal
-from service.auth.service import check_csrf, require_role
 from service.errors import IcestreamError, UnauthenticatedError, validation_error
 from service.ui import formats
 
@@ -126,27 +124,3 @@ def local_path(target: str) -> str:
     parts = urlsplit(target)
     is_local = target.startswith("/") and not parts.scheme and not parts.netloc and "\\" not in target
     return target if is_local and target.isprintable() else "/"
-
-
-def _reader(request: Request) -> Principal:
-    principal = find_principal(request)
-    if principal is None:
-        raise UnauthenticatedError(
-            "unauthenticated", "You are not signed in", "The session ended.", "Sign in and try again."
-        )
-    request.state.principal = principal
-    require_role(principal, Role.VIEWER, f"{request.method} {request.url.path}", request.url.path)
-    return principal
-
-
-Reader = Annotated[Principal, Depends(_reader)]
-"""Who looks at a page."""
-
-
-def _form_sender(principal: Reader, csrf_token: Annotated[str, Form()] = "") -> Principal:
-    check_csrf(principal, csrf_token)
-    return principal
-
-
-FormSender = Annotated[Principal, Depends(_form_sender)]
-"""Who sent a form of ours; the service function that is called checks the role."""

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from service.auth.principals import Viewer, WorkerCaller
+from service.auth.access import Viewer, WorkerCaller
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.jobs import queue
 from service.jobs.models import Assignment, JobView

@@ -310,7 +310,17 @@ def test_viewer_sees_everything_and_may_do_nothing(page: Page, service: RunningS
     assert "Your role does not allow this" in answer.text
     assert service.get(f"/jobs?table_id={table}")["items"] == []
     noted = service.get("/audit")["items"][0]
-    assert (noted["action"], noted["outcome"]) == ("job.convert", "denied")
+    assert (noted["action"], noted["outcome"]) == ("POST /tables/{table_id}/jobs", "denied")
+
+
+def test_documentation_shows_every_call_within_its_security_policy(
+    page: Page, service: RunningService
+) -> None:
+    page.goto(f"{service.url}/docs")
+    call = page.locator("#operations-jobs-request_job_api_v1_tables__table_id__jobs_post")
+    call.locator(".opblock-summary-control").click()
+    expect(call.get_by_text("Queue a job.")).to_be_visible()
+    expect(call.get_by_role("button", name="Try it out")).to_be_visible()
 
 
 def test_form_of_another_site_is_refused(signed_in: Page, service: RunningService) -> None:

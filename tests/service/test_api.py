@@ -40,7 +40,7 @@ def test_the_probes_need_no_key(service: Running) -> None:
 def test_the_documentation_page_loads_nothing_from_elsewhere(service: Running) -> None:
     page = service.admin.get(f"{service.url}/docs").text
     assert "https://" not in page
-    assert service.admin.get(f"{service.url}/static-offline-docs/swagger-ui-bundle.js").status_code == 200
+    assert service.admin.get(f"{service.url}/docs/swagger-ui-bundle.js").status_code == 200
 
 
 def test_without_a_key_nothing_is_told(service: Running) -> None:
@@ -202,8 +202,8 @@ def test_writes_are_audited_whether_allowed_or_denied(service: Running, table: d
     shown = [(entry["principal"], entry["action"], entry["target"], entry["outcome"]) for entry in entries]
     assert shown[:3] == [
         ("bootstrap", "job.convert", "db.t", "allowed"),
-        ("anonymous", f"DELETE /api/v1/tables/{table['id']}", f"/api/v1/tables/{table['id']}", "denied"),
-        ("viewer", "job.convert", "db.t", "denied"),
+        ("anonymous", "DELETE /tables/{table_id}", f"/api/v1/tables/{table['id']}", "denied"),
+        ("viewer", "POST /tables/{table_id}/jobs", f"/api/v1/tables/{table['id']}/jobs", "denied"),
     ]
     assert entries[2]["request_id"] == denied.headers["x-request-id"]
     only_denied = service.admin.get("/audit", params={"outcome": "denied"}).json()["items"]

@@ -1,0 +1,136 @@
+"""Who may call a route: each declares one `Access`, and the application does not start without that.
+
+Services check the role of whoever writes once more (`authorize`), since commands and jobs call them as well.
+"""
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+from fastapi.security import APIKeyCookie, HTTPBearer
+
+from service.auth.models import Principal, Role
+from service.auth.principals import SESSION_COOKIE, find_principal
+from service.auth.service import forbidden
+from service.errors import ForbiddenError, UnauthenticatedError
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# Only for the OpenAPI document; `find_principal` does the work.
+_bearer = HTTPBearer(auto_error=False, description="An API key.")
+_cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="A browser session.")
+
+
+async def _csrf_token(request: Request) -> str | None:
+    """What proves that a write comes from a page of ours: scripts send a header, forms a field."""
+    if request.method in SAFE_METHODS:
+        return None
+    if token := request.headers.get(CSRF_HEADER):
+        return token
+    if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        field = (await request.form()).get(CSRF_FIELD)
+        return field if isinstance(field, str) else None
+    return None
+
+
+@dataclass(frozen=True)
+class Access:
+    """A dependency that lets those through whose role allows `role`; None: whoever is known, whatever role.
+
+    A browser session must prove that its writes come from a page of ours; no other site can make a browser
+    send the bearer token of another credential.
+    """
+
+    role: Role | None
+
+    def __call__(
+        self,
+        request: Request,
+        csrf_token: Annotated[str | None, Depends(_csrf_token)],
+        _key: Annotated[object, Depends(_bearer)],
+        _session: Annotated[object, Depends(_cookie)],
+    ) -> Principal:
+        principal = find_principal(request)
+        if principal is None:
+            raise UnauthenticatedError(
+                "unauthenticated",
+                "Who are you?",
+                "This call needs an API key, or a browser that is signed in.",
+                "Send `Authorization: Bearer <key>`, or sign in at /login; the first admin key is "
+                "ICESTREAM_BOOTSTRAP_KEY.",
+            )
+        request.state.principal = principal
+        if self.role is not None and not principal.role.allows(self.role):
+            raise forbidden(principal, self.role, action_of(request), request.url.path)
+        if principal.csrf_token is not None and request.method not in SAFE_METHODS:
+            _check_csrf(principal.csrf_token, csrf_token, request)
+        return principal
+
+
+def anyone() -> None:
+    """The dependency of a route that needs no credentials."""
+
+
+Anyone = Depends(anyone)
+SignedIn = Annotated[Principal, Depends(Access(None))]
+Viewer = Annotated[Principal, Depends(Access(Role.VIEWER))]
+Operator = Annotated[Principal, Depends(Access(Role.OPERATOR))]
+Admin = Annotated[Principal, Depends(Access(Role.ADMIN))]
+WorkerCaller = Annotated[Principal, Depends(Access(Role.WORKER))]
+
+
+def action_of(request: Request) -> str:
+    """What a request tries, for the audit log: `POST /tables/{table_id}/jobs`, over HTTP as from a page."""
+    path = getattr(request.scope.get("route"), "path_format", request.url.path)
+    return f"{request.method} {path}"
+
+
+def _check_csrf(expected: str, token: str | None, request: Request) -> None:
+    if token is not None and hmac.compare_digest(expected.encode(), token.encode()):
+        return
+    raise ForbiddenError(
+        "csrf-failed",
+        "The request did not come from our page",
+        f"A browser session must send its CSRF token (header {CSRF_HEADER}, or form field {CSRF_FIELD}).",
+        "Reload the page and try again.",
+        action=action_of(request),
+        target=request.url.path,
+    )
+
+
+def check_every_route_declares_access(app: FastAPI) -> None:
+    """Raise RuntimeError for a route that nobody decided on, or that says two things."""
+    for method, path, declared in declared_access(app):
+        if len(declared) != 1:
+            raise RuntimeError(
+                f"{method} {path} declares {declared or 'nothing'}: every route needs exactly one of "
+                "service.auth.access (Viewer, Operator, Admin, WorkerCaller, SignedIn, Anyone)"
+            )
+
+
+def declared_access(app: FastAPI) -> Iterator[tuple[str, str, list[str]]]:
+    """(method, path, who may call it) of every route: a role, `signed in` or `anyone`."""
+    for route in iter_route_contexts(app.routes):
+        dependant = getattr(route, "dependant", None)
+        calls = _calls(dependant) if isinstance(dependant, Dependant) else []
+        found = {_word(call) for call in calls if call is anyone or isinstance(call, Access)}
+        for method in sorted(route.methods or {"*"}):
+            yield method, str(route.path), sorted(found)
+
+
+def _calls(dependant: Dependant) -> Iterator[object]:
+    for dependency in dependant.dependencies:
+        yield dependency.call
+        yield from _calls(dependency)
+
+
+def _word(call: object) -> str:
+    if not isinstance(call, Access):
+        return "anyone"
+    return call.role.value if call.role else "signed in"

@@ -1,0 +1,45 @@
+"""/openapi.json, and Swagger UI at /docs: files of our own, nothing from elsewhere or inline."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+
+from service.auth.access import Anyone
+from service.errors import NotFoundError
+
+_SWAGGER = Path(str(files("fastapi_offline") / "static"))
+_OURS = Path(__file__).parent / "ui" / "docs"
+_ASSETS = {
+    "swagger-ui.css": (_SWAGGER, "text/css"),
+    "swagger-ui-bundle.js": (_SWAGGER, "text/javascript"),
+    "favicon.png": (_SWAGGER, "image/png"),
+    "start.js": (_OURS, "text/javascript"),
+}
+# Swagger UI's style sheet holds its icons as data.
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+router = APIRouter(include_in_schema=False, dependencies=[Anyone])
+
+
+@router.get("/openapi.json")
+def get_document(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
+@router.get("/docs")
+def show_documentation() -> HTMLResponse:
+    page = (_OURS / "index.html").read_text()
+    return HTMLResponse(page, headers={"Content-Security-Policy": _CONTENT_SECURITY_POLICY})
+
+
+@router.get("/docs/{name}")
+def get_asset(name: str) -> FileResponse:
+    if name not in _ASSETS:
+        raise NotFoundError("not-found", "Nothing here", f"There is no {name!r}.", "Reload the page.")
+    directory, media_type = _ASSETS[name]
+    return FileResponse(directory / name, media_type=media_type)

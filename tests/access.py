@@ -1,0 +1,103 @@
+"""Who may call which route, decided once: `tests/test_contract.py` finds what is missing here or left over.
+
+A role includes those above it: viewer, operator, admin. An admin may also act as a worker.
+"""
+
+DECISIONS: dict[str, set[str]] = {
+    # Probes and sums without names, the documentation, and what it takes to sign in.
+    "anyone": {
+        "GET /livez",
+        "GET /readyz",
+        "GET /metrics",
+        "GET /openapi.json",
+        "GET /docs",
+        "GET /docs/{name}",
+        "GET /static/{digest}/{name}",
+        "GET /login",
+        "POST /login",
+    },
+    "signed in": {
+        "GET /api/v1/me",
+        "POST /logout",
+    },
+    "viewer": {
+        "GET /api/v1/catalogs",
+        "GET /api/v1/catalogs/{catalog_id}",
+        "POST /api/v1/catalogs/{catalog_id}/check",
+        "GET /api/v1/events",
+        "GET /api/v1/jobs",
+        "GET /api/v1/jobs/{job_id}",
+        "GET /api/v1/jobs/{job_id}/events",
+        "GET /api/v1/policies",
+        "GET /api/v1/policies/{policy_id}",
+        "GET /api/v1/policy-attachments",
+        "GET /api/v1/system",
+        "GET /api/v1/tables",
+        "GET /api/v1/tables/{table_id}",
+        "GET /api/v1/tables/{table_id}/events",
+        "GET /api/v1/tables/{table_id}/health",
+        "GET /api/v1/tables/{table_id}/health/history",
+        "GET /api/v1/tables/{table_id}/policy",
+        "GET /api/v1/tables/{table_id}/policy/preview",
+        "GET /api/v1/workers",
+        "GET /",
+        "GET /jobs",
+        "GET /jobs/{job_id}",
+        "GET /tables/new",
+        "GET /tables/{table_id}",
+        "GET /workers",
+    },
+    "operator": {
+        "POST /api/v1/catalogs/{catalog_id}/pause",
+        "POST /api/v1/catalogs/{catalog_id}/resume",
+        "POST /api/v1/jobs/bulk",
+        "POST /api/v1/jobs/{job_id}/cancel",
+        "POST /api/v1/jobs/{job_id}/retry",
+        "POST /api/v1/policies",
+        "PATCH /api/v1/policies/{policy_id}",
+        "DELETE /api/v1/policies/{policy_id}",
+        # Attaching one to the whole system is for admins; the service decides that by the body.
+        "PUT /api/v1/policy-attachments",
+        "POST /api/v1/tables",
+        "POST /api/v1/tables/enroll-by-pattern",
+        "PATCH /api/v1/tables/{table_id}",
+        "DELETE /api/v1/tables/{table_id}",
+        "POST /api/v1/tables/{table_id}/jobs",
+        "POST /api/v1/tables/{table_id}/pause",
+        "POST /api/v1/tables/{table_id}/resume",
+        "POST /jobs/{job_id}/cancel",
+        "POST /jobs/{job_id}/retry",
+        "POST /tables/new",
+        "POST /tables/{table_id}/jobs",
+        "POST /tables/{table_id}/pause",
+        "POST /tables/{table_id}/resume",
+    },
+    "admin": {
+        "GET /api/v1/api-keys",
+        "POST /api/v1/api-keys",
+        "DELETE /api/v1/api-keys/{key_id}",
+        "GET /api/v1/audit",
+        "POST /api/v1/catalogs",
+        "PATCH /api/v1/catalogs/{catalog_id}",
+        "DELETE /api/v1/catalogs/{catalog_id}",
+        "POST /api/v1/system/pause",
+        "POST /api/v1/system/resume",
+        "POST /system/{action}",
+    },
+    "worker": {
+        "POST /api/v1/jobs/{job_id}/attempts/{attempt}/address-ranges",
+        "POST /api/v1/jobs/{job_id}/attempts/{attempt}/finish",
+        "POST /api/v1/jobs/{job_id}/attempts/{attempt}/heartbeat",
+        "POST /api/v1/workers",
+        "POST /api/v1/workers/{worker_id}/claim",
+    },
+}
+
+CALLERS: dict[str, set[str]] = {
+    "anonymous": {"anyone"},
+    "viewer": {"anyone", "signed in", "viewer"},
+    "operator": {"anyone", "signed in", "viewer", "operator"},
+    "admin": {"anyone", "signed in", "viewer", "operator", "admin", "worker"},
+    "worker": {"anyone", "signed in", "worker"},
+}
+"""Which of the decisions let each of them through."""
