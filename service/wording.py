@@ -1,6 +1,18 @@
 """Counting in sentences that people read."""
 
+import math
+
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
 
 def counted(number: int, noun: str) -> str:
     """`1 data file`, `2 data files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def sized(value_bytes: float) -> str:
+    """`999 B`, `1.5 MB`: decimal units, as object stores bill them."""
+    power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0
+    scaled = value_bytes / 1000**power
+    digits = f"{scaled:.0f}" if power == 0 or scaled >= 100 else f"{scaled:.1f}"
+    return f"{digits} {_BYTE_UNITS[power]}"

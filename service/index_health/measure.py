@@ -20,11 +20,21 @@ _CACHED_MANIFESTS = 20_000
 
 
 @dataclass(frozen=True)
+class Volume:
+    """How much there is of data files or delete files."""
+
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class EqualityDelete:
     """One live equality delete file."""
 
     file_path: str
     record_count: int
+    size_bytes: int
     committed_at: datetime
 
 
@@ -33,26 +43,38 @@ class Measurement:
     iceberg_snapshot_id: int | None
     equality_deletes: tuple[EqualityDelete, ...]
     data_files: int
-    new_since: dict[int | None, int]
-    """For each snapshot asked about: data files added after it; all of them for None or one that is gone."""
+    new_since: dict[int | None, Volume]
+    """For each snapshot asked about: data files added after it; all of them for None or one that is gone.
+
+    Their bytes are those of the snapshots' summaries, which count delete files, too.
+    """
     has_identifier_fields: bool
+
+
+_CachedDelete = tuple[str, int, int, int | None]
+"""Path, rows, bytes, and the id of the adding snapshot."""
 
 
 class ManifestCache:
     """Equality deletes by manifest path; thread-safe, least recently used first out."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[tuple[str, int, int | None], ...]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[_CachedDelete, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def equality_deletes(self, manifest: ManifestFile, io: FileIO) -> tuple[tuple[str, int, int | None], ...]:
-        """(path, rows, id of the adding snapshot) of each live equality delete file in a delete manifest."""
+    def equality_deletes(self, manifest: ManifestFile, io: FileIO) -> tuple[_CachedDelete, ...]:
+        """Each live equality delete file in a delete manifest."""
         with self._lock:
             if manifest.manifest_path in self._known:
                 self._known.move_to_end(manifest.manifest_path)
                 return self._known[manifest.manifest_path]
         found = tuple(
-            (entry.data_file.file_path, entry.data_file.record_count, entry.snapshot_id)
+            (
+                entry.data_file.file_path,
+                entry.data_file.record_count,
+                entry.data_file.file_size_in_bytes,
+                entry.snapshot_id,
+            )
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
             if entry.data_file.content == DataFileContent.EQUALITY_DELETES
         )
@@ -71,20 +93,22 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     head = branch_head(table, branch)
     has_identifier_fields = bool(table.schema().identifier_field_ids)
     if head is None:
-        return Measurement(None, (), 0, dict.fromkeys(since, 0), has_identifier_fields)
+        return Measurement(None, (), 0, dict.fromkeys(since, Volume()), has_identifier_fields)
     deletes = []
-    data_files = 0
+    data_files = rows = 0
     for manifest in head.manifests(table.io):
         if manifest.content == ManifestContent.DELETES:
-            for path, rows, snapshot_id in cache.equality_deletes(manifest, table.io):
-                deletes.append(EqualityDelete(path, rows, _committed_at(table, snapshot_id)))
+            for path, deleted, size, snapshot_id in cache.equality_deletes(manifest, table.io):
+                deletes.append(EqualityDelete(path, deleted, size, _committed_at(table, snapshot_id)))
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+            rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+    everything = Volume(data_files, rows, _summarized(head, "total-files-size"))
     return Measurement(
         head.snapshot_id,
         tuple(deletes),
         data_files,
-        {snapshot_id: _added_since(table, head, snapshot_id, data_files) for snapshot_id in since},
+        {snapshot_id: _added_since(table, head, snapshot_id, everything) for snapshot_id in since},
         has_identifier_fields,
     )
 
@@ -112,13 +136,20 @@ def _committed_at(table: Table, snapshot_id: int | None) -> datetime:
     return datetime.fromtimestamp(min(each.timestamp_ms for each in table.snapshots()) / 1000, UTC)
 
 
-def _added_since(table: Table, head: Snapshot, snapshot_id: int | None, data_files: int) -> int:
+def _added_since(table: Table, head: Snapshot, snapshot_id: int | None, everything: Volume) -> Volume:
     if snapshot_id is None:
-        return data_files
-    added = 0
+        return everything
+    files = rows = size = 0
     at: Snapshot | None = head
     while at is not None and at.snapshot_id != snapshot_id:
-        summary = at.summary.additional_properties if at.summary is not None else {}
-        added += int(summary.get("added-data-files", 0))
+        if added := _summarized(at, "added-data-files"):
+            files += added
+            rows += _summarized(at, "added-records")
+            size += _summarized(at, "added-files-size")
         at = table.snapshot_by_id(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
-    return added if at is not None else data_files
+    return Volume(files, rows, size) if at is not None else everything
+
+
+def _summarized(snapshot: Snapshot, name: str) -> int:
+    summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return int(summary.get(name, 0))

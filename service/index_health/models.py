@@ -34,12 +34,19 @@ class TableHealth(SQLModel, table=True):
     convertible_delete_files: int = 0
     """Pending files without those that the worker reported as unconvertible."""
     convertible_deletes: int = Field(default=0, sa_type=BigInteger)
+    convertible_bytes: int = Field(default=0, sa_type=BigInteger)
     oldest_convertible_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     data_files: int = 0
     unindexed_data_files: int = 0
     """Data files that the index does not cover: as last reported, and added since."""
     new_data_files: int = 0
     """Data files added since the last index job's snapshot, which is what triggers the next one."""
+    new_rows: int = Field(default=0, sa_type=BigInteger)
+    new_bytes: int = Field(default=0, sa_type=BigInteger)
+    unverified_data_files: int = 0
+    """The same since the last verification."""
+    unverified_rows: int = Field(default=0, sa_type=BigInteger)
+    unverified_bytes: int = Field(default=0, sa_type=BigInteger)
     has_keys: bool = False
     """Whether there is a key: declared, identifier fields, equality deletes, or indexed before."""
     poll_failures: int = 0
@@ -48,6 +55,8 @@ class TableHealth(SQLModel, table=True):
     """Snapshot of the last report."""
     indexed_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Snapshot that the last successful index job saw."""
+    verified_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Snapshot that the last successful verification saw."""
     reported_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
     unconvertible: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)

@@ -132,7 +132,7 @@ class Poller:
             location = loaded.location()
             if normalize_location(location) != normalize_location(table.location):
                 check_location(self._settings, location)
-            since = {known.report_snapshot_id, known.indexed_snapshot_id}
+            since = {None, known.report_snapshot_id, known.indexed_snapshot_id, known.verified_snapshot_id}
             with self._catalogs.reading(catalog, tuple(table.identifier)):
                 return loaded, measure(loaded, table.branch, self._cache, since)
 
@@ -171,12 +171,18 @@ class Poller:
         health.oldest_equality_delete_at = min((delete.committed_at for delete in pending), default=None)
         health.convertible_delete_files = len(convertible)
         health.convertible_deletes = sum(delete.record_count for delete in convertible)
+        health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
         health.oldest_convertible_at = min((delete.committed_at for delete in convertible), default=None)
         health.data_files = found.data_files
-        health.new_data_files = found.new_since.get(health.indexed_snapshot_id, found.data_files)
+        everything = found.new_since[None]
+        new = found.new_since.get(health.indexed_snapshot_id, everything)
+        health.new_data_files, health.new_rows, health.new_bytes = new.files, new.rows, new.bytes
+        unverified = found.new_since.get(health.verified_snapshot_id, everything)
+        health.unverified_data_files = unverified.files
+        health.unverified_rows, health.unverified_bytes = unverified.rows, unverified.bytes
         reported = max((item["files_total"] - item["files_covered"] for item in health.key_sets), default=0)
-        added = found.new_since.get(health.report_snapshot_id, found.data_files)
-        health.unindexed_data_files = min(reported + added, found.data_files)
+        added = found.new_since.get(health.report_snapshot_id, everything)
+        health.unindexed_data_files = min(reported + added.files, found.data_files)
         health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
         session.add(health)
         session.flush()
@@ -199,7 +205,7 @@ class Poller:
                 level="warning",
             )
             health.key_sets, health.unconvertible = [], []
-            health.report_snapshot_id = health.indexed_snapshot_id = None
+            health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location = loaded.location()

@@ -26,14 +26,24 @@ def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:
 
 
 def apply_report(
-    session: Session, job: Job, report: IndexReport, now: datetime, *, has_indexed: bool = False
+    session: Session,
+    job: Job,
+    report: IndexReport,
+    now: datetime,
+    *,
+    has_indexed: bool = False,
+    has_verified: bool = False,
 ) -> None:
     """Store a worker's report; the poller measures the pending figures again at once."""
     row = health_of(session, job.table_id)
     blocked = {delete.file_path for delete in report.unconvertible}
     row.report_snapshot_id = report.iceberg_snapshot_id
     if has_indexed:
-        row.indexed_snapshot_id, row.new_data_files = report.iceberg_snapshot_id, 0
+        row.indexed_snapshot_id = report.iceberg_snapshot_id
+        row.new_data_files = row.new_rows = row.new_bytes = 0
+    if has_verified:
+        row.verified_snapshot_id = report.iceberg_snapshot_id
+        row.unverified_data_files = row.unverified_rows = row.unverified_bytes = 0
     row.reported_at = now
     row.key_sets = [key_set.model_dump() for key_set in report.key_sets]
     row.unconvertible = [delete.model_dump() for delete in report.unconvertible]
@@ -43,7 +53,8 @@ def apply_report(
     if report.pending_equality_delete_files == 0:
         row.oldest_equality_delete_at = None
     if row.convertible_delete_files == 0:
-        row.oldest_convertible_at, row.convertible_deletes = None, 0
+        row.oldest_convertible_at = None
+        row.convertible_deletes = row.convertible_bytes = 0
     row.unindexed_data_files = uncovered_files(report)
     if report.iceberg_snapshot_id is not None:
         row.iceberg_snapshot_id = report.iceberg_snapshot_id

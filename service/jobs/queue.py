@@ -270,8 +270,15 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
         return job
     job, running = _fenced(session, job_id, attempt)
     if report.health is not None:
-        has_indexed = job.kind in _INDEXING and outcome is AttemptStatus.SUCCEEDED and not job.dry_run
-        apply_report(session, job, report.health, now, has_indexed=has_indexed)
+        is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
+        apply_report(
+            session,
+            job,
+            report.health,
+            now,
+            has_indexed=is_done and job.kind in _INDEXING,
+            has_verified=is_done and job.kind == JobKind.VERIFY.value,
+        )
     job.result = report.result
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))

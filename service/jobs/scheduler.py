@@ -4,7 +4,7 @@ Every decision can be read: triggers as the job's `trigger` and event, refusals 
 when they begin), and the latest of each kind in the table's health.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from sqlmodel import Session, col, select
 
 from service.catalogs.models import Catalog
+from service.index_health.measure import Volume
 from service.index_health.models import TableHealth
 from service.jobs import queue
 from service.jobs.events import record_table_event
@@ -23,7 +24,7 @@ from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
-from service.wording import counted
+from service.wording import counted, sized
 
 SCHEDULER = "scheduler"
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
@@ -64,15 +65,20 @@ class TableState:
 
     paused: str | None
     has_keys: bool
-    new_data_files: int
+    new: Volume
+    """Data files since the last index job."""
     pending_delete_files: int
-    convertible_delete_files: int
-    convertible_deletes: int
+    convertible: Volume
+    """Equality delete files."""
     oldest_convertible_at: datetime | None
     sorted_runs: int
     """The most that one key set has, as last reported."""
     dead_ratio: float
     """The highest of one key set, as last reported."""
+    dead_bytes: int
+    """The most of one key set."""
+    unverified: Volume
+    """Data files since the last verification."""
     has_index: bool
     enrolled_at: datetime
     active: frozenset[JobKind]
@@ -118,12 +124,57 @@ def _fired(cron: str, state: TableState, policy: EffectivePolicy, kind: JobKind,
     return f"due since {fire.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} {zone} (cron: {cron})."
 
 
+@dataclass(frozen=True)
+class _Trigger:
+    """A figure, and what the policy lets it come to."""
+
+    code: str
+    found: float
+    limit: float
+    words: str
+    """The figure in words."""
+    limit_words: str
+
+    @property
+    def is_reached(self) -> bool:
+        return self.found >= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.words} (policy: {self.limit_words})"
+
+
+def _of_count(code: str, found: int, limit: int, noun: str) -> _Trigger:
+    return _Trigger(code, found, limit, counted(found, noun), f"{limit:,}")
+
+
+def _of_bytes(code: str, found: int, limit: int, what: str) -> _Trigger:
+    return _Trigger(code, found, limit, f"{sized(found)} of {what}", sized(limit))
+
+
+def _of_seconds(found: float, limit: float, words: str) -> _Trigger:
+    return _Trigger("age", found, limit, words.format(f"{found:.0f} s"), f"{limit:.0f} s")
+
+
+def _first_reached(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision | None:
+    reached = next((trigger for trigger in triggers if trigger.is_reached), None)
+    return None if reached is None else Decision(kind, Action.TRIGGER, reached.code, _sentence([reached]))
+
+
+def _below(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision:
+    return Decision(kind, Action.WAIT, "below-triggers", _sentence(triggers))
+
+
+def _sentence(triggers: Sequence[_Trigger]) -> str:
+    words = ", ".join(map(str, triggers))
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    kind, new, triggers = JobKind.INDEX, state.new_data_files, policy.index
-    refusal = _refusal(kind, state, triggers.enabled)
+    kind, new, policy_of_kind = JobKind.INDEX, state.new, policy.index
+    refusal = _refusal(kind, state, policy_of_kind.enabled)
     if refusal is not None:
         return refusal
-    if not new:
+    if not new.files:
         return Decision(kind, Action.WAIT, "nothing-new", "No data files are new since the last index job.")
     if not state.has_keys:
         return Decision(
@@ -136,41 +187,31 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    last, files = state.last.get(kind), counted(new, "new data file")
+    last, files = state.last.get(kind), counted(new.files, "new data file")
     if last is None:
         return Decision(kind, Action.TRIGGER, "first", f"{files} and no index job yet.")
-    if new >= triggers.data_files:
-        return Decision(kind, Action.TRIGGER, "data-files", f"{files} (policy: {triggers.data_files}).")
-    if (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
-        return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
     since = (now - last.ended_at).total_seconds()
-    if since >= triggers.age_seconds:
-        return Decision(
-            kind,
-            Action.TRIGGER,
-            "age",
-            f"{files}, {since:.0f} s since the last index job (policy: {triggers.age_seconds:.0f} s).",
-        )
-    return Decision(
-        kind,
-        Action.WAIT,
-        "below-triggers",
-        f"{files} (policy: {triggers.data_files}), {since:.0f} s since the last index job "
-        f"(policy: {triggers.age_seconds:.0f} s).",
+    volume = (
+        _of_count("data-files", new.files, policy_of_kind.data_files, "new data file"),
+        _of_count("rows", new.rows, policy_of_kind.rows, "new row"),
+        _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "new files"),
     )
+    age = _of_seconds(since, policy_of_kind.age_seconds, "{} since the last index job")
+    if (found := _first_reached(kind, volume)) is not None:
+        return found
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
+    if age.is_reached:
+        return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
+    return _below(kind, (*volume, age))
 
 
 def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    kind, files, rows, triggers = (
-        JobKind.CONVERT,
-        state.convertible_delete_files,
-        state.convertible_deletes,
-        policy.convert,
-    )
-    refusal = _refusal(kind, state, triggers.enabled)
+    kind, pending, policy_of_kind = JobKind.CONVERT, state.convertible, policy.convert
+    refusal = _refusal(kind, state, policy_of_kind.enabled)
     if refusal is not None:
         return refusal
-    if not files and state.pending_delete_files:
+    if not pending.files and state.pending_delete_files:
         return Decision(
             kind,
             Action.SKIP,
@@ -178,35 +219,24 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
             f"{counted(state.pending_delete_files, 'equality delete file')} pending, none can be converted; "
             "the table's health names the reasons.",
         )
-    if not files:
+    if not pending.files:
         return Decision(kind, Action.WAIT, "nothing-pending", "No equality deletes are pending.")
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
     age = (now - state.oldest_convertible_at).total_seconds() if state.oldest_convertible_at else 0.0
-    if files >= triggers.delete_files:
-        code, reason = (
-            "delete-files",
-            f"{counted(files, 'equality delete file')} (policy: {triggers.delete_files}).",
-        )
-    elif rows >= triggers.deletes:
-        code, reason = "deletes", f"{counted(rows, 'equality delete')} (policy: {triggers.deletes})."
-    elif age >= triggers.age_seconds:
-        code, reason = (
-            "age",
-            f"The oldest equality delete is {age:.0f} s old (policy: {triggers.age_seconds:.0f} s).",
-        )
-    elif (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
-        code, reason = "cron", f"{counted(files, 'equality delete file')}, {due}"
-    else:
-        return Decision(
-            kind,
-            Action.WAIT,
-            "below-triggers",
-            f"{counted(files, 'equality delete file')} (policy: {triggers.delete_files}), "
-            f"the oldest {age:.0f} s old (policy: {triggers.age_seconds:.0f} s).",
-        )
-    return Decision(kind, Action.TRIGGER, code, reason)
+    triggers = (
+        _of_count("delete-files", pending.files, policy_of_kind.delete_files, "equality delete file"),
+        _of_count("deletes", pending.rows, policy_of_kind.deletes, "equality delete"),
+        _of_bytes("bytes", pending.bytes, policy_of_kind.bytes, "equality delete files"),
+        _of_seconds(age, policy_of_kind.age_seconds, "the oldest equality delete is {} old"),
+    )
+    if (found := _first_reached(kind, triggers)) is not None:
+        return found
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        sentence = f"{counted(pending.files, 'equality delete file')}, {due}"
+        return Decision(kind, Action.TRIGGER, "cron", sentence)
+    return _below(kind, triggers)
 
 
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -214,12 +244,15 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
     refusal = _refusal(kind, state, triggers.enabled)
     if refusal is not None:
         return refusal
-    runs, dead = counted(state.sorted_runs, "sorted run"), f"{state.dead_ratio:.0%} dead entries"
-    limits = f"(policy: {triggers.sorted_runs} or {triggers.dead_ratio:.0%})"
+    runs = counted(state.sorted_runs, "sorted run")
+    dead = f"{state.dead_ratio:.0%} dead entries ({sized(state.dead_bytes)})"
+    limits = f"(policy: {triggers.sorted_runs:,}, {triggers.dead_ratio:.0%} or {sized(triggers.dead_bytes)})"
     if state.sorted_runs >= triggers.sorted_runs:
         code = "sorted-runs"
     elif state.dead_ratio >= triggers.dead_ratio:
         code = "dead-entries"
+    elif state.dead_bytes >= triggers.dead_bytes:
+        code = "dead-bytes"
     elif state.has_index and (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
         backoff = _backoff(kind, state, policy, now)
         return backoff or Decision(kind, Action.TRIGGER, "cron", f"The index has {runs} and {dead}, {due}")
@@ -243,8 +276,8 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
 
 
 def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    kind, triggers = JobKind.VERIFY, policy.verify
-    refusal = _refusal(kind, state, triggers.enabled)
+    kind, policy_of_kind, new = JobKind.VERIFY, policy.verify, state.unverified
+    refusal = _refusal(kind, state, policy_of_kind.enabled)
     if refusal is not None:
         return refusal
     if not state.has_index:
@@ -252,14 +285,17 @@ def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) ->
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    if (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
         return Decision(kind, Action.TRIGGER, "cron", f"A verification is {due}")
     last = state.last.get(kind)
     since = (now - (last.ended_at if last is not None else state.enrolled_at)).total_seconds()
-    sentence = f"The index was not verified for {since:.0f} s (policy: {triggers.age_seconds:.0f} s)."
-    if since >= triggers.age_seconds:
-        return Decision(kind, Action.TRIGGER, "age", sentence)
-    return Decision(kind, Action.WAIT, "below-triggers", sentence)
+    triggers = (
+        _of_seconds(since, policy_of_kind.age_seconds, "the index was not verified for {}"),
+        _of_count("data-files", new.files, policy_of_kind.data_files, "unverified data file"),
+        _of_count("rows", new.rows, policy_of_kind.rows, "unverified row"),
+        _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "unverified files"),
+    )
+    return _first_reached(kind, triggers) or _below(kind, triggers)
 
 
 def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None:
@@ -413,13 +449,18 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,
-        new_data_files=health.new_data_files,
+        new=Volume(health.new_data_files, health.new_rows, health.new_bytes),
         pending_delete_files=health.pending_equality_delete_files,
-        convertible_delete_files=health.convertible_delete_files,
-        convertible_deletes=health.convertible_deletes,
+        convertible=Volume(
+            health.convertible_delete_files, health.convertible_deletes, health.convertible_bytes
+        ),
         oldest_convertible_at=health.oldest_convertible_at,
         sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
         dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
+        dead_bytes=max(
+            (int(key_set["dead_ratio"] * key_set["bytes"]) for key_set in health.key_sets), default=0
+        ),
+        unverified=Volume(health.unverified_data_files, health.unverified_rows, health.unverified_bytes),
         has_index=any(key_set["generation"] for key_set in health.key_sets),
         enrolled_at=table.created_at,
         active=frozenset(JobKind(kind) for kind in active),

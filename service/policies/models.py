@@ -1,18 +1,27 @@
 """Policies: partial settings; what one leaves out is inherited from the next level up."""
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic import Field as ModelField
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from sqlmodel import Field, SQLModel
 
 from service.catalogs.models import Name
 from service.database import Json, UtcDateTime, new_id, utc_now
 from service.policies.schedules import Window, check_cron, check_time_zone
 
-Count = Annotated[int, ModelField(ge=1)]
+Count = Annotated[int, ModelField(ge=1, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
 
@@ -21,13 +30,17 @@ Cron = Annotated[str, AfterValidator(check_cron)]
 
 
 class IndexPolicy(BaseModel):
-    """When new data files are indexed: any of `data_files`, `age_seconds` or `cron` is enough."""
+    """When new data files are indexed: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
+    rows: Count | None = None
+    """Rows in new data files."""
+    bytes: Count | None = None
+    """Size of new files, with the delete files that were committed beside them."""
     age_seconds: Seconds | None = None
     """Index when there is anything new and the last index job is this long ago."""
     cron: Cron | None = None
@@ -35,7 +48,7 @@ class IndexPolicy(BaseModel):
 
 
 class ConvertPolicy(BaseModel):
-    """When equality deletes are converted: any one trigger is enough."""
+    """When equality deletes are converted: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,6 +57,8 @@ class ConvertPolicy(BaseModel):
     """Live equality delete files."""
     deletes: Count | None = None
     """Rows in live equality delete files."""
+    bytes: Count | None = None
+    """Size of live equality delete files."""
     age_seconds: Seconds | None = None
     """Age of the oldest live equality delete file."""
     cron: Cron | None = None
@@ -53,7 +68,7 @@ class ConvertPolicy(BaseModel):
 
 
 class CompactPolicy(BaseModel):
-    """When an index is compacted: any of `sorted_runs` or `dead_ratio` is enough, in any of its key sets."""
+    """When an index is compacted: whichever of the triggers comes first, in any of its key sets."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,6 +76,8 @@ class CompactPolicy(BaseModel):
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
     """Share of entries that point to files which are gone."""
+    dead_bytes: Count | None = None
+    """Size of these entries, as their share of the index's size."""
     min_interval_seconds: Seconds | None = None
     """At least this long between two compactions, because each rewrites the index."""
     cron: Cron | None = None
@@ -68,11 +85,17 @@ class CompactPolicy(BaseModel):
 
 
 class VerifyPolicy(BaseModel):
-    """When the index is compared with the data files: `age_seconds` or `cron` is enough."""
+    """When the index is compared with the data files: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
+    data_files: Count | None = None
+    """Verify once this many data files are new since the last verification."""
+    rows: Count | None = None
+    """Rows in these."""
+    bytes: Count | None = None
+    """Size of these, with the delete files that were committed beside them."""
     age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
     """Verify an index that was not verified for so long."""
     cron: Cron | None = None
@@ -112,12 +135,29 @@ class PolicySettings(BaseModel):
     schedule: SchedulePolicy = ModelField(default_factory=SchedulePolicy)
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
 
-    @model_validator(mode="after")
-    def _check_backoff(self) -> "PolicySettings":
-        first, longest = self.retries.backoff_seconds, self.retries.max_backoff_seconds
-        if first is not None and longest is not None and first > longest:
-            raise ValueError("retries.backoff_seconds must not be larger than retries.max_backoff_seconds")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_as_a_whole(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Find contradictions between fields also when other fields are wrong by themselves."""
+        errors: list[InitErrorDetails] = []
+        try:
+            settings = handler(data)
+        except ValidationError as error:
+            if not isinstance(data, dict):
+                raise
+            errors = [_restated(item) for item in error.errors()]
+            settings = handler(_without(data, [item["loc"][:2] for item in error.errors()]))
+        errors += [
+            InitErrorDetails(
+                type=PydanticCustomError("contradiction", "{why}", {"why": why}),
+                loc=tuple(names[0].split(".")),
+                input=settings.values()[names[0]],
+            )
+            for names, why in contradictions(settings.values())
+        ]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return settings
 
     def values(self) -> dict[str, Any]:
         """The settings that are given, by dotted name."""
@@ -128,9 +168,46 @@ class PolicySettings(BaseModel):
         }
 
 
+def _without(data: Mapping[str, Any], places: Iterable[tuple[int | str, ...]]) -> dict[str, Any]:
+    """Settings without the fields, or whole sections, at these places."""
+    left = {name: dict(part) if isinstance(part, dict) else part for name, part in data.items()}
+    for section, *field in places:
+        if field and isinstance(left.get(str(section)), dict):
+            left[str(section)].pop(field[0], None)
+        else:
+            left.pop(str(section), None)
+    return left
+
+
+def _restated(error: ErrorDetails) -> InitErrorDetails:
+    """An error that was found, to be raised again beside others."""
+    kind = PydanticCustomError(error["type"], "{why}", {"why": error["msg"]})
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
+
+
+_NOT_LARGER = (("retries.backoff_seconds", "retries.max_backoff_seconds"),)
+
+
+def contradictions(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
+    """What is wrong with settings, by dotted name, that are each valid: (names, why).
+
+    Settings that are left out contradict nothing.
+    """
+    return [
+        (
+            (smaller, larger),
+            f"{smaller} ({values[smaller]:g}) must not be larger than {larger} ({values[larger]:g})",
+        )
+        for smaller, larger in _NOT_LARGER
+        if smaller in values and larger in values and values[smaller] > values[larger]
+    ]
+
+
 class EffectiveIndexPolicy(BaseModel):
     enabled: bool
     data_files: int
+    rows: int
+    bytes: int
     age_seconds: float
     cron: str
 
@@ -139,6 +216,7 @@ class EffectiveConvertPolicy(BaseModel):
     enabled: bool
     delete_files: int
     deletes: int
+    bytes: int
     age_seconds: float
     cron: str
     max_delete_files_per_commit: int
@@ -148,12 +226,16 @@ class EffectiveCompactPolicy(BaseModel):
     enabled: bool
     sorted_runs: int
     dead_ratio: float
+    dead_bytes: int
     min_interval_seconds: float
     cron: str
 
 
 class EffectiveVerifyPolicy(BaseModel):
     enabled: bool
+    data_files: int
+    rows: int
+    bytes: int
     age_seconds: float
     cron: str
 

@@ -4,7 +4,8 @@ Two are built in: `standard`, which sets every value and is attached to the syst
 under which nothing runs by itself. They cannot be changed, so that every value always has a source.
 """
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlmodel import Session, col, or_, select
@@ -37,6 +38,7 @@ from service.policies.models import (
     SchedulePolicy,
     ValueSource,
     VerifyPolicy,
+    contradictions,
 )
 from service.tables.models import EnrolledTable
 
@@ -48,19 +50,34 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
     STANDARD: (
         "Indexes within about a minute, converts equality deletes within about five, compacts now and then.",
         PolicySettings(
-            index=IndexPolicy(enabled=True, data_files=50, age_seconds=60, cron=""),
+            index=IndexPolicy(
+                enabled=True, data_files=50, rows=10_000_000, bytes=1_000_000_000, age_seconds=60, cron=""
+            ),
             convert=ConvertPolicy(
                 enabled=True,
                 delete_files=10,
                 deletes=1_000_000,
+                bytes=100_000_000,
                 age_seconds=300,
                 cron="",
                 max_delete_files_per_commit=0,
             ),
             compact=CompactPolicy(
-                enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600, cron=""
+                enabled=True,
+                sorted_runs=16,
+                dead_ratio=0.5,
+                dead_bytes=10_000_000_000,
+                min_interval_seconds=600,
+                cron="",
             ),
-            verify=VerifyPolicy(enabled=False, age_seconds=604_800, cron=""),
+            verify=VerifyPolicy(
+                enabled=False,
+                data_files=100_000,
+                rows=10_000_000_000,
+                bytes=1_000_000_000_000,
+                age_seconds=604_800,
+                cron="",
+            ),
             schedule=SchedulePolicy(time_zone="UTC", windows=[], priority=0),
             retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
         ),
@@ -164,6 +181,8 @@ def update_policy(
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
+    used = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == row.id)
+    _check_inherited(session, session.exec(used).all())
     return view(row)
 
 
@@ -243,19 +262,19 @@ def table_target(table_id: str) -> str:
 
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
     """The attachments that reach a table, nearest first; the last one is the system's."""
-    targets = [table_target(table.id)]
-    namespace = table.identifier[:-1]
-    targets += [
-        f"namespace:{table.catalog_id}:{'.'.join(namespace[:length])}"
-        for length in range(len(namespace), 0, -1)
-    ]
-    targets += [f"catalog:{table.catalog_id}", SYSTEM_TARGET]
+    targets = [table_target(table.id), *_targets_of(table.catalog_id, table.identifier[:-1])]
     rows = session.exec(
         select(PolicyAttachment, Policy)
         .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
         .where(col(PolicyAttachment.target).in_(targets))
     ).all()
     return sorted(rows, key=lambda row: targets.index(row[0].target))
+
+
+def _targets_of(catalog_id: str, namespace: Sequence[str]) -> list[str]:
+    """What holds for a namespace of a catalog, nearest first."""
+    namespaces = [f"namespace:{catalog_id}:{'.'.join(namespace[:n])}" for n in range(len(namespace), 0, -1)]
+    return [*namespaces, f"catalog:{catalog_id}", SYSTEM_TARGET]
 
 
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
@@ -306,6 +325,60 @@ def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[Effec
     return EffectivePolicy.model_validate(nested), {name: sources[name] for name in order}
 
 
+_CONTRADICTIONS_SHOWN = 20
+
+
+def _check_inherited(session: Session, changed: Collection[str]) -> None:
+    """Refuse a change at these places by which the effective policy of any place contradicts itself.
+
+    Every such place is named. A table has the effective policy of the nearest place with an attachment, so
+    there are no others. Raises InvalidError `policy-contradiction`.
+    """
+    rows = session.exec(
+        select(PolicyAttachment, Policy, EnrolledTable)
+        .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+        .join(EnrolledTable, col(EnrolledTable.id) == col(PolicyAttachment.table_id), isouter=True)
+        .where(col(EnrolledTable.deleted_at).is_(None))
+        .order_by(col(PolicyAttachment.target))
+    ).all()
+    attached = {attachment.target: policy for attachment, policy, _ in rows}
+    values = {policy.id: PolicySettings.model_validate(policy.settings).values() for _, policy, _ in rows}
+    found = []
+    for attachment, _, table in rows:
+        targets = _chain_of(attachment, table)
+        if set(targets).isdisjoint(changed):
+            continue
+        reaching = [attached[target] for target in targets if target in attached]
+        sources = [(policy.name, values[policy.id]) for policy in reaching]
+        sources.append((STANDARD, BUILT_IN[STANDARD][1].values()))
+        for names, why in contradictions(ChainMap(*(each for _, each in sources))):
+            origins = (next(policy for policy, each in sources if name in each) for name in names)
+            told = ", ".join(
+                f"{name} from policy {policy!r}" for name, policy in zip(names, origins, strict=True)
+            )
+            found.append((names[0], f"{_place(session, attachment)}: {why} ({told})"))
+    if found:
+        left_out = len(found) - _CONTRADICTIONS_SHOWN
+        shown = [{"field": name, "message": message} for name, message in found[:_CONTRADICTIONS_SHOWN]]
+        raise InvalidError(
+            "policy-contradiction",
+            "The policy contradicts what is inherited",
+            "; ".join(item["message"] for item in shown)
+            + (f"; and {left_out:,} more" if left_out > 0 else ""),
+            "Set the values that belong together in one policy, or change the other policy first.",
+            errors=shown,
+        )
+
+
+def _chain_of(attachment: PolicyAttachment, table: EnrolledTable | None) -> list[str]:
+    """The places whose policies hold where this one is attached, itself first."""
+    if table is not None:
+        return [attachment.target, *_targets_of(table.catalog_id, table.identifier[:-1])]
+    if attachment.catalog_id is not None:
+        return _targets_of(attachment.catalog_id, attachment.namespace or [])
+    return [SYSTEM_TARGET]
+
+
 def _attach(
     session: Session,
     target: str,
@@ -319,6 +392,8 @@ def _attach(
     if policy is None:
         if row is not None:
             session.delete(row)
+            session.flush()
+            _check_inherited(session, {target})
         return None
     found = policy_of_request(session, policy)
     if row is None:
@@ -334,6 +409,7 @@ def _attach(
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
+    _check_inherited(session, {target})
     return row
 
 

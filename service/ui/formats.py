@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from service.policies.models import EffectiveValue, ValueSource
 from service.policies.schedules import Window
+from service.wording import sized
 
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -22,21 +23,28 @@ POLICY_SECTIONS = {
 POLICY_SETTINGS = {
     "index.enabled": "by itself",
     "index.data_files": "as soon as this many files are new",
+    "index.rows": "or this many rows",
+    "index.bytes": "or this many bytes",
     "index.age_seconds": "or this long after the last index job",
     "index.cron": "or at the times of this cron expression",
     "convert.enabled": "by itself",
     "convert.delete_files": "as soon as there are this many delete files",
     "convert.deletes": "or this many deletes in them",
+    "convert.bytes": "or this many bytes of them",
     "convert.age_seconds": "or when the oldest one is this old",
     "convert.cron": "or at the times of this cron expression",
     "convert.max_delete_files_per_commit": "delete files in one commit at most (0: all)",
     "compact.enabled": "by itself",
     "compact.sorted_runs": "as soon as it has this many sorted runs",
     "compact.dead_ratio": "or this share of dead entries",
+    "compact.dead_bytes": "or this many bytes of them",
     "compact.min_interval_seconds": "but not sooner after the last compact job than",
     "compact.cron": "or at the times of this cron expression",
     "verify.enabled": "by itself",
-    "verify.age_seconds": "this long after the last verification",
+    "verify.data_files": "as soon as this many files are new since the last verification",
+    "verify.rows": "or this many rows",
+    "verify.bytes": "or this many bytes",
+    "verify.age_seconds": "or this long after it",
     "verify.cron": "or at the times of this cron expression",
     "schedule.time_zone": "time zone of cron expressions and windows",
     "schedule.windows": "only within",
@@ -45,7 +53,6 @@ POLICY_SETTINGS = {
     "retries.backoff_seconds": "pause after the first failure",
     "retries.max_backoff_seconds": "doubled each time, up to",
 }
-_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def count(value: float | None) -> str:
@@ -68,12 +75,7 @@ def plural(value: float | None, noun: str, nouns: str | None = None) -> str:
 
 def size(value_bytes: float | None) -> str:
     """Decimal units, as object stores bill them."""
-    if value_bytes is None:
-        return NONE
-    power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0
-    scaled = value_bytes / 1000**power
-    digits = f"{scaled:.0f}" if power == 0 or scaled >= 100 else f"{scaled:.1f}"
-    return f"{digits}{_SPACE}{_BYTE_UNITS[power]}"
+    return NONE if value_bytes is None else sized(value_bytes).replace(" ", _SPACE)
 
 
 def duration(seconds: float | None) -> str:
@@ -149,6 +151,8 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, int | float):
         if name.endswith("_ratio"):
             return f"{value:.0%}"
+        if name.endswith("bytes"):
+            return size(value)
         return duration(value) if name.endswith("_seconds") else count(value)
     if name.endswith(".windows"):
         windows = [Window.model_validate(each) for each in value] if isinstance(value, list) else []

@@ -1,12 +1,14 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
 import time
+from pathlib import Path
 
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from service.settings import Settings
+from service.wording import sized
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -108,6 +110,54 @@ def test_the_standard_policy_converts_at_ten_delete_files(service: Running, iceb
     service.poll(table["id"])
     jobs = service.admin.get("/jobs?kind=convert").json()["items"]
     assert [job["trigger"] for job in jobs] == ["10 equality delete files (policy: 10)."]
+
+
+def test_rows_and_bytes_start_jobs_too(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    settings = {"index": {"rows": 4, "age_seconds": 1e6}, "convert": {"bytes": 100, "age_seconds": 1e6}}
+    assert service.admin.post("/policies", json={"name": "volume", "settings": settings}).status_code == 201
+    table = service.enroll(key_sets=[["id"]], policy="volume")
+    service.poll(table["id"])
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["kind"] == "index"
+    service.finish(assignment, health=_report(iceberg))
+    iceberg.append("db.t", [4, 5, 6])
+    service.poll(table["id"])
+    decided = service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]["index"]
+    assert decided["action"] == "wait"
+    assert decided["sentence"].startswith("1 new data file (policy: 50), 3 new rows (policy: 4), ")
+    iceberg.append("db.t", [7])
+    path = Path(iceberg.delete_keys("db.t", [2]).removeprefix("file://"))
+    service.poll(table["id"])
+    queued = service.admin.get("/jobs", params={"status": "queued"}).json()["items"]
+    assert {job["kind"]: job["trigger"] for job in queued} == {
+        "index": "4 new rows (policy: 4).",
+        "convert": f"{sized(path.stat().st_size)} of equality delete files (policy: 100 B).",
+    }
+
+
+def test_what_came_since_the_last_verification_is_counted(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    settings = {"verify": {"enabled": True, "rows": 4}}
+    assert service.admin.post("/policies", json={"name": "checked", "settings": settings}).status_code == 201
+    table = service.enroll(key_sets=[["id"]], policy="checked")
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "verify"})
+    worker = service.start_worker()
+    assignment = service.claim(worker)
+    assert assignment is not None
+    service.finish(assignment, health=_report(iceberg))
+    iceberg.append("db.t", [4, 5, 6])
+    service.poll(table["id"])
+    decisions = service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]
+    assert (
+        "1 unverified data file (policy: 100,000), 3 unverified rows (policy: 4)"
+        in (decisions["verify"]["sentence"])
+    )
+    iceberg.append("db.t", [7])
+    service.poll(table["id"])
+    jobs = service.admin.get("/jobs", params={"kind": "verify"}).json()["items"]
+    assert jobs[0]["trigger"] == "4 unverified rows (policy: 4)."
 
 
 def test_a_further_poll_adds_no_second_job(service: Running, iceberg: IcebergCatalog) -> None:

@@ -37,6 +37,7 @@ def test_without_any_policy_the_standard_one_holds_everywhere(
         "enabled": True,
         "delete_files": 10,
         "deletes": 1_000_000,
+        "bytes": 100_000_000,
         "age_seconds": 300,
         "cron": "",
         "max_delete_files_per_commit": 0,
@@ -100,6 +101,75 @@ def test_the_policy_of_a_table_shows_in_the_table_and_can_be_taken_away(
 def test_a_policy_is_validated_as_a_whole(service: Running, values: dict[str, Any]) -> None:
     answer = service.admin.post("/policies", json={"name": "p", "settings": values})
     assert (answer.status_code, answer.json()["type"]) == (422, "validation-error")
+
+
+def test_every_mistake_of_a_policy_is_listed_at_once(service: Running) -> None:
+    settings = {
+        "index": {"rows": 0, "unknown": 1},
+        "convert": {"cron": "every day", "bytes": "many"},
+        "schedule": {"time_zone": "Mars", "windows": [{"start": "25:00", "end": "06:00"}]},
+        "retries": {"backoff_seconds": 10, "max_backoff_seconds": 5},
+        "nonsense": {},
+    }
+    make(service, "p")
+    posted = service.admin.post("/policies", json={"name": "no name", "settings": settings})
+    patched = service.admin.patch("/policies/p", json={"settings": settings}, headers={"If-Match": "*"})
+    wrong = {
+        "body.settings.index.rows",
+        "body.settings.index.unknown",
+        "body.settings.convert.cron",
+        "body.settings.convert.bytes",
+        "body.settings.schedule.time_zone",
+        "body.settings.schedule.windows.0.start",
+        "body.settings.retries.backoff_seconds",
+        "body.settings.nonsense",
+    }
+    assert patched.status_code == posted.status_code == 422
+    assert {error["field"] for error in patched.json()["errors"]} == wrong
+    assert {error["field"] for error in posted.json()["errors"]} == wrong | {"body.name"}
+    messages = {error["field"]: error["message"] for error in patched.json()["errors"]}
+    assert messages["body.settings.retries.backoff_seconds"] == (
+        "retries.backoff_seconds (10) must not be larger than retries.max_backoff_seconds (5)"
+    )
+    assert "'25:00' is no time of day" in messages["body.settings.schedule.windows.0.start"]
+    assert "greater than or equal to 1" in messages["body.settings.index.rows"]
+
+
+def test_what_contradicts_an_inherited_value_is_refused_with_every_place(
+    service: Running, table: dict[str, Any]
+) -> None:
+    make(service, "patient", retries={"backoff_seconds": 900})
+    make(service, "wide", retries={"max_backoff_seconds": 1000})
+    body = {"level": "catalog", "catalog": "local", "policy": "patient"}
+    refused = service.admin.put("/policy-attachments", json=body)
+    assert (refused.status_code, refused.json()["type"]) == (422, "policy-contradiction")
+    why = (
+        "retries.backoff_seconds (900) must not be larger than retries.max_backoff_seconds (600) "
+        "(retries.backoff_seconds from policy 'patient', retries.max_backoff_seconds from policy 'standard')"
+    )
+    assert refused.json()["errors"] == [
+        {"field": "retries.backoff_seconds", "message": f"catalog local: {why}"}
+    ]
+    assert service.admin.get("/policy-attachments").json()["items"][-1]["level"] == "system"
+
+    # Under a wider limit both fit; what takes that away is refused, as a change and as a removal.
+    assert attach(service, "wide", "system") == 200
+    assert attach(service, "patient", "catalog", catalog="local") == 200
+    make(service, "other", convert={"deletes": 5})
+    assert attach(service, "other", "table", table_id=table["id"]) == 200
+    smaller = {"settings": {"retries": {"max_backoff_seconds": 700}}}
+    patched = service.admin.patch("/policies/wide", json=smaller, headers={"If-Match": "*"})
+    assert [error["message"].partition(":")[0] for error in patched.json()["errors"]] == [
+        "catalog local",
+        "table db.t",
+    ]
+    assert attach(service, "standard", "system") == 422
+    assert attach(service, "wide", "catalog", catalog="local") == 200
+    assert attach(service, "patient", "table", table_id=table["id"]) == 200
+    assert attach(service, "standard", "system") == 200
+    assert attach(service, None, "catalog", catalog="local") == 422
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()["effective"]["retries"]
+    assert (found["backoff_seconds"], found["max_backoff_seconds"]) == (900, 1000)
 
 
 def test_built_in_policies_stay_as_they_are(service: Running) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from service.index_health.measure import Volume
 from service.jobs.scheduler import Action, Decision, LastJob, TableState, decide
 from service.jobs.status import JobKind
 from service.policies.models import (
@@ -20,32 +21,36 @@ from service.policies.schedules import Window
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
-    index=EffectiveIndexPolicy(enabled=True, data_files=50, age_seconds=60, cron=""),
+    index=EffectiveIndexPolicy(enabled=True, data_files=50, rows=5000, bytes=50_000, age_seconds=60, cron=""),
     convert=EffectiveConvertPolicy(
         enabled=True,
         delete_files=10,
         deletes=1000,
+        bytes=10_000,
         age_seconds=300,
         cron="",
         max_delete_files_per_commit=0,
     ),
     compact=EffectiveCompactPolicy(
-        enabled=True, sorted_runs=16, dead_ratio=0.5, min_interval_seconds=600, cron=""
+        enabled=True, sorted_runs=16, dead_ratio=0.5, dead_bytes=1000, min_interval_seconds=600, cron=""
     ),
-    verify=EffectiveVerifyPolicy(enabled=True, age_seconds=604_800, cron=""),
+    verify=EffectiveVerifyPolicy(
+        enabled=True, data_files=500, rows=50_000, bytes=500_000, age_seconds=604_800, cron=""
+    ),
     schedule=EffectiveSchedulePolicy(time_zone="UTC", windows=[], priority=0),
     retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
 )
 IDLE = TableState(
     paused=None,
     has_keys=True,
-    new_data_files=0,
+    new=Volume(),
     pending_delete_files=0,
-    convertible_delete_files=0,
-    convertible_deletes=0,
+    convertible=Volume(),
     oldest_convertible_at=None,
     sorted_runs=3,
     dead_ratio=0.1,
+    dead_bytes=10,
+    unverified=Volume(),
     has_index=True,
     enrolled_at=NOW - timedelta(days=30),
     active=frozenset(),
@@ -64,12 +69,11 @@ def decision(
     return found
 
 
-def pending(files: int, *, rows: int = 10, age_seconds: float = 1) -> TableState:
+def pending(files: int, *, rows: int = 10, size: int = 10, age_seconds: float = 1) -> TableState:
     return replace(
         IDLE,
         pending_delete_files=files,
-        convertible_delete_files=files,
-        convertible_deletes=rows,
+        convertible=Volume(files, rows, size),
         oldest_convertible_at=NOW - timedelta(seconds=age_seconds),
     )
 
@@ -85,6 +89,8 @@ def test_an_idle_table_waits() -> None:
         (pending(10), "delete-files"),
         (pending(1, rows=999), None),
         (pending(1, rows=1000), "deletes"),
+        (pending(1, size=9_999), None),
+        (pending(1, size=10_000), "bytes"),
         (pending(1, age_seconds=299), None),
         (pending(1, age_seconds=300), "age"),
     ],
@@ -95,23 +101,33 @@ def test_each_convert_trigger_fires_at_its_limit(state: TableState, code: str | 
 
 
 @pytest.mark.parametrize(
-    ("new_data_files", "seconds_since_last", "code"),
-    [(1, 30, None), (1, 60, "age"), (49, 30, None), (50, 30, "data-files"), (0, 10_000, None)],
+    ("new", "seconds_since_last", "code"),
+    [
+        (Volume(1), 30, None),
+        (Volume(1), 60, "age"),
+        (Volume(49), 30, None),
+        (Volume(50), 30, "data-files"),
+        (Volume(1, 4_999), 30, None),
+        (Volume(1, 5_000), 30, "rows"),
+        (Volume(1, 1, 49_999), 30, None),
+        (Volume(1, 1, 50_000), 30, "bytes"),
+        (Volume(), 10_000, None),
+    ],
 )
-def test_new_files_are_indexed_by_number_or_after_a_while(
-    new_data_files: int, seconds_since_last: float, code: str | None
+def test_new_files_are_indexed_by_number_or_size_or_after_a_while(
+    new: Volume, seconds_since_last: float, code: str | None
 ) -> None:
     last = {JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds_since_last), 0)}
-    found = decision(replace(IDLE, new_data_files=new_data_files, last=last), JobKind.INDEX)
+    found = decision(replace(IDLE, new=new, last=last), JobKind.INDEX)
     assert (found.code if found.action is Action.TRIGGER else None) == code
 
 
 def test_the_first_data_file_is_indexed_at_once() -> None:
-    assert decision(replace(IDLE, new_data_files=1, last={}), JobKind.INDEX).action is Action.TRIGGER
+    assert decision(replace(IDLE, new=Volume(1), last={}), JobKind.INDEX).action is Action.TRIGGER
 
 
 def test_a_paused_table_starts_nothing_and_says_so() -> None:
-    state = replace(pending(99), paused="table db.t is paused", new_data_files=99)
+    state = replace(pending(99), paused="table db.t is paused", new=Volume(99))
     for found in decide(state, POLICY, NOW):
         assert (found.action, found.code) == (Action.SKIP, "paused")
         assert "table db.t is paused" in found.sentence
@@ -131,13 +147,19 @@ def test_deletes_that_cannot_be_converted_trigger_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sorted_runs", "dead_ratio", "code"),
-    [(15, 0.49, None), (16, 0.0, "sorted-runs"), (1, 0.5, "dead-entries")],
+    ("sorted_runs", "dead_ratio", "dead_bytes", "code"),
+    [
+        (15, 0.49, 999, None),
+        (16, 0.0, 0, "sorted-runs"),
+        (1, 0.5, 0, "dead-entries"),
+        (1, 0.1, 1000, "dead-bytes"),
+    ],
 )
 def test_an_index_is_compacted_when_it_is_in_many_pieces_or_half_dead(
-    sorted_runs: int, dead_ratio: float, code: str | None
+    sorted_runs: int, dead_ratio: float, dead_bytes: int, code: str | None
 ) -> None:
-    found = decision(replace(IDLE, sorted_runs=sorted_runs, dead_ratio=dead_ratio), JobKind.COMPACT)
+    state = replace(IDLE, sorted_runs=sorted_runs, dead_ratio=dead_ratio, dead_bytes=dead_bytes)
+    found = decision(state, JobKind.COMPACT)
     assert (found.code if found.action is Action.TRIGGER else None) == code
 
 
@@ -191,7 +213,7 @@ def test_a_cron_expression_starts_what_is_pending_once() -> None:
 
 @pytest.mark.parametrize("kind", [JobKind.INDEX, JobKind.COMPACT, JobKind.VERIFY])
 def test_every_kind_has_a_cron_expression(kind: JobKind) -> None:
-    state = replace(IDLE, new_data_files=1)
+    state = replace(IDLE, new=Volume(1))
     hour = replace(state, last={**state.last, JobKind.INDEX: LastJob(NOW + timedelta(minutes=30), 0)})
     policy = with_cron(kind.value, "30 * * * *")
     assert decision(state, kind, policy, NOW + timedelta(seconds=10)).action is Action.WAIT or kind in (
@@ -227,3 +249,30 @@ def test_an_index_is_verified_by_its_age() -> None:
     assert decision(replace(old, has_index=False), JobKind.VERIFY).code == "no-index"
     assert decision(replace(IDLE, last={}), JobKind.VERIFY).code == "age"
     assert decision(IDLE, JobKind.VERIFY).action is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("unverified", "code"),
+    [
+        (Volume(499, 49_999, 499_999), None),
+        (Volume(500), "data-files"),
+        (Volume(1, 50_000), "rows"),
+        (Volume(1, 1, 500_000), "bytes"),
+    ],
+)
+def test_an_index_is_verified_by_what_came_since(unverified: Volume, code: str | None) -> None:
+    found = decision(replace(IDLE, unverified=unverified), JobKind.VERIFY)
+    assert (found.code if found.action is Action.TRIGGER else None) == code
+
+
+def test_what_waits_names_each_trigger_with_its_limit() -> None:
+    assert decision(pending(2, rows=20, size=2_000), JobKind.CONVERT).sentence == (
+        "2 equality delete files (policy: 10), 20 equality deletes (policy: 1,000), 2.0 KB of equality "
+        "delete files (policy: 10.0 KB), the oldest equality delete is 1 s old (policy: 300 s)."
+    )
+    assert decision(replace(IDLE, new=Volume(1, 2, 3)), JobKind.INDEX).sentence == (
+        "1 new data file (policy: 50), 2 new rows (policy: 5,000), 3 B of new files (policy: 50.0 KB), "
+        "30 s since the last index job (policy: 60 s)."
+    )
+    old = decision(pending(1, age_seconds=300), JobKind.CONVERT)
+    assert old.sentence == "The oldest equality delete is 300 s old (policy: 300 s)."
