@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service import __version__
 from service.audit import endpoints as audit_endpoints
@@ -39,6 +40,7 @@ from service.errors import (
     is_database_trouble,
     problem_response,
 )
+from service.headers import SecurityHeaders
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
 from service.limits import BodyLimit
@@ -84,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         database.dispose()
 
     database = Database(settings.database_url)
-    app = FastAPI(
+    app = _Service(
         openapi_url=None,
         title="Icestream",
         version=__version__,
@@ -95,7 +97,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
     app.state.stopping = threading.Event()
     app.add_middleware(BodyLimit)
-    app.add_middleware(RequestIds)
     install_error_handlers(app)
     declare_problems(app)
     app.add_exception_handler(IcestreamError, _answer_error)
@@ -118,6 +119,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(ui_router, include_in_schema=False)
     check_every_route_declares_access(app)
     return app
+
+
+class _Service(FastAPI):
+    """With what wraps every answer, also those of the framework's own last resort for errors."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        stack: ASGIApp = SecurityHeaders(RequestIds(super().build_middleware_stack()))
+        settings: Settings = self.state.settings
+        if settings.trusted_proxies:
+            # Says who calls and whether over TLS, if a proxy that is trusted passes it on.
+            stack = ProxyHeadersMiddleware(stack, trusted_hosts=list(settings.trusted_proxies))  # type: ignore[arg-type,assignment]
+        return stack
 
 
 class RequestIds:

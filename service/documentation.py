@@ -8,6 +8,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
 from service.auth.access import Anyone
 from service.errors import NotFoundError
+from service.headers import PAGE_POLICY
 
 _SWAGGER = Path(str(files("fastapi_offline") / "static"))
 _OURS = Path(__file__).parent / "ui" / "docs"
@@ -18,10 +19,7 @@ _ASSETS = {
     "start.js": (_OURS, "text/javascript"),
 }
 # Swagger UI's style sheet holds its icons as data.
-_CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
-)
+_POLICY = PAGE_POLICY.replace("img-src 'self'", "img-src 'self' data:")
 
 router = APIRouter(include_in_schema=False, dependencies=[Anyone])
 
@@ -34,7 +32,7 @@ def get_document(request: Request) -> JSONResponse:
 @router.get("/docs")
 def show_documentation() -> HTMLResponse:
     page = (_OURS / "index.html").read_text()
-    return HTMLResponse(page, headers={"Content-Security-Policy": _CONTENT_SECURITY_POLICY})
+    return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
 
 @router.get("/docs/{name}")
@@ -42,4 +40,4 @@ def get_asset(name: str) -> FileResponse:
     if name not in _ASSETS:
         raise NotFoundError("not-found", "Nothing here", f"There is no {name!r}.", "Reload the page.")
     directory, media_type = _ASSETS[name]
-    return FileResponse(directory / name, media_type=media_type)
+    return FileResponse(directory / name, media_type=media_type, headers={"Cache-Control": "no-cache"})

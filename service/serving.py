@@ -41,6 +41,7 @@ def run(app: ASGIApp, stopping: threading.Event, settings: Settings) -> None:
         host=settings.host,
         port=settings.port,
         access_log=False,
+        proxy_headers=False,  # the application believes only ICESTREAM_TRUSTED_PROXIES
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     threading.Thread(target=_end_in_time, args=[stopping], name="ends-in-time", daemon=True).start()

@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     """Where indexes go unless their catalog says otherwise; empty means `index/` in the data directory."""
     allowed_locations: Annotated[tuple[str, ...], NoDecode] = ()
     """URI prefixes that catalogs, tables and indexes may name beyond the data directory."""
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     bootstrap_key: SecretStr | None = None
     """The first admin API key."""
 
@@ -48,7 +50,7 @@ class Settings(BaseSettings):
     history_days: float = Field(default=30, gt=0)
     """How long health samples and replayable answers are kept."""
 
-    @field_validator("allowed_locations", mode="before")
+    @field_validator("allowed_locations", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -56,6 +58,18 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for part in value:
+            try:
+                ipaddress.ip_network(part)
+            except ValueError as error:
+                raise ValueError(
+                    f"{part!r} is neither an address nor a network such as 10.0.0.0/8"
+                ) from error
+        return value
 
     @field_validator("index_warehouse")
     @classmethod

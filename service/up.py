@@ -214,6 +214,7 @@ class _Server(Server):
                 app,
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="on",
             ),

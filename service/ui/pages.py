@@ -1,7 +1,7 @@
-"""From an endpoint's answer to a page: rendering, security headers, and errors that a person can read.
+"""From an endpoint's answer to a page: rendering, and errors that a person can read.
 
-Invariant: a page loads nothing from elsewhere and runs no inline script or style; the policy in
-`_HEADERS` makes the browser hold us to it.
+Invariant: a page loads nothing from elsewhere and runs no inline script or style; `PAGE_POLICY` makes the
+browser hold us to it.
 """
 
 import hashlib
@@ -21,20 +21,12 @@ from starlette.concurrency import run_in_threadpool
 from service import __version__
 from service.auth.models import Principal, Role
 from service.errors import IcestreamError, UnauthenticatedError, validation_error
+from service.headers import PAGE_POLICY
 from service.ui import formats
 
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
-
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
 def _environment() -> Environment:
@@ -90,7 +82,7 @@ def render(
 
 
 class PageRoute(APIRoute):
-    """Answers errors as pages, sends whoever is not signed in to the login, and adds the security headers."""
+    """Answers errors as pages, sends whoever is not signed in to the login, and names its policy."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -102,8 +94,7 @@ class PageRoute(APIRoute):
                 response = await run_in_threadpool(_answer_error, request, error)
             except RequestValidationError as error:
                 response = await run_in_threadpool(_answer_error, request, validation_error(error))
-            for name, value in _HEADERS.items():
-                response.headers.setdefault(name, value)
+            response.headers["Content-Security-Policy"] = PAGE_POLICY
             return response
 
         return handle_page

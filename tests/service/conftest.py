@@ -177,9 +177,15 @@ class Running:
 def running(settings: Settings) -> Iterator[Running]:
     prepare(settings)
     app = create_app(settings)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
     )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
