@@ -74,9 +74,7 @@ class JavaReader:
     """One JVM that reads many tables; leaving it ends the JVM."""
 
     def __init__(self, log: Path) -> None:
-        # One level of compilation is enough for seconds of work.
-        java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1"]
-        command = [*java, "-cp", maven.build(JAVA_PROJECT), "icestream.DumpTables", str(STEP)]
+        command = ["java", "-Xmx256m", "-cp", maven.build(JAVA_PROJECT), "icestream.DumpTables", str(STEP)]
         self._log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
