@@ -1,21 +1,29 @@
-"""Cursor pagination: `{"items": [...], "next_cursor": "..."|null}`.
+"""Pages of lists: `{"items": [...], "next_cursor": "..."|null}`, sorted, each row on exactly one page.
 
-A cursor is the sort key of the last item, so that rows added meanwhile never shift a page.
+A cursor holds the sort key and the id of the last item, so that rows added meanwhile never shift a page. It
+also names the sort and the filters that it was made with: with others it would skip rows, so it is refused.
 """
 
 import base64
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Depends, Query
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from fastapi import Query, Request
+from pydantic import AfterValidator, AwareDatetime, BaseModel, TypeAdapter
+from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
+from sqlalchemy.orm import QueryableAttribute
+from sqlmodel import Session
+from sqlmodel.sql.expression import SelectOfScalar
 
 from service.errors import InvalidError
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
-Key = TypeVar("Key")
+_LARGEST = 2**63 - 1
 
 
 class Page(BaseModel, Generic[Item]):
@@ -23,42 +31,167 @@ class Page(BaseModel, Generic[Item]):
     next_cursor: str | None
 
 
-class PageRequest(BaseModel):
+@dataclass(frozen=True)
+class PageRequest:
     limit: int = 50
     cursor: str | None = None
-
-    def decode(self, kind: type[Key]) -> Key | None:
-        """The sort key that the cursor stands for, or None for the first page."""
-        if self.cursor is None:
-            return None
-        try:
-            value = json.loads(base64.urlsafe_b64decode(self.cursor.encode()))
-            return TypeAdapter(kind).validate_python(value)
-        except (ValueError, ValidationError) as error:
-            raise InvalidError(
-                "invalid-cursor",
-                "The cursor is not one of ours",
-                f"{self.cursor!r} cannot be read.",
-                "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
-            ) from error
+    sort: str | None = None
+    """A name from the list's `Sorting`, after a minus for descending; None is the list's own order."""
+    scope: str = ""
+    """Of the list and its filters: a cursor holds for these only."""
 
 
-def page_request(
-    limit: Annotated[int, Query(ge=1, le=500, description="At most this many items.")] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the previous page.")] = None,
-) -> PageRequest:
-    return PageRequest(limit=limit, cursor=cursor)
+class Sorting:
+    """By what a list can be sorted; ties are broken by `key`, and nulls come last either way."""
+
+    def __init__(self, columns: Mapping[str, Any], *, key: Any, default: str) -> None:
+        self.columns: Mapping[str, QueryableAttribute[Any]] = columns
+        self.key: QueryableAttribute[Any] = key
+        self.default = default
+        self.page_request = _page_request([sign + name for name in columns for sign in ("", "-")], default)
+        """The dependency of the list's endpoint: `limit`, `cursor` and `sort`."""
 
 
-Paging = Annotated[PageRequest, Depends(page_request)]
+def _page_request(choices: list[str], default: str) -> Callable[..., PageRequest]:
+    def check(sort: str) -> str:
+        if sort not in choices:
+            raise ValueError(f"should be one of {', '.join(choices)}")
+        return sort
+
+    def page_request(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=500, description="At most this many items.")] = 50,
+        cursor: Annotated[
+            str | None,
+            Query(
+                max_length=4000,
+                description="`next_cursor` of the previous page, with the same sort and filters.",
+            ),
+        ] = None,
+        sort: Annotated[
+            str,
+            Query(
+                description="What the items are sorted by; a minus in front turns the order round. "
+                "Ties are broken by id, nulls come last.",
+                json_schema_extra={"enum": choices},
+            ),
+            AfterValidator(check),
+        ] = default,
+    ) -> PageRequest:
+        filters = sorted(
+            pair for pair in request.query_params.multi_items() if pair[0] not in ("limit", "cursor", "sort")
+        )
+        scope = hashlib.sha256(json.dumps([request.url.path, filters]).encode()).hexdigest()[:16]
+        return PageRequest(limit, cursor, sort, scope)
+
+    return page_request
 
 
-def take_page(
-    rows: Sequence[Row], page: PageRequest, key: Callable[[Row], Any], view: Callable[[Row], Item]
+def read_page(
+    session: Session,
+    query: SelectOfScalar[Row],
+    page: PageRequest,
+    sorting: Sorting,
+    view: Callable[[Sequence[Row]], list[Item]],
 ) -> Page[Item]:
-    """Make a page of `rows`, which were read with limit + 1 to see whether there are more."""
+    """The page of `query` that was asked for; `view` makes items of all its rows at once.
+
+    Raises InvalidError (400) for a cursor that was made with another sort or other filters, or by nobody.
+    """
+    sort = page.sort or sorting.default
+    is_descending = sort.startswith("-")
+    column = sorting.columns[sort.removeprefix("-")]
+    if page.cursor is not None:
+        query = query.where(_follows(column, sorting.key, _decode(page, sort, column, sorting.key), sort))
+    order: list[ColumnElement[Any]] = [
+        part.desc() if is_descending else part.asc() for part in (column, sorting.key)
+    ]
+    if _is_nullable(column):
+        order.insert(0, column.is_(None))
+    rows = session.exec(query.order_by(*order).limit(page.limit + 1)).all()
     shown = rows[: page.limit]
     following = None
     if len(rows) > page.limit:
-        following = base64.urlsafe_b64encode(json.dumps(key(shown[-1])).encode()).decode()
-    return Page(items=[view(row) for row in shown], next_cursor=following)
+        following = _encode(page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key))
+    return Page(items=view(shown), next_cursor=following)
+
+
+def _follows(
+    column: QueryableAttribute[Any], key: QueryableAttribute[Any], last: tuple[Any, Any], sort: str
+) -> ColumnElement[bool]:
+    """Whether a row comes after the one with the sort value and key `last`."""
+    value, last_key = last
+    is_descending = sort.startswith("-")
+    if value is None:
+        return and_(column.is_(None), key < last_key if is_descending else key > last_key)
+    # As one comparison of rows, which an index answers.
+    place, reached = tuple_(column, key), tuple_(literal(value, column.type), literal(last_key, key.type))
+    beyond: ColumnElement[bool] = place < reached if is_descending else place > reached
+    return or_(beyond, column.is_(None)) if _is_nullable(column) else beyond
+
+
+def _is_nullable(column: QueryableAttribute[Any]) -> bool:
+    return bool(column.property.columns[0].nullable)
+
+
+def _encode(page: PageRequest, sort: str, *values: Any) -> str:
+    written = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    return base64.urlsafe_b64encode(json.dumps([page.scope, sort, *written]).encode()).decode()
+
+
+def _decode(
+    page: PageRequest, sort: str, column: QueryableAttribute[Any], key: QueryableAttribute[Any]
+) -> tuple[Any, Any]:
+    """Sort value and key of the last row on the previous page."""
+    try:
+        scope, made_with, value, last_key = json.loads(base64.urlsafe_b64decode((page.cursor or "").encode()))
+        if (scope, made_with) != (page.scope, sort):
+            raise InvalidError(
+                "cursor-mismatch",
+                "The cursor is of another list",
+                "It was made with another sort or other filters, or for another list: what follows it there "
+                "says nothing about what follows it here.",
+                "Send it with the sort and filters of its page, or leave it out to start again.",
+                status=400,
+            )
+        is_null = value is None and _is_nullable(column)
+        return None if is_null else _read(value, column), _read(last_key, key)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidError(
+            "invalid-cursor",
+            "The cursor is not one of ours",
+            f"{page.cursor!r} cannot be read.",
+            "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
+            status=400,
+        ) from error
+
+
+def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
+    """A value of a column that its database can take; anybody can write a cursor. Raises ValueError."""
+    if isinstance(value, str):
+        value.encode()
+        if "\0" in value:
+            raise ValueError("no database stores NUL")
+    elif isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError("no database counts so far")
+    stored = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    kind = stored.python_type
+    read = TypeAdapter(kind).validate_python(value, strict=kind is not datetime)
+    return to_utc(read) if isinstance(read, datetime) else read
+
+
+def to_utc(value: datetime) -> datetime:
+    """Raises ValueError for a time that is no UTC time of the years 1 to 9999."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("should be a time of the years 1 to 9999 in UTC") from None
+
+
+UtcTime = Annotated[AwareDatetime, AfterValidator(to_utc)]
+"""A time in a request, with any time zone."""
+Since = Annotated[UtcTime | None, Query(description="Only items of this time or later.")]
+Until = Annotated[UtcTime | None, Query(description="Only items before this time.")]
+Search = Annotated[
+    str | None, Query(max_length=200, description="Only items whose name contains this, in any case.")
+]

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
+from fastapi import APIRouter, Depends, Query
 
 from service.audit import service
 from service.audit.models import AuditEntryView
 from service.auth.access import Admin
 from service.database import ReadSession
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
 
 router = APIRouter(tags=["audit"], route_class=ApiRoute)
@@ -19,13 +18,18 @@ router = APIRouter(tags=["audit"], route_class=ApiRoute)
 def list_audit_entries(
     session: ReadSession,
     _caller: Admin,
-    page: Paging,
-    outcome: Annotated[Literal["allowed", "denied"] | None, Query()] = None,
-    action: str | None = None,
-    principal: str | None = None,
-    target: str | None = None,
-    since: Annotated[AwareDatetime | None, Query(description="Not before this time.")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Before this time.")] = None,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    outcome: Annotated[
+        Literal["allowed", "denied"] | None, Query(description="Only what was allowed, or only what was not.")
+    ] = None,
+    action: Annotated[str | None, Query(description="Only this action, such as `table.enroll`.")] = None,
+    principal: Annotated[str | None, Query(description="Only what the holder of this name did.")] = None,
+    target: Annotated[str | None, Query(description="Only what was done to this.")] = None,
+    request_id: Annotated[
+        str | None, Query(description="Only what the request with this X-Request-ID did.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
 ) -> Page[AuditEntryView]:
     """Every change that was allowed, and everything that was denied to somebody known; newest first.
 
@@ -38,6 +42,7 @@ def list_audit_entries(
         action=action,
         principal=principal,
         target=target,
+        request_id=request_id,
         since=since,
         until=until,
     )

@@ -8,8 +8,9 @@ from sqlmodel import Session, col, select
 
 from service.audit.models import AuditEntry, AuditEntryView
 from service.auth.models import Principal
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 
+SORTING = Sorting({"id": AuditEntry.id, "at": AuditEntry.at}, key=AuditEntry.id, default="-id")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
 
@@ -43,18 +44,18 @@ def list_entries(
     action: str | None = None,
     principal: str | None = None,
     target: str | None = None,
+    request_id: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[AuditEntryView]:
-    """Entries, newest first; `since` is inclusive, `until` is not."""
-    query = select(AuditEntry).order_by(col(AuditEntry.id).desc())
-    if cursor := page.decode(int):
-        query = query.where(col(AuditEntry.id) < cursor)
+    """Entries from `since` until before `until`."""
+    query = select(AuditEntry)
     for column, wanted in (
         (AuditEntry.outcome, outcome),
         (AuditEntry.action, action),
         (AuditEntry.principal, principal),
         (AuditEntry.target, target),
+        (AuditEntry.request_id, request_id),
     ):
         if wanted is not None:
             query = query.where(column == wanted)
@@ -62,7 +63,10 @@ def list_entries(
         query = query.where(col(AuditEntry.at) >= since)
     if until is not None:
         query = query.where(col(AuditEntry.at) < until)
-    rows = session.exec(query.limit(page.limit + 1)).all()
-    return take_page(
-        rows, page, lambda row: row.id, lambda row: AuditEntryView.model_validate(row, from_attributes=True)
+    return read_page(
+        session,
+        query,
+        page,
+        SORTING,
+        lambda rows: [AuditEntryView.model_validate(row, from_attributes=True) for row in rows],
     )

@@ -1,12 +1,14 @@
 """HTTP calls about API keys and the caller."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
 
 from service.auth import service
 from service.auth.access import Admin, SignedIn
-from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, Me
+from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role
 from service.database import ReadSession, WriteSession
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Search
 
 # Not replayable: a stored answer would keep the key in clear.
 router = APIRouter(tags=["auth"])
@@ -25,8 +27,16 @@ def create_api_key(session: WriteSession, caller: Admin, body: ApiKeyRequest) ->
 
 
 @router.get("/api-keys")
-def list_api_keys(session: ReadSession, _caller: Admin, page: Paging) -> Page[ApiKeyView]:
-    return service.list_api_keys(session, page)
+def list_api_keys(
+    session: ReadSession,
+    _caller: Admin,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    state: Annotated[KeyState | None, Query(description="Only keys in this state.")] = None,
+    role: Annotated[Role | None, Query(description="Only keys with this role.")] = None,
+    search: Search = None,
+) -> Page[ApiKeyView]:
+    """All API keys, revoked and expired ones too; never the keys themselves."""
+    return service.list_api_keys(session, page, state=state, role=role, search=search)
 
 
 @router.delete("/api-keys/{key_id}")

@@ -90,6 +90,9 @@ class BrowserSession(SQLModel, table=True):
     expires_at: datetime = Field(sa_type=UtcDateTime)
 
 
+KeyState = Literal["active", "expired", "revoked"]
+
+
 class ApiKeyRequest(BaseModel):
     name: str = ModelField(min_length=1, max_length=200)
     role: Role

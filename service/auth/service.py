@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from sqlalchemy.exc import OperationalError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, and_, col, select
 
 from service.audit import service as audit
 from service.auth.models import (
@@ -19,18 +19,29 @@ from service.auth.models import (
     ApiKeyView,
     BrowserSession,
     CreatedApiKey,
+    KeyState,
     LoginToken,
     Principal,
     Role,
 )
 from service.database import Database, utc_now
 from service.errors import ForbiddenError, NotFoundError, StartError, UnauthenticatedError
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 
 KEY_PREFIX = "ice_"
 LOGIN_LINK_LIFETIME = timedelta(minutes=10)
 _EMBEDDED_WORKER = "embedded worker"
+SORTING = Sorting(
+    {
+        "name": ApiKey.name,
+        "created_at": ApiKey.created_at,
+        "expires_at": ApiKey.expires_at,
+        "last_used_at": ApiKey.last_used_at,
+    },
+    key=ApiKey.id,
+    default="created_at",
+)
 
 
 def hash_secret(secret: str) -> str:
@@ -84,11 +95,31 @@ def create_api_key(
     return CreatedApiKey(**_key_view(row).model_dump(), key=secret)
 
 
-def list_api_keys(session: Session, page: PageRequest) -> Page[ApiKeyView]:
-    query = select(ApiKey).order_by(col(ApiKey.id))
-    if cursor := page.decode(str):
-        query = query.where(col(ApiKey.id) > cursor)
-    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.id, _key_view)
+def list_api_keys(
+    session: Session,
+    page: PageRequest,
+    *,
+    state: KeyState | None = None,
+    role: Role | None = None,
+    search: str | None = None,
+) -> Page[ApiKeyView]:
+    """All keys, revoked and expired ones too; `search` is a part of the name."""
+    query = select(ApiKey)
+    if role is not None:
+        query = query.where(ApiKey.role == role.value)
+    if search:
+        query = query.where(col(ApiKey.name).icontains(search, autoescape=True))
+    if state is not None:
+        is_revoked = col(ApiKey.revoked_at).is_not(None)
+        is_over = and_(col(ApiKey.expires_at).is_not(None), col(ApiKey.expires_at) <= utc_now())
+        query = query.where(
+            {
+                "revoked": is_revoked,
+                "expired": and_(~is_revoked, is_over),
+                "active": and_(~is_revoked, ~is_over),
+            }[state]
+        )
+    return read_page(session, query, page, SORTING, lambda rows: [_key_view(row) for row in rows])
 
 
 def revoke_api_key(session: Session, principal: Principal, key_id: str) -> ApiKeyView:

@@ -2,15 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Search
 from service.routing import ApiRoute
 from service.settings import CurrentSettings
 
@@ -36,8 +36,18 @@ def create_catalog(
 
 
 @router.get("")
-def list_catalogs(session: ReadSession, _caller: Viewer, page: Paging) -> Page[CatalogView]:
-    return service.list_catalogs(session, page)
+def list_catalogs(
+    session: ReadSession,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    search: Search = None,
+    kind: Annotated[
+        CatalogType | None, Query(alias="type", description="Only catalogs of this type.")
+    ] = None,
+    paused: Annotated[bool | None, Query(description="Only paused ones, or only others.")] = None,
+) -> Page[CatalogView]:
+    """Registered catalogs."""
+    return service.list_catalogs(session, page, search=search, kind=kind, paused=paused)
 
 
 @router.get("/{catalog_id}")

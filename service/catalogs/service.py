@@ -24,7 +24,7 @@ from service.conditional import check_version
 from service.database import utc_now
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.locations import can_hold_index, is_absolute, is_under
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.wording import counted
@@ -37,6 +37,16 @@ _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.HADOOP: ("warehouse",),
 }
 _SHOWN_TABLES = 50
+SORTING = Sorting(
+    {
+        "name": Catalog.name,
+        "type": Catalog.type,
+        "created_at": Catalog.created_at,
+        "updated_at": Catalog.updated_at,
+    },
+    key=Catalog.id,
+    default="name",
+)
 
 
 def create_catalog(
@@ -57,12 +67,23 @@ def create_catalog(
     return view(row)
 
 
-def list_catalogs(session: Session, page: PageRequest) -> Page[CatalogView]:
-    """Catalogs by name."""
-    query = select(Catalog).where(col(Catalog.deleted_at).is_(None)).order_by(col(Catalog.name))
-    if cursor := page.decode(str):
-        query = query.where(col(Catalog.name) > cursor)
-    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.name, view)
+def list_catalogs(
+    session: Session,
+    page: PageRequest,
+    *,
+    search: str | None = None,
+    kind: CatalogType | None = None,
+    paused: bool | None = None,
+) -> Page[CatalogView]:
+    """Registered catalogs; `search` is a part of the name."""
+    query = select(Catalog).where(col(Catalog.deleted_at).is_(None))
+    if search:
+        query = query.where(col(Catalog.name).icontains(search, autoescape=True))
+    if kind is not None:
+        query = query.where(Catalog.type == kind.value)
+    if paused is not None:
+        query = query.where(Catalog.paused == paused)
+    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 
 def get_catalog(session: Session, catalog_id: str) -> Catalog:

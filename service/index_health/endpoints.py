@@ -1,12 +1,14 @@
 """HTTP calls about the health of tables and their indexes."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
 
 from service.auth.access import Viewer
 from service.database import ReadSession
 from service.index_health import service
 from service.index_health.models import HealthSampleView, HealthView
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
 from service.tables.service import get_table
 
@@ -21,8 +23,13 @@ def get_health(session: ReadSession, _caller: Viewer, table_id: str) -> HealthVi
 
 @router.get("/history")
 def list_history(
-    session: ReadSession, _caller: Viewer, page: Paging, table_id: str
+    session: ReadSession,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    table_id: str,
+    since: Since = None,
+    until: Until = None,
 ) -> Page[HealthSampleView]:
     """Samples of the health, newest first."""
     get_table(session, table_id)
-    return service.list_history(session, page, table_id)
+    return service.list_history(session, page, table_id, since=since, until=until)

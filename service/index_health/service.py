@@ -17,7 +17,7 @@ from service.index_health.models import (
 )
 from service.jobs.models import Job
 from service.jobs.status import JobStatus
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
@@ -26,6 +26,8 @@ from service.workers.models import KeySetReport, UnconvertibleDelete
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
+# Numbered in the order of their times, and found by these numbers.
+SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _DEAD_RATIO_LIMIT = 0.5
 _SORTED_RUNS_LIMIT = 30
 _LAG_PATIENCE = 2
@@ -239,18 +241,26 @@ def record_sample(session: Session, table: EnrolledTable, now: datetime) -> None
         session.add(sample)
 
 
-def list_history(session: Session, page: PageRequest, table_id: str) -> Page[HealthSampleView]:
-    """Samples, newest first."""
-    query = (
-        select(HealthSample).where(HealthSample.table_id == table_id).order_by(col(HealthSample.id).desc())
-    )
-    if cursor := page.decode(int):
-        query = query.where(col(HealthSample.id) < cursor)
-    return take_page(
-        session.exec(query.limit(page.limit + 1)).all(),
+def list_history(
+    session: Session,
+    page: PageRequest,
+    table_id: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Page[HealthSampleView]:
+    """Samples from `since` until before `until`."""
+    query = select(HealthSample).where(HealthSample.table_id == table_id)
+    if since is not None:
+        query = query.where(col(HealthSample.at) >= since)
+    if until is not None:
+        query = query.where(col(HealthSample.at) < until)
+    return read_page(
+        session,
+        query,
         page,
-        lambda row: row.id,
-        lambda row: HealthSampleView.model_validate(row, from_attributes=True),
+        SORTING,
+        lambda rows: [HealthSampleView.model_validate(row, from_attributes=True) for row in rows],
     )
 
 

@@ -1,23 +1,38 @@
 """HTTP calls about jobs."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
 from service.auth.access import Admin, Operator, Viewer
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import InvalidError
 from service.jobs import events, queue, service
-from service.jobs.models import BulkRequest, BulkResult, EventView, JobRequest, JobView, SystemView
+from service.jobs.models import (
+    BulkRequest,
+    BulkResult,
+    EventLevel,
+    EventView,
+    JobRequest,
+    JobView,
+    SystemView,
+)
 from service.jobs.status import JobKind, JobStatus
 from service.jobs.stream import stream_events
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
 from service.tables.service import get_table
 
 router = APIRouter(tags=["jobs"], route_class=ApiRoute)
+EventPage = Annotated[PageRequest, Depends(events.SORTING.page_request)]
+Levels = Annotated[
+    list[EventLevel] | None, Query(description="Only events of this level; may be given several times.")
+]
+EventKind = Annotated[
+    str | None, Query(description="Only events of this kind, such as `job.queued`, or group, such as `job`.")
+]
 
 
 @router.post("/tables/{table_id}/jobs", status_code=202)
@@ -30,13 +45,36 @@ def request_job(session: WriteSession, caller: Operator, table_id: str, body: Jo
 def list_jobs(
     session: ReadSession,
     _caller: Viewer,
-    page: Paging,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
     table_id: Annotated[str | None, Query(description="Only jobs of this table.")] = None,
-    status: Annotated[list[JobStatus] | None, Query(description="May be given several times.")] = None,
-    kind: Annotated[list[JobKind] | None, Query(description="May be given several times.")] = None,
+    catalog: Annotated[
+        str | None, Query(description="Only jobs of tables of this catalog: its name or id.")
+    ] = None,
+    status: Annotated[
+        list[JobStatus] | None, Query(description="Only jobs with this status; may be given several times.")
+    ] = None,
+    kind: Annotated[
+        list[JobKind] | None, Query(description="Only jobs of this kind; may be given several times.")
+    ] = None,
+    trigger: Annotated[
+        Literal["policy", "request"] | None,
+        Query(description="Only jobs that a policy started, or only those that somebody requested."),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
 ) -> Page[JobView]:
-    """Jobs, newest first."""
-    return service.list_jobs(session, page, table_id=table_id, statuses=status or (), kinds=kind or ())
+    """Jobs, the latest first; `since` and `until` go by `created_at`."""
+    return service.list_jobs(
+        session,
+        page,
+        table_id=table_id,
+        catalog=catalog,
+        statuses=status or (),
+        kinds=kind or (),
+        trigger=trigger,
+        since=since,
+        until=until,
+    )
 
 
 @router.get("/jobs/{job_id}")
@@ -45,10 +83,21 @@ def get_job(session: ReadSession, _caller: Viewer, job_id: str) -> JobView:
 
 
 @router.get("/jobs/{job_id}/events")
-def list_job_events(session: ReadSession, _caller: Viewer, page: Paging, job_id: str) -> Page[EventView]:
+def list_job_events(
+    session: ReadSession,
+    _caller: Viewer,
+    page: EventPage,
+    job_id: str,
+    level: Levels = None,
+    kind: EventKind = None,
+    since: Since = None,
+    until: Until = None,
+) -> Page[EventView]:
     """What happened to a job, oldest first."""
     queue.get_job(session, job_id)
-    return events.list_events(session, page, job_id=job_id)
+    return events.list_events(
+        session, page, job_id=job_id, levels=level or (), kind=kind, since=since, until=until
+    )
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202)
@@ -70,10 +119,21 @@ def act_on_jobs(session: WriteSession, caller: Operator, body: BulkRequest) -> B
 
 
 @router.get("/tables/{table_id}/events")
-def list_table_events(session: ReadSession, _caller: Viewer, page: Paging, table_id: str) -> Page[EventView]:
+def list_table_events(
+    session: ReadSession,
+    _caller: Viewer,
+    page: EventPage,
+    table_id: str,
+    level: Levels = None,
+    kind: EventKind = None,
+    since: Since = None,
+    until: Until = None,
+) -> Page[EventView]:
     """What happened to a table, oldest first: its jobs, and every decision to run or not to run something."""
     get_table(session, table_id)
-    return events.list_events(session, page, table_id=table_id)
+    return events.list_events(
+        session, page, table_id=table_id, levels=level or (), kind=kind, since=since, until=until
+    )
 
 
 @router.get(

@@ -1,13 +1,17 @@
 """The append-only record of what happened to jobs and tables, and why."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func
+from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from service.jobs.models import Event, EventView, Job
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
+
+SORTING = Sorting({"id": Event.id}, key=Event.id, default="id")
+"""Their ids, which are given in order, and not their times: replicas' clocks differ."""
 
 
 def record_job_event(
@@ -43,17 +47,32 @@ def record_table_event(
 
 
 def list_events(
-    session: Session, page: PageRequest, *, job_id: str | None = None, table_id: str | None = None
+    session: Session,
+    page: PageRequest,
+    *,
+    job_id: str | None = None,
+    table_id: str | None = None,
+    levels: Sequence[str] = (),
+    kind: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> Page[EventView]:
-    """Events of a job or a table, oldest first."""
-    query = select(Event).order_by(col(Event.id))
-    if cursor := page.decode(int):
-        query = query.where(col(Event.id) > cursor)
+    """Events of a job or a table; `kind` is one of them, such as `job.queued`, or a group, such as `job`."""
+    query = select(Event)
     if job_id is not None:
         query = query.where(Event.job_id == job_id)
     if table_id is not None:
         query = query.where(Event.table_id == table_id)
-    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.id, view)
+    if levels:
+        query = query.where(col(Event.level).in_(levels))
+    if kind:
+        in_group = func.substr(Event.kind, 1, len(kind) + 1) == f"{kind}."
+        query = query.where(or_(col(Event.kind) == kind, in_group))
+    if since is not None:
+        query = query.where(col(Event.at) >= since)
+    if until is not None:
+        query = query.where(col(Event.at) < until)
+    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 
 def latest_event_id(session: Session) -> int:

@@ -242,11 +242,14 @@ class BulkResult(BaseModel):
     """In the order of the request."""
 
 
+EventLevel = Literal["info", "warning", "error"]
+
+
 class EventView(BaseModel):
     id: int
     at: datetime
     kind: str
-    level: str
+    level: EventLevel
     message: str
     table_id: str | None
     job_id: str | None

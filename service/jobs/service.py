@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
 
 from sqlalchemy import func
 from sqlmodel import Session, col, select
@@ -10,6 +12,7 @@ from service import __version__
 from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
+from service.catalogs.service import find_catalog
 from service.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
 from service.jobs import queue
@@ -26,10 +29,21 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.status import JobKind, JobStatus
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.tables.service import check_index_unused, get_table
+
+SORTING = Sorting(
+    {
+        "created_at": Job.created_at,
+        "started_at": Job.started_at,
+        "ended_at": Job.ended_at,
+        "priority": Job.priority,
+    },
+    key=Job.id,
+    default="-created_at",
+)
 
 
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
@@ -63,26 +77,34 @@ def list_jobs(
     page: PageRequest,
     *,
     table_id: str | None = None,
+    catalog: str | None = None,
     statuses: Sequence[JobStatus] = (),
     kinds: Sequence[JobKind] = (),
+    trigger: Literal["policy", "request"] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> Page[JobView]:
-    """Jobs, newest first."""
-    query = select(Job).order_by(col(Job.created_at).desc(), col(Job.id).desc())
-    if cursor := page.decode(str):
-        last = queue.get_job(session, cursor)
-        query = query.where(
-            (col(Job.created_at) < last.created_at)
-            | ((col(Job.created_at) == last.created_at) & (col(Job.id) < last.id))
-        )
+    """Jobs made from `since` until before `until`; `catalog` is a name or id."""
+    query = select(Job)
     if table_id is not None:
         query = query.where(Job.table_id == table_id)
+    if catalog is not None:
+        found = find_catalog(session, catalog)
+        of_catalog = select(EnrolledTable.id).where(EnrolledTable.catalog_id == (found.id if found else ""))
+        query = query.where(col(Job.table_id).in_(of_catalog))
+    if trigger is not None:
+        query = query.where(
+            (Job.trigger == "request") if trigger == "request" else (Job.trigger != "request")
+        )
+    if since is not None:
+        query = query.where(col(Job.created_at) >= since)
+    if until is not None:
+        query = query.where(col(Job.created_at) < until)
     if statuses:
         query = query.where(col(Job.status).in_([status.value for status in statuses]))
     if kinds:
         query = query.where(col(Job.kind).in_([kind.value for kind in kinds]))
-    rows = session.exec(query.limit(page.limit + 1)).all()
-    shown = {job.id: job for job in views(session, rows[: page.limit])}
-    return take_page(rows, page, lambda row: row.id, lambda row: shown[row.id])
+    return read_page(session, query, page, SORTING, lambda rows: views(session, rows))
 
 
 def count_jobs(session: Session) -> Counter[tuple[JobStatus, JobKind]]:

@@ -1,13 +1,22 @@
 """HTTP calls about policies and where they are attached."""
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
 
 from service.auth.access import Operator, Viewer
 from service.conditional import IfMatch, set_etag
 from service.database import ReadSession, WriteSession
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Search
 from service.policies import service
-from service.policies.models import AttachmentRequest, AttachmentView, PolicyPatch, PolicyRequest, PolicyView
+from service.policies.models import (
+    AttachmentRequest,
+    AttachmentView,
+    Level,
+    PolicyPatch,
+    PolicyRequest,
+    PolicyView,
+)
 from service.routing import ApiRoute
 
 router = APIRouter(tags=["policies"], route_class=ApiRoute)
@@ -24,8 +33,15 @@ def create_policy(
 
 
 @router.get("/policies")
-def list_policies(session: ReadSession, _caller: Viewer, page: Paging) -> Page[PolicyView]:
-    return service.list_policies(session, page)
+def list_policies(
+    session: ReadSession,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    search: Search = None,
+    built_in: Annotated[bool | None, Query(description="Only built-in ones, or only others.")] = None,
+) -> Page[PolicyView]:
+    """All policies, built-in ones too."""
+    return service.list_policies(session, page, search=search, built_in=built_in)
 
 
 @router.get("/policies/{policy_id}")
@@ -64,5 +80,15 @@ def attach_policy(session: WriteSession, caller: Operator, body: AttachmentReque
 
 
 @router.get("/policy-attachments")
-def list_attachments(session: ReadSession, _caller: Viewer, page: Paging) -> Page[AttachmentView]:
-    return service.list_attachments(session, page)
+def list_attachments(
+    session: ReadSession,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(service.ATTACHMENT_SORTING.page_request)],
+    level: Annotated[Level | None, Query(description="Only attachments at this level.")] = None,
+    catalog: Annotated[
+        str | None, Query(description="Only those to this catalog or its namespaces: its name or id.")
+    ] = None,
+    policy: Annotated[str | None, Query(description="Only those of this policy: its name or id.")] = None,
+) -> Page[AttachmentView]:
+    """Where policies are attached."""
+    return service.list_attachments(session, page, level=level, catalog=catalog, policy=policy)

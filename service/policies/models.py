@@ -359,6 +359,8 @@ class AttachmentView(BaseModel):
     namespace: list[str] | None
     table_id: str | None
     policy: str
+    updated_at: datetime
+    """When this policy was attached here."""
 
 
 class ValueSource(BaseModel):

@@ -13,11 +13,11 @@ from sqlmodel import Session, col, or_, select
 from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
-from service.catalogs.service import get_catalog
+from service.catalogs.service import find_catalog, get_catalog
 from service.conditional import check_version
 from service.database import utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
@@ -45,6 +45,16 @@ from service.tables.models import EnrolledTable
 STANDARD = "standard"
 MANUAL = "manual"
 SYSTEM_TARGET = "system"
+SORTING = Sorting(
+    {"name": Policy.name, "created_at": Policy.created_at, "updated_at": Policy.updated_at},
+    key=Policy.id,
+    default="name",
+)
+ATTACHMENT_SORTING = Sorting(
+    {"level": PolicyAttachment.level, "updated_at": PolicyAttachment.updated_at},
+    key=PolicyAttachment.target,
+    default="level",
+)
 
 BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
     STANDARD: (
@@ -123,12 +133,16 @@ def create_policy(session: Session, principal: Principal, request: PolicyRequest
     return view(row)
 
 
-def list_policies(session: Session, page: PageRequest) -> Page[PolicyView]:
-    """Policies by name."""
-    query = select(Policy).order_by(col(Policy.name))
-    if cursor := page.decode(str):
-        query = query.where(col(Policy.name) > cursor)
-    return take_page(session.exec(query.limit(page.limit + 1)).all(), page, lambda row: row.name, view)
+def list_policies(
+    session: Session, page: PageRequest, *, search: str | None = None, built_in: bool | None = None
+) -> Page[PolicyView]:
+    """All policies; `search` is a part of the name."""
+    query = select(Policy)
+    if search:
+        query = query.where(col(Policy.name).icontains(search, autoescape=True))
+    if built_in is not None:
+        query = query.where(Policy.built_in == built_in)
+    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 
 def get_policy(session: Session, name_or_id: str) -> Policy:
@@ -244,15 +258,30 @@ def set_table_policy(session: Session, table_id: str, policy: str | None) -> Non
     _attach(session, table_target(table_id), Level.TABLE, policy, None, None, table_id)
 
 
-def list_attachments(session: Session, page: PageRequest) -> Page[AttachmentView]:
-    query = select(PolicyAttachment).order_by(col(PolicyAttachment.target))
-    if cursor := page.decode(str):
-        query = query.where(col(PolicyAttachment.target) > cursor)
-    return take_page(
-        session.exec(query.limit(page.limit + 1)).all(),
+def list_attachments(
+    session: Session,
+    page: PageRequest,
+    *,
+    level: Level | None = None,
+    catalog: str | None = None,
+    policy: str | None = None,
+) -> Page[AttachmentView]:
+    """Where policies are attached; `catalog` and `policy` are names or ids."""
+    query = select(PolicyAttachment)
+    if level is not None:
+        query = query.where(PolicyAttachment.level == level.value)
+    if catalog is not None:
+        found = find_catalog(session, catalog)
+        query = query.where(PolicyAttachment.catalog_id == (found.id if found else ""))
+    if policy is not None:
+        named = find_policy(session, policy)
+        query = query.where(PolicyAttachment.policy_id == (named.id if named else ""))
+    return read_page(
+        session,
+        query,
         page,
-        lambda row: row.target,
-        lambda row: _attachment_view(session, row),
+        ATTACHMENT_SORTING,
+        lambda rows: [_attachment_view(session, row) for row in rows],
     )
 
 
@@ -434,6 +463,7 @@ def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:
         namespace=row.namespace,
         table_id=row.table_id,
         policy=session.get_one(Policy, row.policy_id).name,
+        updated_at=row.updated_at,
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
@@ -13,7 +13,7 @@ from service.index_health.models import TableHealth
 from service.jobs.models import JobView, PolicyPreview
 from service.jobs.scheduler import preview
 from service.jobs.service import view
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Search
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
 from service.routing import ApiRoute
@@ -60,13 +60,18 @@ def list_tables(
     session: ReadSession,
     settings: CurrentSettings,
     _caller: Viewer,
-    page: Paging,
-    catalog: Annotated[str | None, Query(description="Name or id.")] = None,
-    search: Annotated[str | None, Query(description="A part of the dotted name.")] = None,
-    paused: bool | None = None,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    catalog: Annotated[str | None, Query(description="Only tables of this catalog: its name or id.")] = None,
+    namespace: Annotated[
+        str | None, Query(description="Only tables in or under this namespace, written with dots.")
+    ] = None,
+    search: Search = None,
+    paused: Annotated[bool | None, Query(description="Only paused ones, or only others.")] = None,
 ) -> Page[TableView]:
-    """Enrolled tables by name."""
-    return service.list_tables(session, settings, page, catalog=catalog, search=search, paused=paused)
+    """Enrolled tables."""
+    return service.list_tables(
+        session, settings, page, catalog=catalog, namespace=namespace, search=search, paused=paused
+    )
 
 
 @router.get("/{table_id}")

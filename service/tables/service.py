@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
+from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -23,7 +24,7 @@ from service.errors import ConflictError, IcestreamError, InvalidError, NotFound
 from service.jobs import queue
 from service.jobs.models import Job
 from service.jobs.status import JobKind
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies import service as policies
 from service.policies.models import PolicyAttachment
 from service.settings import Settings
@@ -38,6 +39,15 @@ from service.tables.models import (
 )
 
 _LOCATION_PROPERTIES = ("write.data.path", "write.metadata.path")
+SORTING = Sorting(
+    {
+        "name": EnrolledTable.name,
+        "created_at": EnrolledTable.created_at,
+        "updated_at": EnrolledTable.updated_at,
+    },
+    key=EnrolledTable.id,
+    default="name",
+)
 
 
 @dataclass(frozen=True)
@@ -204,30 +214,25 @@ def list_tables(
     page: PageRequest,
     *,
     catalog: str | None = None,
+    namespace: str | None = None,
     search: str | None = None,
     paused: bool | None = None,
 ) -> Page[TableView]:
-    """Enrolled tables by name; `search` is a part of the dotted name."""
-    query = (
-        select(EnrolledTable)
-        .where(col(EnrolledTable.deleted_at).is_(None))
-        .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
-    )
-    if cursor := page.decode(list[str]):
-        name, last = cursor
-        query = query.where(
-            (col(EnrolledTable.name) > name)
-            | ((col(EnrolledTable.name) == name) & (col(EnrolledTable.id) > last))
-        )
+    """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under."""
+    query = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
     if catalog is not None:
         found = find_catalog(session, catalog)
         query = query.where(EnrolledTable.catalog_id == (found.id if found else ""))
+    if namespace:
+        # LIKE would ignore case on SQLite, and names of namespaces don't.
+        query = query.where(func.substr(EnrolledTable.name, 1, len(namespace) + 1) == f"{namespace}.")
     if search:
-        query = query.where(col(EnrolledTable.name).contains(search, autoescape=True))
+        query = query.where(col(EnrolledTable.name).icontains(search, autoescape=True))
     if paused is not None:
         query = query.where(EnrolledTable.paused == paused)
-    rows = session.exec(query.limit(page.limit + 1)).all()
-    return take_page(rows, page, lambda row: [row.name, row.id], lambda row: view(session, settings, row))
+    return read_page(
+        session, query, page, SORTING, lambda rows: [view(session, settings, row) for row in rows]
+    )
 
 
 def get_table(session: Session, table_id: str) -> EnrolledTable:

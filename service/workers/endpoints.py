@@ -1,13 +1,15 @@
 """HTTP calls that workers make, and the list of workers."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Viewer, WorkerCaller
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.jobs import queue
 from service.jobs.models import Assignment, JobView
 from service.jobs.service import view
-from service.paging import Page, Paging
+from service.paging import Page, PageRequest, Search
 from service.routing import ApiRoute
 from service.settings import CurrentSettings
 from service.workers import service
@@ -35,10 +37,17 @@ def register_worker(
 
 @router.get("/workers")
 def list_workers(
-    session: ReadSession, settings: CurrentSettings, _caller: Viewer, page: Paging
+    session: ReadSession,
+    settings: CurrentSettings,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    alive: Annotated[
+        bool | None, Query(description="Only workers heard of lately, or only those that were not.")
+    ] = None,
+    search: Search = None,
 ) -> Page[WorkerView]:
     """Workers heard of within a day, the latest first."""
-    return service.list_workers(session, settings, page)
+    return service.list_workers(session, settings, page, alive=alive, search=search)
 
 
 @router.post(

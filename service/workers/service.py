@@ -17,12 +17,15 @@ from service.database import Database, utc_now
 from service.jobs import queue
 from service.jobs.models import Assignment, Attempt
 from service.jobs.status import AttemptStatus
-from service.paging import Page, PageRequest, take_page
+from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.workers.models import AttemptId, ClaimRequest, Worker, WorkerRequest, WorkerView
 
 _LOOK_SECONDS = 0.4
 _FORGET_AFTER = timedelta(days=1)
+SORTING = Sorting(
+    {"name": Worker.name, "registered_at": Worker.registered_at}, key=Worker.id, default="-registered_at"
+)
 
 
 def register_worker(
@@ -66,22 +69,25 @@ async def claim_job(
     return assignment
 
 
-def list_workers(session: Session, settings: Settings, page: PageRequest) -> Page[WorkerView]:
-    """Workers heard of within a day, the latest first."""
+def list_workers(
+    session: Session,
+    settings: Settings,
+    page: PageRequest,
+    *,
+    alive: bool | None = None,
+    search: str | None = None,
+) -> Page[WorkerView]:
+    """Workers heard of within a day; `search` is a part of the name."""
     now = utc_now()
-    query = (
-        select(Worker)
-        .where(col(Worker.last_seen_at) > now - _FORGET_AFTER)
-        .order_by(col(Worker.registered_at).desc(), col(Worker.id).desc())
+    query = select(Worker).where(col(Worker.last_seen_at) > now - _FORGET_AFTER)
+    if alive is not None:
+        heard = col(Worker.last_seen_at) > now - _patience(settings)
+        query = query.where(heard if alive else ~heard)
+    if search:
+        query = query.where(col(Worker.name).icontains(search, autoescape=True))
+    return read_page(
+        session, query, page, SORTING, lambda rows: [_view(session, settings, row, now) for row in rows]
     )
-    if cursor := page.decode(str):
-        last = queue.get_worker(session, cursor)
-        query = query.where(
-            (col(Worker.registered_at) < last.registered_at)
-            | ((col(Worker.registered_at) == last.registered_at) & (col(Worker.id) < last.id))
-        )
-    rows = session.exec(query.limit(page.limit + 1)).all()
-    return take_page(rows, page, lambda row: row.id, lambda row: _view(session, settings, row, now))
 
 
 def count_alive(session: Session, settings: Settings, now: datetime) -> int:
