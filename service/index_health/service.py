@@ -77,7 +77,8 @@ def judge(
         error = last_failure.error or {}
         return (
             HealthStatus.BLOCKED,
-            f"The last {last_failure.kind} job failed: {error.get('title', 'no reason was reported')}.",
+            f"The last {last_failure.kind} job failed: {error.get('title', 'no reason was reported')}."
+            + _pause_sentence(health, last_failure.kind),
             error.get("remedy") or f"See job {last_failure.id}.",
         )
     lag = lag_seconds(health, now)
@@ -120,6 +121,11 @@ def judge(
             None,
         )
     return HealthStatus.HEALTHY, "No equality deletes are pending.", None
+
+
+def _pause_sentence(health: TableHealth, kind: str) -> str:
+    decision = health.decisions.get(kind, {})
+    return f" {decision['sentence']}" if decision.get("action") == "backoff" else ""
 
 
 def lag_seconds(health: TableHealth, now: datetime) -> float:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pydantic import Field as ModelField
-from sqlalchemy import Index, text
+from sqlalchemy import BigInteger, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
@@ -81,6 +81,10 @@ class Job(SQLModel, table=True):
     """Heartbeats of all attempts: what an observer sees change, whatever the clock does."""
     cancel_requested_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     retry_of: str | None = None
+    policy_digest: str = ""
+    """Of the effective policy when it was queued: failures under another policy hold nothing up."""
+    seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Head of the branch as the job left it: what it found holds as long as that stays."""
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
     result: dict[str, Any] | None = Field(default=None, sa_type=Json)
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)

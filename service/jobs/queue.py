@@ -121,6 +121,7 @@ def enqueue(
         backoff_seconds=policy.retries.backoff_seconds,
         max_backoff_seconds=policy.retries.max_backoff_seconds,
         retry_of=retry_of,
+        policy_digest=policy.digest,
     )
     queued = _find_queued(session, job)
     if queued is None:
@@ -270,6 +271,7 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
         return job
     job, running = _fenced(session, job_id, attempt)
     if report.health is not None:
+        job.seen_snapshot_id = report.health.iceberg_snapshot_id
         is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
         apply_report(
             session,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import takewhile
 from zoneinfo import ZoneInfo
 
 from sqlmodel import Session, col, select
@@ -29,7 +30,8 @@ from service.wording import counted, sized
 SCHEDULER = "scheduler"
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
 PREVIEWED = timedelta(hours=24)
-_LONGEST_PAUSE_SECONDS = 3600.0
+_LOOKED_BACK = 20
+"""Jobs: after so many failures the pause is as long as it gets."""
 
 
 class Action(StrEnum):
@@ -55,8 +57,14 @@ class LastJob:
     """The latest ended job of a kind that was not cancelled."""
 
     ended_at: datetime
-    fruitless: int
-    """How many jobs in a row failed or changed nothing, up to and including it."""
+    failed: int = 0
+    """How many started by itself and failed, one after the other, up to it and under the present policy."""
+    failed_at: datetime | None = None
+    """When the latest of these ended."""
+    cause: str = ""
+    """Why."""
+    idle: int = 0
+    """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
 
 
 @dataclass(frozen=True)
@@ -315,23 +323,28 @@ def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None
 
 def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision | None:
     last = state.last.get(kind)
-    if last is None or last.fruitless == 0:
+    until = _pause_ends(last, policy) if last is not None else None
+    if last is None or until is None or now >= until:
         return None
-    until = _pause_ends(last, policy)
-    if now >= until:
-        return None
+    count = last.failed or last.idle
+    jobs = f"the last {kind.value} job" if count == 1 else f"the last {count} {kind.value} jobs"
+    why = (
+        f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
+        if last.failed
+        else f"{jobs} found nothing to do. Any change of the table ends the pause"
+    )
     return Decision(
         kind,
         Action.BACKOFF,
-        f"backoff-{last.fruitless}",
-        f"{counted(last.fruitless, f'{kind.value} job')} in a row failed or changed nothing; the next "
-        f"one starts by itself after {until:%Y-%m-%d %H:%M:%S} UTC. Requesting one runs it at once.",
+        f"{'failed' if last.failed else 'idle'}-{count}",
+        f"Paused until {until:%Y-%m-%d %H:%M:%S} UTC because {why}; requesting a job runs it at once.",
     )
 
 
 def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
     """What would start by itself within a day, if nothing is written to the table meanwhile."""
-    policy, state = effective_policy(session, table), _state(session, table, health)
+    policy = effective_policy(session, table)
+    state = _state(session, table, health, policy)
     zone, windows = policy.schedule.time_zone, policy.schedule.windows
     until = now + PREVIEWED
     crons = {
@@ -378,10 +391,16 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
     )
 
 
-def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime:
-    first = policy.retries.max_backoff_seconds
-    delay = backoff_seconds(last.fruitless, first, max(_LONGEST_PAUSE_SECONDS, first))
-    return last.ended_at + timedelta(seconds=delay)
+def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
+    """Until when no job of a kind starts by itself; None if nothing holds it up."""
+    retries, schedule = policy.retries, policy.schedule
+    if last.failed:
+        delay = backoff_seconds(last.failed, retries.pause_seconds, retries.max_pause_seconds)
+        return (last.failed_at or last.ended_at) + timedelta(seconds=delay)
+    if last.idle:
+        delay = backoff_seconds(last.idle, schedule.idle_pause_seconds, schedule.max_idle_pause_seconds)
+        return last.ended_at + timedelta(seconds=delay)
+    return None
 
 
 def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
@@ -397,14 +416,14 @@ def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]
         last = state.last.get(kind)
         began = last.ended_at if last is not None else state.enrolled_at
         yield began + timedelta(seconds=ages.get(kind, 0.0))
-        if last is not None and last.fruitless:
-            yield _pause_ends(last, policy)
+        if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
+            yield pause_ends
 
 
 def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> list[Job]:
     """Queue what the table's policy asks for; record each decision. Returns the jobs that were added."""
     policy = effective_policy(session, table)
-    state = _state(session, table, health)
+    state = _state(session, table, health, policy)
     added = []
     decisions = dict(health.decisions)
     for decision in decide(state, policy, now):
@@ -437,7 +456,9 @@ def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: d
     return added
 
 
-def _state(session: Session, table: EnrolledTable, health: TableHealth) -> TableState:
+def _state(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy
+) -> TableState:
     active = session.exec(
         select(Job.kind).where(
             Job.table_id == table.id,
@@ -445,7 +466,7 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
-    last = {kind: _last_job(session, table.id, kind) for kind in SCHEDULED}
+    last = {kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED}
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,
@@ -468,33 +489,51 @@ def _state(session: Session, table: EnrolledTable, health: TableHealth) -> Table
     )
 
 
-def _last_job(session: Session, table_id: str, kind: JobKind) -> LastJob | None:
+def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_digest: str) -> LastJob | None:
     ended = session.exec(
         select(Job)
         .where(
-            Job.table_id == table_id,
+            Job.table_id == health.table_id,
             Job.kind == kind.value,
             ~col(Job.dry_run),
             col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
         )
         .order_by(col(Job.ended_at).desc())
-        .limit(10)
+        .limit(_LOOKED_BACK)
     ).all()
     if not ended or ended[0].ended_at is None:
         return None
-    fruitless = 0
-    for job in ended:
-        if not _is_fruitless(job):
-            break
-        fruitless += 1
-    return LastJob(ended[0].ended_at, fruitless)
+    since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
+    failed = [
+        job for job in since_success if job.requested_by == SCHEDULER and job.policy_digest == policy_digest
+    ]
+    idle = takewhile(lambda job: _is_idle(job, health.iceberg_snapshot_id), ended)
+    return LastJob(
+        ended[0].ended_at,
+        failed=len(failed),
+        failed_at=failed[0].ended_at if failed else None,
+        cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
+        idle=sum(1 for _ in idle),
+    )
 
 
-def _is_fruitless(job: Job) -> bool:
-    if job.status == JobStatus.FAILED.value:
-        return True
-    # Without this, a delete file that conversion leaves behind would trigger one job after another.
-    return job.kind == JobKind.CONVERT.value and (job.result or {}).get("equality_delete_files_removed") == 0
+def _is_idle(job: Job, snapshot_id: int | None) -> bool:
+    """Whether a job found nothing to do in the table as it still is."""
+    if job.status != JobStatus.SUCCEEDED.value or job.seen_snapshot_id != snapshot_id:
+        return False
+    result = job.result or {}
+    key_sets = result.get("key_sets") or []
+    match JobKind(job.kind):
+        case JobKind.CONVERT:
+            return result.get("equality_delete_files_removed") == 0
+        case JobKind.INDEX:
+            return bool(key_sets) and all(each.get("files_indexed") == 0 for each in key_sets)
+        case JobKind.COMPACT:
+            return bool(key_sets) and all(
+                each.get("bytes_written") == 0 and each.get("files_deleted") == 0 for each in key_sets
+            )
+        case _:
+            return False
 
 
 def _rfc3339(moment: datetime) -> str:

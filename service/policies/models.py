@@ -1,5 +1,6 @@
 """Policies: partial settings; what one leaves out is inherited from the next level up."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -112,15 +113,23 @@ class SchedulePolicy(BaseModel):
     """Jobs start by themselves only while one is open; empty for always."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """Of waiting jobs, those of the highest priority run first."""
+    idle_pause_seconds: Seconds | None = None
+    """After a job that found nothing to do, unless the table changes; doubled with each further one."""
+    max_idle_pause_seconds: Seconds | None = None
 
 
 class RetryPolicy(BaseModel):
+    """Attempts of one job, and the pause after jobs that failed with all their attempts."""
+
     model_config = ConfigDict(extra="forbid")
 
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
     backoff_seconds: Seconds | None = None
     """Before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
+    pause_seconds: Seconds | None = None
+    """After a failed job, before the next of its kind starts by itself; doubled with each further failure."""
+    max_pause_seconds: Seconds | None = None
 
 
 class PolicySettings(BaseModel):
@@ -185,7 +194,11 @@ def _restated(error: ErrorDetails) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
 
 
-_NOT_LARGER = (("retries.backoff_seconds", "retries.max_backoff_seconds"),)
+_NOT_LARGER = (
+    ("retries.backoff_seconds", "retries.max_backoff_seconds"),
+    ("retries.pause_seconds", "retries.max_pause_seconds"),
+    ("schedule.idle_pause_seconds", "schedule.max_idle_pause_seconds"),
+)
 
 
 def contradictions(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
@@ -244,12 +257,16 @@ class EffectiveSchedulePolicy(BaseModel):
     time_zone: str
     windows: list[Window]
     priority: int
+    idle_pause_seconds: float
+    max_idle_pause_seconds: float
 
 
 class EffectiveRetryPolicy(BaseModel):
     max_attempts: int
     backoff_seconds: float
     max_backoff_seconds: float
+    pause_seconds: float
+    max_pause_seconds: float
 
 
 class EffectivePolicy(BaseModel):
@@ -261,6 +278,11 @@ class EffectivePolicy(BaseModel):
     verify: EffectiveVerifyPolicy
     schedule: EffectiveSchedulePolicy
     retries: EffectiveRetryPolicy
+
+    @property
+    def digest(self) -> str:
+        """Tells policies apart by their values, wherever they come from."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
 class Policy(SQLModel, table=True):

@@ -88,8 +88,16 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 age_seconds=604_800,
                 cron="",
             ),
-            schedule=SchedulePolicy(time_zone="UTC", windows=[], priority=0),
-            retries=RetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
+            schedule=SchedulePolicy(
+                time_zone="UTC", windows=[], priority=0, idle_pause_seconds=300, max_idle_pause_seconds=3600
+            ),
+            retries=RetryPolicy(
+                max_attempts=5,
+                backoff_seconds=10,
+                max_backoff_seconds=600,
+                pause_seconds=600,
+                max_pause_seconds=3600,
+            ),
         ),
     ),
     MANUAL: (

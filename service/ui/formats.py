@@ -49,9 +49,13 @@ POLICY_SETTINGS = {
     "schedule.time_zone": "time zone of cron expressions and windows",
     "schedule.windows": "only within",
     "schedule.priority": "priority: of waiting jobs, the highest runs first",
+    "schedule.idle_pause_seconds": "pause after a job that found nothing to do",
+    "schedule.max_idle_pause_seconds": "doubled each time, up to",
     "retries.max_attempts": "attempts at most",
-    "retries.backoff_seconds": "pause after the first failure",
+    "retries.backoff_seconds": "pause after the first attempt that failed",
     "retries.max_backoff_seconds": "doubled each time, up to",
+    "retries.pause_seconds": "pause after the first job that failed with all attempts",
+    "retries.max_pause_seconds": "doubled each time, up to",
 }
 
 

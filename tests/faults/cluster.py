@@ -25,7 +25,7 @@ LEASE_SECONDS = 3.0
 KEEP_SECONDS = 5.0
 _OFF = {"enabled": False}
 IMPATIENT = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
-    "retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1},
+    "retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1, "pause_seconds": 1},
     "index": _OFF,
     "convert": _OFF,
     "compact": _OFF,

@@ -37,8 +37,16 @@ POLICY = EffectivePolicy(
     verify=EffectiveVerifyPolicy(
         enabled=True, data_files=500, rows=50_000, bytes=500_000, age_seconds=604_800, cron=""
     ),
-    schedule=EffectiveSchedulePolicy(time_zone="UTC", windows=[], priority=0),
-    retries=EffectiveRetryPolicy(max_attempts=5, backoff_seconds=10, max_backoff_seconds=600),
+    schedule=EffectiveSchedulePolicy(
+        time_zone="UTC", windows=[], priority=0, idle_pause_seconds=120, max_idle_pause_seconds=300
+    ),
+    retries=EffectiveRetryPolicy(
+        max_attempts=5,
+        backoff_seconds=10,
+        max_backoff_seconds=600,
+        pause_seconds=600,
+        max_pause_seconds=3600,
+    ),
 )
 IDLE = TableState(
     paused=None,
@@ -55,9 +63,9 @@ IDLE = TableState(
     enrolled_at=NOW - timedelta(days=30),
     active=frozenset(),
     last={
-        JobKind.INDEX: LastJob(NOW - timedelta(seconds=30), 0),
-        JobKind.CONVERT: LastJob(NOW - timedelta(seconds=30), 0),
-        JobKind.VERIFY: LastJob(NOW - timedelta(days=1), 0),
+        JobKind.INDEX: LastJob(NOW - timedelta(seconds=30)),
+        JobKind.CONVERT: LastJob(NOW - timedelta(seconds=30)),
+        JobKind.VERIFY: LastJob(NOW - timedelta(days=1)),
     },
 )
 
@@ -117,7 +125,7 @@ def test_each_convert_trigger_fires_at_its_limit(state: TableState, code: str | 
 def test_new_files_are_indexed_by_number_or_size_or_after_a_while(
     new: Volume, seconds_since_last: float, code: str | None
 ) -> None:
-    last = {JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds_since_last), 0)}
+    last = {JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds_since_last))}
     found = decision(replace(IDLE, new=new, last=last), JobKind.INDEX)
     assert (found.code if found.action is Action.TRIGGER else None) == code
 
@@ -165,19 +173,41 @@ def test_an_index_is_compacted_when_it_is_in_many_pieces_or_half_dead(
 
 def test_compactions_keep_their_distance() -> None:
     for seconds, action in ((599, Action.WAIT), (600, Action.TRIGGER)):
-        last = {JobKind.COMPACT: LastJob(NOW - timedelta(seconds=seconds), 0)}
+        last = {JobKind.COMPACT: LastJob(NOW - timedelta(seconds=seconds))}
         assert decision(replace(IDLE, sorted_runs=99, last=last), JobKind.COMPACT).action is action
 
 
-def test_jobs_that_get_nowhere_are_started_ever_more_seldom() -> None:
-    delays = []
-    for fruitless in (1, 2, 3, 4, 5):
-        state = replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, fruitless)})
+def pauses(*last: LastJob) -> list[int]:
+    """Seconds until the scheduler starts a conversion again after each of these."""
+    found = []
+    for each in last:
+        state = replace(pending(99), last={JobKind.CONVERT: each})
         seconds = 0
         while decision(state, JobKind.CONVERT, now=NOW + timedelta(seconds=seconds)).action is Action.BACKOFF:
             seconds += 60
-        delays.append(seconds)
-    assert delays == [600, 1200, 2400, 3600, 3600]
+        found.append(seconds)
+    return found
+
+
+def test_jobs_that_fail_are_started_ever_more_seldom() -> None:
+    assert pauses(*(LastJob(NOW, failed=n) for n in range(6))) == [0, 600, 1200, 2400, 3600, 3600]
+    # From the last one that started by itself.
+    early = LastJob(NOW + timedelta(seconds=300), failed=1, failed_at=NOW)
+    assert pauses(early) == [600]
+    state = replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, failed=3, cause="The catalog is away.")})
+    assert decision(state, JobKind.CONVERT).sentence == (
+        "Paused until 2026-01-01 00:40:00 UTC because the last 3 convert jobs failed: The catalog is away. "
+        "A success or another policy ends the pause; requesting a job runs it at once."
+    )
+
+
+def test_jobs_that_find_nothing_are_started_ever_more_seldom() -> None:
+    assert pauses(*(LastJob(NOW, idle=n) for n in range(5))) == [0, 120, 240, 300, 300]
+    state = replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, idle=1)})
+    assert decision(state, JobKind.CONVERT).sentence == (
+        "Paused until 2026-01-01 00:02:00 UTC because the last convert job found nothing to do. "
+        "Any change of the table ends the pause; requesting a job runs it at once."
+    )
 
 
 def test_a_policy_that_is_off_starts_nothing() -> None:
@@ -194,7 +224,7 @@ def with_cron(kind: str, cron: str, zone: str = "UTC") -> EffectivePolicy:
 def test_a_cron_expression_starts_what_is_pending_once() -> None:
     policy = with_cron("convert", "0 3 * * *", "Europe/Berlin")
     night = datetime(2026, 1, 2, 2, 0, tzinfo=UTC)  # three o'clock in Berlin
-    noon = {JobKind.CONVERT: LastJob(night - timedelta(hours=14), 0)}
+    noon = {JobKind.CONVERT: LastJob(night - timedelta(hours=14))}
     state = replace(pending(1), oldest_convertible_at=night - timedelta(seconds=90), last=noon)
     before = decision(state, JobKind.CONVERT, policy, night - timedelta(seconds=1))
     assert (before.action, before.code) == (Action.WAIT, "below-triggers")
@@ -206,7 +236,7 @@ def test_a_cron_expression_starts_what_is_pending_once() -> None:
     )
     # Also when the service was away at that time, and not again after the job.
     assert decision(at_night, JobKind.CONVERT, policy, night + timedelta(seconds=200)).code == "cron"
-    done = replace(at_night, last={**state.last, JobKind.CONVERT: LastJob(night + timedelta(seconds=60), 0)})
+    done = replace(at_night, last={**state.last, JobKind.CONVERT: LastJob(night + timedelta(seconds=60))})
     assert decision(done, JobKind.CONVERT, policy, night + timedelta(seconds=200)).action is Action.WAIT
     assert decision(IDLE, JobKind.CONVERT, policy, night).code == "nothing-pending"
 
@@ -214,7 +244,7 @@ def test_a_cron_expression_starts_what_is_pending_once() -> None:
 @pytest.mark.parametrize("kind", [JobKind.INDEX, JobKind.COMPACT, JobKind.VERIFY])
 def test_every_kind_has_a_cron_expression(kind: JobKind) -> None:
     state = replace(IDLE, new=Volume(1))
-    hour = replace(state, last={**state.last, JobKind.INDEX: LastJob(NOW + timedelta(minutes=30), 0)})
+    hour = replace(state, last={**state.last, JobKind.INDEX: LastJob(NOW + timedelta(minutes=30))})
     policy = with_cron(kind.value, "30 * * * *")
     assert decision(state, kind, policy, NOW + timedelta(seconds=10)).action is Action.WAIT or kind in (
         JobKind.COMPACT,
@@ -244,7 +274,7 @@ def test_what_is_due_outside_of_the_windows_waits_and_says_until_when() -> None:
 
 
 def test_an_index_is_verified_by_its_age() -> None:
-    old = replace(IDLE, last={JobKind.VERIFY: LastJob(NOW - timedelta(days=8), 0)})
+    old = replace(IDLE, last={JobKind.VERIFY: LastJob(NOW - timedelta(days=8))})
     assert decision(old, JobKind.VERIFY).code == "age"
     assert decision(replace(old, has_index=False), JobKind.VERIFY).code == "no-index"
     assert decision(replace(IDLE, last={}), JobKind.VERIFY).code == "age"

@@ -1,0 +1,117 @@
+"""Jobs that fail or find nothing hold up the next one of their kind, and only that, and say so."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import col, select
+
+from service.jobs.models import Job
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+FAILED = {"code": "x", "title": "The store is away", "detail": "d", "remedy": "r", "retryable": False}
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> str:
+    service.register(iceberg)
+    eager = {"convert": {"delete_files": 1}, "index": {"enabled": False}}
+    assert service.admin.post("/policies", json={"name": "eager", "settings": eager}).status_code == 201
+    iceberg.delete_keys("db.t", [2])
+    return str(service.enroll(policy="eager")["id"])
+
+
+def run(service: Running, worker: str, **report: Any) -> None:
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert service.finish(assignment, **report).status_code == 200
+
+
+def decision(service: Running, table: str) -> dict[str, Any]:
+    service.poll(table)
+    return dict(service.admin.get(f"/tables/{table}/health").json()["decisions"]["convert"])
+
+
+def let_pass(service: Running, seconds: float) -> None:
+    """As if every ended job were that much older."""
+    with service.database.write() as session:
+        for job in session.exec(select(Job).where(col(Job.ended_at).is_not(None))):
+            assert job.ended_at is not None
+            job.ended_at -= timedelta(seconds=seconds)
+            session.add(job)
+
+
+def fail(service: Running, table: str, worker: str) -> dict[str, Any]:
+    """A policy job that fails; what the scheduler then thinks."""
+    assert decision(service, table)["action"] == "trigger"
+    run(service, worker, status="failed", error=FAILED)
+    return decision(service, table)
+
+
+def test_failed_jobs_pause_their_kind_longer_each_time_and_a_success_ends_it(
+    service: Running, table: str
+) -> None:
+    worker = service.start_worker()
+    first = fail(service, table, worker)
+    assert (first["action"], first["code"]) == ("backoff", "failed-1")
+    assert "because the last convert job failed: The store is away." in first["sentence"]
+    health = service.admin.get(f"/tables/{table}/health").json()
+    assert health["status"] == "blocked"
+    assert first["sentence"] in health["status_reason"]
+    preview = service.admin.get(f"/tables/{table}/policy/preview").json()
+    (planned,) = [job for job in preview["jobs"] if job["kind"] == "convert"]
+    assert planned["now"] == first["sentence"]
+    (ended,) = service.admin.get("/jobs").json()["items"]
+    paused = datetime.fromisoformat(planned["starts_at"]) - datetime.fromisoformat(ended["ended_at"])
+    assert paused == timedelta(seconds=600)
+
+    let_pass(service, 600)
+    assert fail(service, table, worker)["code"] == "failed-2"
+    let_pass(service, 1199)
+    assert decision(service, table)["action"] == "backoff"
+
+    # A person waits for nothing, and does not make the pause longer by failing.
+    service.admin.post(f"/tables/{table}/jobs", json={"kind": "convert"})
+    run(service, worker, status="failed", error=FAILED)
+    assert decision(service, table)["code"] == "failed-2"
+    service.admin.post(f"/tables/{table}/jobs", json={"kind": "convert"})
+    run(service, worker, result={"equality_delete_files_removed": 1})
+    assert decision(service, table)["action"] == "trigger"
+
+
+def test_another_policy_ends_the_pause(service: Running, table: str) -> None:
+    assert fail(service, table, service.start_worker())["code"] == "failed-1"
+    settings = {"convert": {"delete_files": 1, "max_delete_files_per_commit": 1}, "index": {"enabled": False}}
+    change = service.admin.patch("/policies/eager", json={"settings": settings}, headers={"If-Match": "*"})
+    assert change.status_code == 200
+    assert decision(service, table)["action"] == "trigger"
+
+
+def test_jobs_that_find_nothing_are_spaced_out_until_the_table_changes(
+    service: Running, iceberg: IcebergCatalog, table: str
+) -> None:
+    worker = service.start_worker()
+    assert decision(service, table)["action"] == "trigger"
+    report = {
+        "iceberg_snapshot_id": iceberg.head("db.t"),
+        "key_sets": [],
+        "pending_equality_delete_files": 1,
+        "pending_equality_deletes": 1,
+    }
+    nothing = {"result": {"equality_delete_files_removed": 0}, "health": report}
+    run(service, worker, **nothing)
+    assert decision(service, table)["code"] == "idle-1"
+    let_pass(service, 300)
+    assert decision(service, table)["action"] == "trigger"
+    run(service, worker, **nothing)
+    second = decision(service, table)
+    assert second["code"] == "idle-2"
+    assert "because the last 2 convert jobs found nothing to do." in second["sentence"]
+    events = service.admin.get(f"/tables/{table}/events").json()["items"]
+    assert [event["fields"]["code"] for event in events if event["kind"] == "decision.backoff"] == [
+        "idle-1",
+        "idle-2",
+    ]
+    iceberg.append("db.t", [9])
+    assert decision(service, table)["action"] == "trigger"
