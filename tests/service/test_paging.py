@@ -237,9 +237,11 @@ def test_a_cursor_that_is_none_is_refused(database: Database, content: str) -> N
 
 @pytest.mark.parametrize(
     ("read", "sort", "last"),
-    [(list_entries, "-id", last) for last in (2**63, -(2**70), True, "1", 1.5, None, [1])]
-    + [(list_policies, "name", last) for last in ("\0", "\ud800", 1, None, {})]
-    + [(list_policies, "-created_at", last) for last in ("noon", "0001-01-01T00:00:00+10:00", None)],
+    [
+        *((list_entries, "-id", last) for last in (2**63, -(2**70), True, "1", 1.5, None)),
+        *((list_policies, "name", last) for last in ("\0", "\ud800", 1, None)),
+        *((list_policies, "-created_at", last) for last in ("noon", "0001-01-01T00:00:00+10:00", None)),
+    ],
 )
 def test_a_cursor_with_a_value_that_no_row_has_is_refused(
     database: Database, read: Callable[..., Any], sort: str, last: Any
