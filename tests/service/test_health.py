@@ -287,7 +287,7 @@ def test_an_unconvertible_delete_blocks_the_table_and_triggers_no_more_jobs(
     service.poll(table["id"])
     assert (
         service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]["convert"]["action"]
-        == "backoff"
+        == "trigger"
     )
 
 
