@@ -75,6 +75,7 @@ DECISIONS: dict[str, set[str]] = {
     "admin": {
         "GET /api/v1/api-keys",
         "POST /api/v1/api-keys",
+        "POST /api/v1/api-keys/{key_id}/rotate",
         "DELETE /api/v1/api-keys/{key_id}",
         "GET /api/v1/audit",
         "POST /api/v1/catalogs",

@@ -17,6 +17,7 @@ CALLS = [
     ("get", "/readyz"),
     ("get", "/metrics"),
     ("get", "/api/v1/audit"),
+    ("post", "/api/v1/api-keys/{key_id}/rotate"),
     ("post", "/api/v1/catalogs"),
     ("get", "/api/v1/catalogs"),
     ("get", "/api/v1/catalogs/{catalog_id}"),
@@ -104,6 +105,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
     silent = {path for path, calls in paths.items() if "post" in calls} - {path for _, path in declared}
     assert silent == {
         "/api/v1/api-keys",
+        "/api/v1/api-keys/{key_id}/rotate",
         "/api/v1/catalogs/{catalog_id}/check",
         "/api/v1/workers/{worker_id}/claim",
     }

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query
 
 from service.auth import service
 from service.auth.access import Admin, SignedIn
-from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role
+from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role, RotationRequest
 from service.database import ReadSession, WriteSession
 from service.paging import Page, PageRequest, Search
 
@@ -37,6 +37,12 @@ def list_api_keys(
 ) -> Page[ApiKeyView]:
     """All API keys, revoked and expired ones too; never the keys themselves."""
     return service.list_api_keys(session, page, state=state, role=role, search=search)
+
+
+@router.post("/api-keys/{key_id}/rotate")
+def rotate_api_key(session: WriteSession, caller: Admin, key_id: str, body: RotationRequest) -> CreatedApiKey:
+    """Give a key a new secret, shown in this answer only; the old one is good for `grace_seconds` more."""
+    return service.rotate_api_key(session, caller, key_id, body)
 
 
 @router.delete("/api-keys/{key_id}")

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
@@ -28,6 +28,12 @@ class Role(StrEnum):
             return self is needed
         ladder = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
         return ladder.index(self) >= ladder.index(needed)
+
+
+class KeyState(StrEnum):
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,20 @@ class ApiKey(SQLModel, table=True):
     expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     last_used_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     revoked_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    rotated_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    previous_key_hash: str | None = Field(default=None, index=True, unique=True)
+    """Of the secret before the last rotation, which is good until `previous_expires_at`."""
+    previous_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+    def state(self, now: datetime) -> "KeyState":
+        if self.revoked_at is not None:
+            return KeyState.REVOKED
+        if self.expires_at is not None and self.expires_at <= now:
+            return KeyState.EXPIRED
+        return KeyState.ACTIVE
 
     def is_valid(self, now: datetime) -> bool:
-        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+        return self.state(now) is KeyState.ACTIVE
 
 
 class LoginToken(SQLModel, table=True):
@@ -90,25 +107,33 @@ class BrowserSession(SQLModel, table=True):
     expires_at: datetime = Field(sa_type=UtcDateTime)
 
 
-KeyState = Literal["active", "expired", "revoked"]
-
-
 class ApiKeyRequest(BaseModel):
     name: str = ModelField(min_length=1, max_length=200)
     role: Role
-    expires_at: datetime | None = None
+    expires_at: AwareDatetime | None = None
+
+
+class RotationRequest(BaseModel):
+    grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
+    """For how long the old secret stays good beside the new one; 0 ends it at once."""
+    expires_at: AwareDatetime | None = None
+    """When the key expires from now on; left out, that stays as it is."""
 
 
 class ApiKeyView(BaseModel):
     id: str
     name: str
     role: Role
+    state: KeyState
     prefix: str
     created_at: datetime
     created_by: str
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
+    rotated_at: datetime | None
+    previous_expires_at: datetime | None
+    """Until when the secret before the last rotation is good."""
 
 
 class CreatedApiKey(ApiKeyView):

@@ -9,6 +9,7 @@ import secrets
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from sqlalchemy import or_
 from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, and_, col, select
 
@@ -23,15 +24,18 @@ from service.auth.models import (
     LoginToken,
     Principal,
     Role,
+    RotationRequest,
 )
 from service.database import Database, utc_now
-from service.errors import ForbiddenError, NotFoundError, StartError, UnauthenticatedError
+from service.errors import ConflictError, ForbiddenError, NotFoundError, StartError, UnauthenticatedError
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 
 KEY_PREFIX = "ice_"
 LOGIN_LINK_LIFETIME = timedelta(minutes=10)
 _EMBEDDED_WORKER = "embedded worker"
+_GIVEN = "(given)"
+"""In place of the first characters of a secret that is a setting."""
 SORTING = Sorting(
     {
         "name": ApiKey.name,
@@ -81,16 +85,55 @@ def create_api_key(
 ) -> CreatedApiKey:
     """Make a key; the answer is the only place where it can ever be read."""
     authorize(session, principal, Role.ADMIN, "api_key.create", request.name, role=request.role.value)
-    secret = key or KEY_PREFIX + secrets.token_urlsafe(32)
+    secret = key or _new_key()
     row = ApiKey(
         name=request.name,
         role=request.role.value,
         key_hash=hash_secret(secret),
-        prefix=secret[:8] if key is None else "(given)",
+        prefix=_shown_prefix(secret) if key is None else _GIVEN,
         created_by=principal.name,
         expires_at=request.expires_at,
     )
     session.add(row)
+    session.flush()
+    return CreatedApiKey(**_key_view(row).model_dump(), key=secret)
+
+
+def rotate_api_key(
+    session: Session, principal: Principal, key_id: str, request: RotationRequest
+) -> CreatedApiKey:
+    """Give a key a new secret at once; the old one, and the sessions that it opened, end with the grace.
+
+    A secret that an earlier rotation had left good ends at once. Raises ConflictError for a key that is not
+    active, and for one whose secret is a setting.
+    """
+    row = _get_api_key(session, key_id, for_update=True)
+    authorize(session, principal, Role.ADMIN, "api_key.rotate", row.name, id=key_id)
+    now = utc_now()
+    if not row.is_valid(now):
+        raise ConflictError(
+            "api-key-not-active",
+            "This key cannot be rotated",
+            f"The key {row.name!r} is {row.state(now).value}.",
+            "Make a new one: POST /api/v1/api-keys.",
+        )
+    if row.prefix == _GIVEN:
+        raise ConflictError(
+            "api-key-given",
+            "This key cannot be rotated",
+            "Its secret is the setting ICESTREAM_BOOTSTRAP_KEY.",
+            "Start the service with another ICESTREAM_BOOTSTRAP_KEY, then revoke this key.",
+        )
+    ends_at = now + timedelta(seconds=request.grace_seconds)
+    secret = _new_key()
+    row.previous_key_hash, row.previous_expires_at = row.key_hash, ends_at
+    row.key_hash, row.prefix, row.rotated_at = hash_secret(secret), _shown_prefix(secret), now
+    if "expires_at" in request.model_fields_set:
+        row.expires_at = request.expires_at
+    session.add(row)
+    for opened in session.exec(select(BrowserSession).where(BrowserSession.api_key_id == key_id)):
+        opened.expires_at = min(opened.expires_at, ends_at)
+        session.add(opened)
     session.flush()
     return CreatedApiKey(**_key_view(row).model_dump(), key=secret)
 
@@ -114,9 +157,9 @@ def list_api_keys(
         is_over = and_(col(ApiKey.expires_at).is_not(None), col(ApiKey.expires_at) <= utc_now())
         query = query.where(
             {
-                "revoked": is_revoked,
-                "expired": and_(~is_revoked, is_over),
-                "active": and_(~is_revoked, ~is_over),
+                KeyState.REVOKED: is_revoked,
+                KeyState.EXPIRED: and_(~is_revoked, is_over),
+                KeyState.ACTIVE: and_(~is_revoked, ~is_over),
             }[state]
         )
     return read_page(session, query, page, SORTING, lambda rows: [_key_view(row) for row in rows])
@@ -124,14 +167,7 @@ def list_api_keys(
 
 def revoke_api_key(session: Session, principal: Principal, key_id: str) -> ApiKeyView:
     """End a key and every browser session that it opened; revoking twice changes nothing."""
-    row = session.get(ApiKey, key_id)
-    if row is None:
-        raise NotFoundError(
-            "api-key-not-found",
-            "No such API key",
-            f"There is no API key {key_id}.",
-            "GET /api/v1/api-keys lists them.",
-        )
+    row = _get_api_key(session, key_id)
     authorize(session, principal, Role.ADMIN, "api_key.revoke", row.name, id=key_id)
     row.revoked_at = row.revoked_at or utc_now()
     session.add(row)
@@ -176,9 +212,10 @@ def find_api_key_principal(database: Database, key: str) -> Principal | None:
     """Who holds this key, or None if it is unknown, revoked or expired."""
     now = utc_now()
     with database.read() as session:
-        row = session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first()
-    if row is None or not row.is_valid(now):
+        found = _find_valid_key(session, key, now)
+    if found is None:
         return None
+    row, _ = found
     if row.last_used_at is None or now - row.last_used_at > timedelta(minutes=5):
         # Who may read is not refused because nothing can be written; a call that writes says so itself.
         with suppress(OperationalError), database.write() as session:
@@ -229,10 +266,11 @@ def log_in_with_token(session: Session, settings: Settings, token: str) -> str:
 def log_in_with_key(session: Session, settings: Settings, key: str) -> str:
     """Open a browser session for the holder of an API key; return its secret."""
     now = utc_now()
-    row = session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first()
-    if row is None or not row.is_valid(now):
+    found = _find_valid_key(session, key, now)
+    if found is None:
         raise invalid_key()
-    return _open_browser_session(session, settings, row.name, Role(row.role), row.id, now)
+    row, ends_at = found
+    return _open_browser_session(session, settings, row.name, Role(row.role), row.id, now, ends_at)
 
 
 def find_session_principal(database: Database, token: str) -> Principal | None:
@@ -265,20 +303,62 @@ def invalid_key() -> UnauthenticatedError:
 
 
 def _open_browser_session(
-    session: Session, settings: Settings, name: str, role: Role, api_key_id: str | None, now: datetime
+    session: Session,
+    settings: Settings,
+    name: str,
+    role: Role,
+    api_key_id: str | None,
+    now: datetime,
+    ends_at: datetime | None = None,
 ) -> str:
     token = secrets.token_urlsafe(32)
+    expires_at = now + timedelta(hours=settings.session_hours)
     session.add(
         BrowserSession(
             token_hash=hash_secret(token),
             name=name,
             role=role.value,
             api_key_id=api_key_id,
-            expires_at=now + timedelta(hours=settings.session_hours),
+            expires_at=min(expires_at, ends_at) if ends_at else expires_at,
         )
     )
     return token
 
 
+def _get_api_key(session: Session, key_id: str, *, for_update: bool = False) -> ApiKey:
+    row = session.get(ApiKey, key_id, with_for_update=for_update)
+    if row is None:
+        raise NotFoundError(
+            "api-key-not-found",
+            "No such API key",
+            f"There is no API key {key_id}.",
+            "GET /api/v1/api-keys lists them.",
+        )
+    return row
+
+
+def _find_valid_key(session: Session, key: str, now: datetime) -> tuple[ApiKey, datetime | None] | None:
+    """The key that has this secret, now or still, and when the secret ends; None if there is no valid one."""
+    hashed = hash_secret(key)
+    has_it = or_(col(ApiKey.key_hash) == hashed, col(ApiKey.previous_key_hash) == hashed)
+    row = session.exec(select(ApiKey).where(has_it)).first()
+    if row is None or not row.is_valid(now):
+        return None
+    if row.key_hash == hashed:
+        return row, row.expires_at
+    ends_at = row.previous_expires_at
+    if ends_at is None or ends_at <= now:
+        return None
+    return row, min(ends_at, row.expires_at or ends_at)
+
+
+def _new_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def _shown_prefix(secret: str) -> str:
+    return secret[:8]
+
+
 def _key_view(row: ApiKey) -> ApiKeyView:
-    return ApiKeyView.model_validate(row, from_attributes=True)
+    return ApiKeyView.model_validate(row.model_dump() | {"state": row.state(utc_now())})
