@@ -47,6 +47,7 @@ demo: install ## Show Icestream at work on a sample table, in the browser
 .PHONY: test
 test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
+	scripts/install_helm >/dev/null
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not thorough" $(ARGS)
 
 .PHONY: thorough

@@ -23,7 +23,7 @@ from service.audit import service as audit
 from service.auth import endpoints as auth_endpoints
 from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal, Role
-from service.auth.service import ensure_bootstrap_key
+from service.auth.service import ensure_bootstrap_keys
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
@@ -61,7 +61,7 @@ def prepare(settings: Settings) -> None:
 
     Raises StartError, whose text says what to change, if the service must not start with these settings.
     """
-    settings.check_bootstrap_key()
+    settings.check_bootstrap_keys()
     migrate(settings.database_url)
     database = Database(settings.database_url)
     try:
@@ -219,4 +219,4 @@ def _answer_error(request: Request, error: Exception) -> JSONResponse:
 def _complete(database: Database, settings: Settings) -> None:
     with database.write() as session:
         ensure_built_in(session)
-        ensure_bootstrap_key(session, settings, SYSTEM)
+        ensure_bootstrap_keys(session, settings, SYSTEM)

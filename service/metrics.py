@@ -10,6 +10,7 @@ from sqlmodel import Session
 from service.database import utc_now
 from service.index_health.models import HealthStatus
 from service.index_health.service import summarize
+from service.jobs.queue import count_workers_needed
 from service.jobs.service import count_jobs
 from service.jobs.status import JobKind, JobStatus
 from service.settings import Settings
@@ -31,6 +32,8 @@ def render_metrics(session: Session, settings: Settings) -> bytes:
     queued = gauge("jobs_queued", "Jobs that wait for a worker.", "kind")
     for kind in JobKind:
         queued.labels(kind.value).set(counts[JobStatus.QUEUED, kind])
+    needed = "Jobs that run or could start now, where those that exclude each other count once."
+    gauge("workers_needed", needed).set(count_workers_needed(session, now))
     gauge("workers_alive", "Workers heard of lately.").set(count_alive(session, settings, now))
     summary = summarize(session, now)
     tables = gauge("tables", "Enrolled tables by health, as of the last poll.", "status")

@@ -37,6 +37,8 @@ class Settings(BaseSettings):
     """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     bootstrap_key: SecretStr | None = None
     """The first admin API key."""
+    bootstrap_worker_key: SecretStr | None = None
+    """The first key of the role `worker`, so that workers can be deployed together with the service."""
 
     poll_interval_seconds: float = Field(default=10, gt=0)
     lease_seconds: float = Field(default=30, gt=0)
@@ -106,14 +108,23 @@ class Settings(BaseSettings):
         except ValueError:
             return True
 
-    def check_bootstrap_key(self) -> None:
-        """Raise StartError if the first admin key is too weak to be one."""
-        key = self.bootstrap_key
-        if key is not None and len(key.get_secret_value()) < MIN_KEY_CHARACTERS:
+    def check_bootstrap_keys(self) -> None:
+        """Raise StartError if one of the first keys is too weak, or both are the same."""
+        keys = (
+            ("ICESTREAM_BOOTSTRAP_KEY", self.bootstrap_key),
+            ("ICESTREAM_BOOTSTRAP_WORKER_KEY", self.bootstrap_worker_key),
+        )
+        for name, key in keys:
+            if key is not None and len(key.get_secret_value()) < MIN_KEY_CHARACTERS:
+                raise StartError(
+                    f"{name} has {len(key.get_secret_value())} characters; it needs at least "
+                    f"{MIN_KEY_CHARACTERS}. Make one with: "
+                    "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
+        if self.bootstrap_key is not None and self.bootstrap_key == self.bootstrap_worker_key:
             raise StartError(
-                f"ICESTREAM_BOOTSTRAP_KEY has {len(key.get_secret_value())} characters; it needs at least "
-                f"{MIN_KEY_CHARACTERS}. Make one with: "
-                "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                "ICESTREAM_BOOTSTRAP_KEY and ICESTREAM_BOOTSTRAP_WORKER_KEY are the same; "
+                "workers need a key of their own, since that of an admin may do anything."
             )
 
 

@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ T = TypeVar("T")
 
 CLAIM_WAIT_SECONDS = 20.0
 RETRY_SECONDS = 2.0
+ALIVE_SECONDS = 60.0
+"""The alive file is touched at least so often: a claim waits, and its answer may time out."""
 
 
 class WorkerSettings(BaseSettings):
@@ -55,13 +58,18 @@ class WorkerSettings(BaseSettings):
     api_key: str
     spark_master: str = "local[*]"
     worker_name: str = socket.gethostname()
+    alive_file: Path | None = None
+    """Touched once Spark has started, and then every ALIVE_SECONDS at least: for probes."""
 
 
 class AttemptReporter:
     """Collects what a job tells and sends it with each heartbeat, from a thread of its own."""
 
-    def __init__(self, report: AttemptReport, lease_seconds: float) -> None:
+    def __init__(
+        self, report: AttemptReport, lease_seconds: float, show_life: Callable[[], None] = lambda: None
+    ) -> None:
         self._report = report
+        self._show_life = show_life
         self._interval_seconds = min(lease_seconds / 3, 2.0)
         self._lease_seconds = lease_seconds
         self._lock = threading.Lock()
@@ -126,6 +134,7 @@ class AttemptReporter:
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._interval_seconds):
+            self._show_life()
             try:
                 if self._send():
                     self._ended = JobCancelledError()
@@ -156,8 +165,11 @@ class AttemptReporter:
 class Worker:
     """Runs one job at a time until it is asked to stop."""
 
-    def __init__(self, control_plane: ControlPlane, runner: TaskRunner) -> None:
+    def __init__(
+        self, control_plane: ControlPlane, runner: TaskRunner, alive_file: Path | None = None
+    ) -> None:
         self._control_plane = control_plane
+        self._alive_file = alive_file
         self._runner = runner
         self._stopping = threading.Event()
         self._may_interrupt = False
@@ -186,6 +198,7 @@ class Worker:
         """Returns after a signal, or when Spark's JVM has ended."""
         registered = False
         while not self._stopping.is_set():
+            self._show_life()
             try:
                 if not registered:
                     self._control_plane.register(name)
@@ -201,6 +214,12 @@ class Worker:
                 continue
             if assignment is not None and not self.run_attempt(assignment):
                 self._given_up.append(AttemptId(job_id=assignment.job.id, attempt=assignment.attempt))
+
+    def _show_life(self) -> None:
+        if self._alive_file is not None:
+            # A probe fails if it can't be written; no job has to.
+            with suppress(OSError):
+                self._alive_file.touch()
 
     @property
     def is_usable(self) -> bool:
@@ -221,7 +240,7 @@ class Worker:
             assignment.attempt,
         )
         finished: dict[str, Any]
-        with AttemptReporter(report, assignment.lease_seconds) as reporter:
+        with AttemptReporter(report, assignment.lease_seconds, self._show_life) as reporter:
             try:
                 with self._interruptible():
                     outcome = run_job(assignment, self._runner, reporter)
@@ -336,8 +355,11 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     settings = WorkerSettings()  # the key comes from the environment
     control_plane = ControlPlane(settings.url, settings.api_key)
+    if settings.alive_file is not None:
+        # What an earlier process left says nothing about this one.
+        settings.alive_file.unlink(missing_ok=True)
     spark = create_spark(settings.spark_master)
-    worker = Worker(control_plane, TaskRunner(spark))
+    worker = Worker(control_plane, TaskRunner(spark), settings.alive_file)
     signal.signal(signal.SIGTERM, worker.stop)
     signal.signal(signal.SIGINT, worker.stop)
     log.info("Ready: Spark %s on %s", spark.version, settings.spark_master)

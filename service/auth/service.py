@@ -176,17 +176,22 @@ def revoke_api_key(session: Session, principal: Principal, key_id: str) -> ApiKe
     return _key_view(row)
 
 
-def ensure_bootstrap_key(session: Session, settings: Settings, system: Principal) -> None:
-    """Make ICESTREAM_BOOTSTRAP_KEY an admin key if it is set and not known yet.
+def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principal) -> None:
+    """Make ICESTREAM_BOOTSTRAP_KEY an admin key and ICESTREAM_BOOTSTRAP_WORKER_KEY a worker's, unless known.
 
-    Raises StartError when it is too short, or when the service would be reachable from other machines
+    Raises StartError when one is too short, or when the service would be reachable from other machines
     with no admin key at all.
     """
-    settings.check_bootstrap_key()
+    settings.check_bootstrap_keys()
+    given = (
+        ("bootstrap", Role.ADMIN, settings.bootstrap_key),
+        ("bootstrap worker", Role.WORKER, settings.bootstrap_worker_key),
+    )
+    for name, role, secret in given:
+        key = secret and secret.get_secret_value()
+        if key and session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first() is None:
+            create_api_key(session, system, ApiKeyRequest(name=name, role=role), key=key)
     if settings.bootstrap_key is not None:
-        key = settings.bootstrap_key.get_secret_value()
-        if session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first() is None:
-            create_api_key(session, system, ApiKeyRequest(name="bootstrap", role=Role.ADMIN), key=key)
         return
     now = utc_now()
     admins = session.exec(select(ApiKey).where(ApiKey.role == Role.ADMIN.value)).all()

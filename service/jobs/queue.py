@@ -167,6 +167,18 @@ def has_claimable(session: Session, now: datetime) -> bool:
     return session.exec(_claimable(now).limit(1)).first() is not None
 
 
+def count_workers_needed(session: Session, now: datetime) -> int:
+    """How many workers would have something to do: one for each job that runs, or that a claim could get.
+
+    Of the jobs that exclude each other, one counts.
+    """
+    claimable = _claimable(now).order_by(None).subquery()
+    writers = select(func.count(claimable.c.table_uuid.distinct())).where(claimable.c.writes)
+    others = select(func.count()).select_from(claimable).where(~claimable.c.writes)
+    running = select(func.count()).where(Job.status == JobStatus.RUNNING.value)
+    return sum(session.exec(query).one() for query in (writers, others, running))
+
+
 def claim(
     session: Session,
     settings: Settings,

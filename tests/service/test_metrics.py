@@ -50,6 +50,34 @@ def test_the_figures_are_those_of_the_enrolled_tables(service: Running, iceberg:
     assert not [key for key in figures if {"db.t", "db.u", "db.v", "local"}.intersection(key)]
 
 
+def test_as_many_workers_are_needed_as_could_work_at_the_same_time(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    def needed() -> float:
+        return scrape(service)[("icestream_workers_needed",)]
+
+    service.register(iceberg)
+    iceberg.create("db.u")
+    one, other = service.enroll("db.t"), service.enroll("db.u")
+    for kind in ("index", "compact"):
+        service.admin.post(f"/tables/{one['id']}/jobs", json={"kind": kind})
+    # They exclude each other.
+    assert needed() == 1
+    service.admin.post(f"/tables/{one['id']}/jobs", json={"kind": "convert", "dry_run": True})
+    assert needed() == 2
+    service.admin.post(f"/tables/{other['id']}/jobs", json={"kind": "index"})
+    assert needed() == 3
+    later = {"kind": "compact", "run_at": "2999-01-01T00:00:00Z"}
+    assert service.admin.post(f"/tables/{other['id']}/jobs", json=later).status_code == 202
+    assert needed() == 3
+    worker = service.start_worker()
+    assert service.claim(worker)
+    # That one runs, whichever it was; what it excludes waits for it.
+    assert needed() == 3
+    service.admin.post(f"/tables/{other['id']}/pause")
+    assert needed() == 2
+
+
 def test_a_table_that_can_no_longer_be_polled_counts_as_unknown(
     service: Running, iceberg: IcebergCatalog
 ) -> None:

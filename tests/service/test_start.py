@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from sqlmodel import SQLModel, select
 
 from service.app import prepare
-from service.auth.models import SYSTEM, ApiKey
+from service.auth.models import SYSTEM, ApiKey, Role
 from service.auth.service import find_api_key_principal, provision_worker_key
 from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
@@ -66,6 +66,25 @@ def test_a_short_bootstrap_key_refuses_to_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="at least 32"):
         prepare(Settings(data_dir=tmp_path, bootstrap_key="short"))
     assert not (tmp_path / "icestream.db").exists()
+
+
+def test_a_given_worker_key_is_one_from_the_first_start_on(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, bootstrap_worker_key=ADMIN_KEY[::-1])
+    prepare(settings)
+    prepare(settings)
+    database = Database(settings.database_url)
+    principal = find_api_key_principal(database, ADMIN_KEY[::-1])
+    with database.read() as session:
+        assert len(session.exec(select(ApiKey)).all()) == 2
+    database.dispose()
+    assert principal is not None
+    assert principal.role is Role.WORKER
+
+
+@pytest.mark.parametrize("worker_key", ["short", ADMIN_KEY])
+def test_a_worker_key_that_is_short_or_the_admins_refuses_to_start(tmp_path: Path, worker_key: str) -> None:
+    with pytest.raises(StartError, match="ICESTREAM_BOOTSTRAP_WORKER_KEY"):
+        prepare(Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, bootstrap_worker_key=worker_key))
 
 
 def test_a_public_address_without_any_admin_key_refuses_to_start(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +107,45 @@ def test_a_report_that_is_never_taken_holds_the_job_for_a_lease_at_most(
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == []
     assert len(calls) > 1
+
+
+def test_a_worker_shows_life_while_it_waits_for_work_and_while_a_job_runs(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alive_file, seen = tmp_path / "alive", []
+
+    def wait_for_life() -> Outcome:
+        # Each time it is there anew, something touched it.
+        for _ in range(2):
+            while not alive_file.exists():
+                time.sleep(0.01)
+            alive_file.unlink()
+            seen.append("in a job")
+        return Outcome({}, {})
+
+    def claim(*_: object) -> Assignment | None:
+        seen.append("before a claim" if alive_file.exists() else "no life")
+        alive_file.unlink()
+        if len(seen) == 1:
+            raise ControlPlaneError("the service can't be reached")
+        if len(seen) == 2:
+            return ASSIGNMENT
+        started.stop(signal.SIGTERM, None)
+        return None
+
+    pretended: Any = service
+    runner: Any = Runner()
+    pretended.claim, pretended.register = claim, lambda _: None
+    monkeypatch.setattr(main, "run_job", lambda *_: wait_for_life())
+    monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
+    started = Worker(pretended, runner, alive_file)
+    with pytest.raises(KeyboardInterrupt):
+        started.run("w")
+    assert seen == ["before a claim", "before a claim", "in a job", "in a job", "before a claim"]
+    assert service.reported == ["succeeded"]
+
+
+def test_a_file_of_life_that_cannot_be_written_stops_no_job(service: Service, tmp_path: Path) -> None:
+    pretended: Any = service
+    runner: Any = Runner()
+    Worker(pretended, runner, tmp_path / "no" / "folder").run_attempt(ASSIGNMENT)

@@ -1,0 +1,113 @@
+"""What alerts, dashboard and autoscaler ask for is what the service tells."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.database import Database
+from service.metrics import render_metrics
+from service.settings import Settings
+from tests.deployment.chart import named, of_kind, render
+
+pytestmark = pytest.mark.integration
+
+ADDED_BY_PROMETHEUS = {"namespace", "service"}
+"""Labels that a scrape by a ServiceMonitor adds."""
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[dict[str, str]]]:
+    """Metric -> the labels of each of its series, of a service without any table."""
+    from service.schema import TABLES
+
+    database = Database("sqlite://")
+    TABLES[0].metadata.create_all(database.engine)
+    with database.read() as session:
+        families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
+    database.dispose()
+    found: dict[str, list[dict[str, str]]] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        found.setdefault(sample.name, []).append(dict(sample.labels))
+    return found
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """The vector selectors of a parsed expression."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("expr", "lhs", "rhs", "vector_selector", "args"):
+        below = getattr(node, name, None)
+        for one in below if isinstance(below, list) else [below]:
+            if one is not None and not isinstance(one, str):
+                yield from selectors(one)
+
+
+def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
+    """Raises if it can't be parsed, or chooses what no scrape has."""
+    found = list(selectors(promql_parser.parse(expression)))
+    assert found, expression
+    for selector in found:
+        assert selector.name in told, f"{selector.name} of {expression} is told by nobody"
+        wanted = {one.name: one.value for one in selector.matchers.matchers}
+        wanted = {name: value for name, value in wanted.items() if name not in ADDED_BY_PROMETHEUS}
+        assert any(wanted.items() <= labels.items() for labels in told[selector.name]), expression
+
+
+def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
+    (rule,) = of_kind(render("production"), "PrometheusRule")
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert len(alerts) == 5
+    for alert in alerts:
+        check(alert["expr"], told)
+        assert 'namespace="data", service="r-icestream"' in alert["expr"]
+        assert {"summary", "description"} == set(alert["annotations"])
+        assert alert["labels"]["severity"] in ("critical", "warning")
+    blocked = next(alert for alert in alerts if alert["alert"] == "IcestreamTablesBlocked")
+    assert "{{ $value }}" in blocked["annotations"]["summary"]
+
+
+def test_the_dashboard_asks_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
+    data = named(render("production"), "ConfigMap", "dashboard")["data"]["icestream.json"]
+    dashboard = json.loads(data)
+    labels = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            check(re.sub(r"\$\w+", "x", expression), told)
+            labels |= set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            for label in re.findall(r"by \((\w+)\)", expression):
+                assert f"{{{{{label}}}}}" in target["legendFormat"]
+    assert labels == {"status", "kind"}
+    shown = {name for name in told if name in data}
+    assert shown == set(told)
+
+
+def test_panels_lie_beside_each_other() -> None:
+    dashboard = json.loads(named(render("production"), "ConfigMap", "dashboard")["data"]["icestream.json"])
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+def test_the_autoscaler_asks_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
+    (plain,) = of_kind(render("production"), "ScaledObject")
+    assert plain["spec"]["triggers"][0]["metadata"]["valueLocation"] in told
+    address = {"autoscaling": {"enabled": True, "prometheusAddress": "http://p"}}
+    (asking,) = of_kind(render(worker=address), "ScaledObject")
+    check(asking["spec"]["triggers"][0]["metadata"]["query"], told)
+
+
+def test_an_expression_that_asks_for_something_else_is_found(told: dict[str, list[dict[str, str]]]) -> None:
+    for wrong in ("icestream_tablez", 'sum(icestream_tables{status="sick"})', "absent(icestream_jobs_total)"):
+        with pytest.raises(AssertionError):
+            check(wrong, told)
+    check('max(icestream_tables{status="healthy"}) > 0 and icestream_workers_alive == 0', told)
