@@ -88,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
     database = Database(settings.database_url)
     app = _Service(
         openapi_url=None,
+        generate_unique_id_function=lambda route: route.name,
         title="Icestream",
         version=__version__,
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",

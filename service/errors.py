@@ -26,6 +26,8 @@ from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
 PROBLEM_JSON = "application/problem+json"
+PROBLEM_PATH = "/problems/"
+"""Where each `type` is explained: service.problems lists them."""
 _log = logging.getLogger("icestream.errors")
 
 
@@ -45,6 +47,11 @@ class IcestreamError(Exception):
         self.slug, self.title, self.detail, self.remedy = slug, title, detail, remedy
         self.status_code = status or self.status
         self.extra = extra
+
+    @property
+    def type(self) -> str:
+        """The `type` of the problem document."""
+        return f"{PROBLEM_PATH}{self.slug}"
 
 
 class UnauthenticatedError(IcestreamError):
@@ -105,7 +112,7 @@ class Problem(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     type: str
-    """Stable slug, such as `table-not-found`."""
+    """Which problem it is, such as `/problems/table-not-found`: stable, and explained at that address."""
     title: str
     status: int
     detail: str
@@ -154,7 +161,7 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 
 def problem_of(error: IcestreamError, instance: str, request_id: str | None = None) -> Problem:
     return Problem(
-        type=error.slug,
+        type=error.type,
         title=error.title,
         status=error.status_code,
         detail=error.detail,
@@ -190,6 +197,11 @@ def validation_error(error: RequestValidationError) -> IcestreamError:
 
 
 _HTTP_PROBLEMS = {
+    400: (
+        "malformed-request",
+        "The request cannot be read",
+        "Correct the request; /docs describes every call.",
+    ),
     404: ("not-found", "Nothing here", "Check the path; /docs lists every call."),
     405: ("method-not-allowed", "This call does not take that method", "See /docs for the methods it takes."),
     413: ("body-too-large", "The request body is too large", "Send less in one request."),

@@ -58,7 +58,7 @@ class BodyLimit:
 async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
     error = IcestreamError(
         "body-too-large",
-        "The request's body is too large",
+        "The request body is too large",
         f"It has more than {limit:,} bytes.",
         "Send less at once, for instance several requests.",
         status=413,

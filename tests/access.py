@@ -12,6 +12,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /openapi.json",
         "GET /docs",
         "GET /docs/{name}",
+        "GET /problems/{slug}",
         "GET /static/{digest}/{name}",
         "GET /login",
         "POST /login",

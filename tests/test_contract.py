@@ -1,16 +1,20 @@
 """The OpenAPI document is checked in, current, and holds every call that clients are written against."""
 
 import json
+from collections import defaultdict
 
 import pytest
 
+from service import problems
 from service.app import create_app
 from service.auth.access import declared_access
 from service.errors import PROBLEM_JSON
 from service.openapi import DOCUMENT, render
+from service.problems import PROBLEMS
 from service.routing import IDEMPOTENCY_HEADER
 from service.settings import Settings
 from tests.access import DECISIONS
+from tests.problems import RAISED, Raised, raised_in
 
 CALLS = [
     ("get", "/livez"),
@@ -109,3 +113,42 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
         "/api/v1/catalogs/{catalog_id}/check",
         "/api/v1/workers/{worker_id}/claim",
     }
+
+
+def test_a_raised_problem_is_found_wherever_it_is_raised() -> None:
+    source = 'def f():\n raise NotFoundError("no-x", "No x", f"{1}", "r", status=410, near=[1])\n'
+    assert raised_in(source, "m.py") == [Raised("no-x", "No x", 410, frozenset({"near"}), "m.py:2")]
+    with pytest.raises(AssertionError, match="hides which problem"):
+        raised_in('NotFoundError(slug_of(1), "No x", "", "")', "m.py")
+
+
+def test_every_problem_that_is_raised_is_documented_as_it_is() -> None:
+    wrong = []
+    for raised in RAISED:
+        known = PROBLEMS.get(raised.slug)
+        if known is None:
+            wrong.append(f"{raised.place}: {raised.slug} is not in service/problems.py")
+        elif raised.status not in known.status:
+            wrong.append(f"{raised.place}: {raised.slug} is said to have {known.status}, not {raised.status}")
+        elif not raised.fields <= known.fields.keys():
+            wrong.append(f"{raised.place}: {raised.slug} has more fields: {set(raised.fields)}")
+        elif raised.title != known.title and not raised.place.startswith("ui/"):
+            wrong.append(f"{raised.place}: {raised.slug} is called {known.title!r} elsewhere")
+    assert wrong == []
+
+
+def test_nothing_is_documented_that_is_never_raised() -> None:
+    status: dict[str, set[int]] = defaultdict(set)
+    fields: dict[str, set[str]] = defaultdict(set)
+    for raised in RAISED:
+        status[raised.slug].add(raised.status)
+        fields[raised.slug] |= raised.fields
+    # It stands for whatever else the framework may refuse.
+    documented = {slug: problem for slug, problem in PROBLEMS.items() if slug != "http-error"}
+    assert documented.keys() == status.keys()
+    assert {slug: set(problem.status) for slug, problem in documented.items()} == status
+    assert {slug: problem.fields.keys() for slug, problem in documented.items()} == fields
+
+
+def test_the_checked_in_list_of_problems_is_current() -> None:
+    assert problems.DOCUMENT.read_text() == problems.render(), "run `python -m service.problems`"

@@ -35,7 +35,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
         if value.startswith("env:ICESTREAM_"):
             raise InvalidError(
                 "property-not-allowed",
-                "Settings of the service are not secrets of a catalog",
+                "This catalog property is not allowed",
                 f"{key!r} refers to {value!r}.",
                 "Put the secret in an environment variable of its own.",
             )

@@ -20,7 +20,7 @@ from service.catalogs.models import Catalog
 from service.catalogs.service import check_index_place, check_location, find_catalog, index_warehouse
 from service.conditional import check_version
 from service.database import Database, utc_now
-from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.jobs import queue
 from service.jobs.models import Job
 from service.jobs.status import JobKind
@@ -402,11 +402,11 @@ def _already_enrolled(row: EnrolledTable) -> ConflictError:
 def _miss(identifier: tuple[str, ...], error: Exception) -> PatternMiss:
     if isinstance(error, IcestreamError):
         return PatternMiss(
-            identifier=list(identifier), type=error.slug, detail=error.detail, remedy=error.remedy
+            identifier=list(identifier), type=error.type, detail=error.detail, remedy=error.remedy
         )
     return PatternMiss(
         identifier=list(identifier),
-        type="table-not-found",
+        type=f"{PROBLEM_PATH}table-not-found",
         detail=str(error),
         remedy="It was dropped meanwhile; nothing to do.",
     )

@@ -27,6 +27,7 @@ from service.jobs.models import EventView, JobRequest, JobView, RequestableKind
 from service.jobs.status import JobKind, JobStatus
 from service.paging import PageRequest
 from service.policies import service as policies
+from service.problems import PROBLEMS
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import TableRequest
@@ -47,6 +48,17 @@ router = APIRouter(route_class=PageRoute)
 _ACTIVE = (JobStatus.RUNNING, JobStatus.QUEUED)
 _PLOT_SPAN = timedelta(hours=24)
 _EVERYTHING = 10_000
+
+
+@router.get("/problems/{slug}", dependencies=[Anyone])
+def show_problem(request: Request, slug: str) -> Response:
+    """What the `type` of a problem document means: it is the address of this page."""
+    problem = PROBLEMS.get(slug)
+    if problem is None:
+        raise NotFoundError(
+            "not-found", "Nothing here", f"No problem is called {slug!r}.", "docs/errors.md lists them."
+        )
+    return render(request, "problem.html", problem=problem)
 
 
 @router.get("/static/{digest}/{name}", dependencies=[Anyone])

@@ -32,7 +32,7 @@ def _problem(response: httpx.Response, status: int, kind: str) -> Json:
     assert response.status_code == status, response.text
     assert response.headers["Content-Type"] == "application/problem+json"
     problem: Json = response.json()
-    assert (problem["status"], problem["type"]) == (status, kind)
+    assert (problem["status"], problem["type"]) == (status, f"/problems/{kind}")
     assert problem["title"]
     assert problem["remedy"]
     return problem

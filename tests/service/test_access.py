@@ -89,7 +89,7 @@ def was_refused(answer: httpx.Response, route: str, caller: str) -> bool:
     if not is_page(route):
         kind = "unauthenticated" if caller == "anonymous" else "forbidden"
         is_problem = answer.headers["content-type"] == "application/problem+json"
-        return answer.status_code == status and is_problem and answer.json()["type"] == kind
+        return answer.status_code == status and is_problem and answer.json()["type"] == f"/problems/{kind}"
     if caller == "anonymous" and not is_write(route):
         return answer.status_code == 303 and answer.headers["location"].startswith("/login")
     return answer.status_code == status and answer.headers["content-type"].startswith("text/html")
@@ -142,7 +142,7 @@ def test_the_access_of_a_dependency_counts_for_its_route() -> None:
 def test_only_an_admin_attaches_a_policy_to_the_whole_system(service: Running) -> None:
     body = {"level": "system", "policy": "standard"}
     refused = service.client(Role.OPERATOR).put("/policy-attachments", json=body)
-    assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
+    assert (refused.status_code, refused.json()["type"]) == (403, "/problems/forbidden")
     assert service.admin.put("/policy-attachments", json=body).status_code == 200
 
 

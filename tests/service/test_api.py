@@ -47,13 +47,13 @@ def test_without_a_key_nothing_is_told(service: Running) -> None:
     anonymous = service.client_with({})
     for path in ("/jobs", "/tables", "/catalogs", "/audit", "/events", "/me"):
         answer = anonymous.get(path)
-        assert (answer.status_code, answer.json()["type"]) == (401, "unauthenticated")
+        assert (answer.status_code, answer.json()["type"]) == (401, "/problems/unauthenticated")
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_a_wrong_revoked_or_expired_key_is_refused(service: Running) -> None:
     wrong = service.client_with({"Authorization": "Bearer nonsense"})
-    assert wrong.get("/me").json()["type"] == "invalid-api-key"
+    assert wrong.get("/me").json()["type"] == "/problems/invalid-api-key"
     body = {"name": "short", "role": "viewer", "expires_at": "2020-01-01T00:00:00Z"}
     expired = service.admin.post("/api-keys", json=body).json()
     assert service.client_with({"Authorization": f"Bearer {expired['key']}"}).get("/me").status_code == 401
@@ -106,7 +106,7 @@ def test_a_browser_session_must_prove_that_a_write_comes_from_our_page(service: 
         secret = log_in_with_key(session, service.settings, ADMIN_KEY)
     browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={secret}"})
     refused = browser.post("/system/pause")
-    assert (refused.status_code, refused.json()["type"]) == (403, "csrf-failed")
+    assert (refused.status_code, refused.json()["type"]) == (403, "/problems/csrf-failed")
     allowed = browser.post("/system/pause", headers={"X-CSRF-Token": csrf_token_of(secret)})
     assert allowed.json()["paused"] is True
 
@@ -163,7 +163,7 @@ def test_a_repeated_request_with_the_same_key_gets_the_first_answer(
     assert again.json() == first.json()
     assert again.headers["idempotency-replayed"] == "true"
     other = service.admin.post("/tables", json=body | {"branch": "x"}, headers=key)
-    assert (other.status_code, other.json()["type"]) == (422, "idempotency-key-reused")
+    assert (other.status_code, other.json()["type"]) == (422, "/problems/idempotency-key-reused")
 
 
 def test_a_refused_request_may_be_repeated_with_its_key(service: Running, iceberg: IcebergCatalog) -> None:
@@ -236,7 +236,7 @@ def test_a_dry_run_of_a_kind_that_would_write_is_refused(
     service: Running, table: dict[str, Any], kind: str
 ) -> None:
     answer = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": kind, "dry_run": True})
-    assert (answer.status_code, answer.json()["type"]) == (422, "no-dry-run")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/no-dry-run")
     assert answer.json()["errors"][0]["field"] == "body.dry_run"
     assert service.admin.get("/jobs").json()["items"] == []
 
@@ -253,7 +253,7 @@ def test_a_queued_job_with_other_parameters_is_a_conflict(service: Running, tabl
     answer = service.admin.post(
         f"/tables/{table['id']}/jobs", json={"kind": "convert", "parameters": {"a": 2}}
     )
-    assert (answer.status_code, answer.json()["type"]) == (409, "job-already-queued")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-already-queued")
 
 
 def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]) -> None:
@@ -300,7 +300,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
         "Succeeded in attempt 1.",
     ]
     late = service.admin.post(f"{path}/heartbeat", json={})
-    assert (late.status_code, late.json()["type"]) == (409, "stale-attempt")
+    assert (late.status_code, late.json()["type"]) == (409, "/problems/stale-attempt")
 
 
 def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
@@ -350,7 +350,7 @@ def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> N
 
 def test_an_unknown_worker_is_told_to_register(service: Running) -> None:
     answer = service.admin.post("/workers/nope/claim", json={"wait_seconds": 0})
-    assert (answer.status_code, answer.json()["type"]) == (404, "worker-not-found")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/worker-not-found")
 
 
 def test_workers_show_what_they_run(service: Running, table: dict[str, Any]) -> None:
@@ -379,7 +379,7 @@ def test_cancelling_and_retrying(service: Running, table: dict[str, Any]) -> Non
     again = service.admin.post(f"/jobs/{job['id']}/retry").json()
     assert (again["status"], again["retry_of"]) == ("queued", job["id"])
     refused = service.admin.post(f"/jobs/{again['id']}/retry")
-    assert (refused.status_code, refused.json()["type"]) == (409, "job-not-retryable")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/job-not-retryable")
     assignment = service.claim(service.start_worker())
     assert assignment is not None
     assert service.admin.post(f"/jobs/{again['id']}/cancel").json()["cancel_requested"] is True
@@ -393,7 +393,7 @@ def test_an_ended_job_cannot_be_cancelled(service: Running, table: dict[str, Any
     assert assignment is not None
     service.finish(assignment)
     answer = service.admin.post(f"/jobs/{job['id']}/cancel")
-    assert (answer.status_code, answer.json()["type"]) == (409, "job-not-cancelable")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-not-cancelable")
 
 
 def test_jobs_are_listed_newest_first_by_page_and_by_filter(service: Running, table: dict[str, Any]) -> None:
@@ -452,7 +452,7 @@ def test_job_changes_are_streamed_live_and_resumed_after_a_break(
 
 def test_a_last_event_id_that_is_no_number_is_refused(service: Running) -> None:
     answer = service.admin.get("/events", headers={"Last-Event-ID": "x"})
-    assert (answer.status_code, answer.json()["type"]) == (422, "invalid-last-event-id")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-last-event-id")
 
 
 def test_the_stream_waits_for_a_gap_that_may_still_be_filled(service: Running, table: dict[str, Any]) -> None:
@@ -482,7 +482,7 @@ def test_many_jobs_are_cancelled_or_retried_at_once_each_for_itself(
         "cancelled",
     ]
     problem = answer["items"][1]["problem"]
-    assert (problem["type"], problem["status"]) == ("job-not-found", 404)
+    assert (problem["type"], problem["status"]) == ("/problems/job-not-found", 404)
     again = service.admin.post("/jobs/bulk", json={"action": "retry", "job_ids": ids}).json()
     assert [item["job"]["retry_of"] for item in again["items"]] == ids
     viewer = service.client(Role.VIEWER).post("/jobs/bulk", json=asked)

@@ -121,7 +121,7 @@ def test_a_key_that_is_not_active_is_not_rotated(service: Running) -> None:
         answer = rotate(service, key)
         assert (answer.status_code, answer.json()["type"]) == (409, "api-key-not-active")
         assert word in answer.json()["detail"]
-    assert rotate(service, {"id": "nope"}).json()["type"] == "api-key-not-found"
+    assert rotate(service, {"id": "nope"}).json()["type"] == "/problems/api-key-not-found"
 
 
 def test_the_key_of_the_setting_is_changed_by_the_setting(service: Running) -> None:

@@ -57,7 +57,7 @@ def test_bad_properties_are_refused_with_what_to_do(
     body = sql_catalog(tmp_path)
     body["properties"] = properties if slug == "missing-property" else body["properties"] | properties
     answer = service.admin.post("/catalogs", json=body)
-    assert (answer.status_code, answer.json()["type"]) == (422, slug)
+    assert (answer.status_code, answer.json()["type"]) == (422, f"/problems/{slug}")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["remedy"]
 
@@ -132,19 +132,22 @@ def test_tables_of_a_rest_catalog_are_found_and_enrolled(service: Running, icebe
         enrolled = service.admin.post("/tables", json={"catalog": rest.name, "identifier": ["db", "t"]})
         assert enrolled.status_code == 201, enrolled.text
         unknown = service.admin.post("/tables", json={"catalog": rest.name, "identifier": ["db", "nowhere"]})
-        assert (unknown.status_code, unknown.json()["type"]) == (422, "table-not-found")
+        assert (unknown.status_code, unknown.json()["type"]) == (422, "/problems/table-not-found")
 
 
 def test_an_update_needs_the_version_that_it_was_made_from(service: Running, tmp_path: Path) -> None:
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     patch = {"properties": {"s3.region": "eu"}}
     unconditional = service.admin.patch("/catalogs/local", json=patch)
-    assert (unconditional.status_code, unconditional.json()["type"]) == (428, "precondition-required")
+    assert (unconditional.status_code, unconditional.json()["type"]) == (
+        428,
+        "/problems/precondition-required",
+    )
     first = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": '"1"'})
     assert (first.status_code, first.headers["etag"]) == (200, '"2"')
     assert first.json()["properties"]["s3.region"] == "eu"
     late = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": '"1"'})
-    assert (late.status_code, late.json()["type"]) == (412, "version-conflict")
+    assert (late.status_code, late.json()["type"]) == (412, "/problems/version-conflict")
     removed = service.admin.patch(
         "/catalogs/local", json={"properties": {"s3.region": None}}, headers={"If-Match": '"2"'}
     )
@@ -161,7 +164,7 @@ def test_a_catalog_in_use_is_not_deleted(service: Running, iceberg: IcebergCatal
     service.register(iceberg)
     table = service.enroll()
     refused = service.admin.delete("/catalogs/local")
-    assert (refused.status_code, refused.json()["type"]) == (409, "catalog-in-use")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/catalog-in-use")
     service.admin.delete(f"/tables/{table['id']}")
     assert service.admin.delete("/catalogs/local").status_code == 204
     assert service.admin.get("/catalogs/local").status_code == 404
@@ -171,12 +174,12 @@ def test_a_catalog_in_use_is_not_deleted(service: Running, iceberg: IcebergCatal
 def test_two_catalogs_never_share_a_name(service: Running, tmp_path: Path) -> None:
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path))
-    assert (answer.status_code, answer.json()["type"]) == (409, "catalog-exists")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/catalog-exists")
 
 
 def test_only_an_admin_registers_catalogs(service: Running, tmp_path: Path) -> None:
     answer = service.client(Role.OPERATOR).post("/catalogs", json=sql_catalog(tmp_path))
-    assert (answer.status_code, answer.json()["type"]) == (403, "forbidden")
+    assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
 
 
 def test_an_index_warehouse_inside_an_enrolled_table_is_refused(
@@ -186,7 +189,7 @@ def test_an_index_warehouse_inside_an_enrolled_table_is_refused(
     table = service.enroll()
     patch = {"index_warehouse": f"{table['location']}/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
-    assert (answer.status_code, answer.json()["type"]) == (422, "index-inside-table")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-inside-table")
 
 
 def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
@@ -197,7 +200,7 @@ def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
     service.settings.__dict__.pop("location_roots", None)  # kept from before
     patch = {"index_warehouse": "abfss://lake@account/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
-    assert (answer.status_code, answer.json()["type"]) == (422, "index-place-not-supported")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-place-not-supported")
     with pytest.raises(ValueError, match="an index can lie on a file system, S3"):
         Settings(index_warehouse="hdfs://namenode/index")
     assert Settings(index_warehouse="gs://lake/index").index_warehouse == "gs://lake/index"
@@ -242,4 +245,4 @@ def test_a_hadoop_identifier_cannot_leave_the_warehouse(service: Running, iceber
     service.admin.post("/catalogs", json=body)
     request = {"catalog": "dirs", "identifier": ["..", "db", "t"]}
     answer = service.admin.post("/tables", json=request)
-    assert (answer.status_code, answer.json()["type"]) == (422, "table-not-found")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/table-not-found")

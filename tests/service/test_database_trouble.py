@@ -52,7 +52,7 @@ def check_unavailable(answer: httpx.Response) -> None:
     assert answer.status_code == 503, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert int(answer.headers["Retry-After"]) > 0
-    assert answer.json()["type"] == "database-unavailable"
+    assert answer.json()["type"] == "/problems/database-unavailable"
     assert "again" in answer.json()["remedy"]
 
 

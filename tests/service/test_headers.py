@@ -71,7 +71,7 @@ def test_a_failure_of_the_service_has_them_too(settings: Settings) -> None:
 
     answer = asyncio.run(call())
     app.state.database.dispose()
-    assert (answer.status_code, answer.json()["type"]) == (500, "internal-error")
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
     assert "a bug" not in answer.text
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
     check_headers(answer)

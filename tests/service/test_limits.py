@@ -23,7 +23,7 @@ def test_a_body_that_is_too_large_is_refused(service: Running, is_told: bool) ->
     answer = service.admin.post("/policies", content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
     problem = answer.json()
-    assert (problem["type"], problem["limit_bytes"]) == ("body-too-large", MAX_BODY_BYTES)
+    assert (problem["type"], problem["limit_bytes"]) == ("/problems/body-too-large", MAX_BODY_BYTES)
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert service.admin.get("/policies").status_code == 200
 

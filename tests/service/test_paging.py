@@ -222,7 +222,10 @@ def test_a_cursor_holds_only_for_its_list_its_sort_and_its_filters(
     ]
     for path, query in others:
         answer = service.admin.get(path, params=query)
-        assert (answer.status_code, answer.json()["type"]) == (400, "cursor-mismatch"), (path, query)
+        assert (answer.status_code, answer.json()["type"]) == (400, "/problems/cursor-mismatch"), (
+            path,
+            query,
+        )
         assert "leave it out" in answer.json()["remedy"]
 
 

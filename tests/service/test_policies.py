@@ -100,7 +100,7 @@ def test_the_policy_of_a_table_shows_in_the_table_and_can_be_taken_away(
 )
 def test_a_policy_is_validated_as_a_whole(service: Running, values: dict[str, Any]) -> None:
     answer = service.admin.post("/policies", json={"name": "p", "settings": values})
-    assert (answer.status_code, answer.json()["type"]) == (422, "validation-error")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
 
 
 def test_every_mistake_of_a_policy_is_listed_at_once(service: Running) -> None:
@@ -142,7 +142,7 @@ def test_what_contradicts_an_inherited_value_is_refused_with_every_place(
     make(service, "wide", retries={"max_backoff_seconds": 1000})
     body = {"level": "catalog", "catalog": "local", "policy": "patient"}
     refused = service.admin.put("/policy-attachments", json=body)
-    assert (refused.status_code, refused.json()["type"]) == (422, "policy-contradiction")
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/policy-contradiction")
     why = (
         "retries.backoff_seconds (900) must not be larger than retries.max_backoff_seconds (600) "
         "(retries.backoff_seconds from policy 'patient', retries.max_backoff_seconds from policy 'standard')"
@@ -176,8 +176,8 @@ def test_built_in_policies_stay_as_they_are(service: Running) -> None:
     patch = service.admin.patch("/policies/standard", json={"description": "mine"}, headers={"If-Match": "*"})
     delete = service.admin.delete("/policies/manual")
     assert [(each.status_code, each.json()["type"]) for each in (patch, delete)] == [
-        (409, "policy-built-in"),
-        (409, "policy-built-in"),
+        (409, "/problems/policy-built-in"),
+        (409, "/problems/policy-built-in"),
     ]
 
 
@@ -185,7 +185,7 @@ def test_an_attached_policy_is_not_deleted(service: Running, table: dict[str, An
     make(service, "p")
     attach(service, "p", "table", table_id=table["id"])
     refused = service.admin.delete("/policies/p")
-    assert (refused.status_code, refused.json()["type"]) == (409, "policy-in-use")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/policy-in-use")
     assert "table db.t" in refused.json()["detail"]
     attach(service, None, "table", table_id=table["id"])
     assert service.admin.delete("/policies/p").status_code == 204

@@ -51,17 +51,17 @@ def test_the_catalog_may_be_given_by_id(local: Running) -> None:
 def test_a_table_is_enrolled_once_per_branch(local: Running) -> None:
     created = local.enroll()
     status, problem = refusal(local)
-    assert (status, problem["type"], problem["table_id"]) == (409, "table-exists", created["id"])
+    assert (status, problem["type"], problem["table_id"]) == (409, "/problems/table-exists", created["id"])
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(local: Running) -> None:
     status, problem = refusal(local, identifier=["db", "tt"])
-    assert (status, problem["type"], problem["nearest"]) == (422, "table-not-found", ["db.t"])
+    assert (status, problem["type"], problem["nearest"]) == (422, "/problems/table-not-found", ["db.t"])
 
 
 def test_a_wrong_namespace_is_answered_with_where_such_a_table_is(local: Running) -> None:
     status, problem = refusal(local, identifier=["dbb", "t"])
-    assert (status, problem["type"], problem["nearest"]) == (422, "table-not-found", ["db", "db.t"])
+    assert (status, problem["type"], problem["nearest"]) == (422, "/problems/table-not-found", ["db", "db.t"])
 
 
 def test_a_table_of_another_catalog_name_in_the_same_database_is_pointed_out(
@@ -94,7 +94,7 @@ def test_a_table_of_another_catalog_name_in_the_same_database_is_pointed_out(
 )
 def test_a_request_that_does_not_fit_is_refused(local: Running, fields: dict[str, Any], slug: str) -> None:
     status, problem = refusal(local, **fields)
-    assert (status, problem["type"]) == (422, slug)
+    assert (status, problem["type"]) == (422, f"/problems/{slug}")
     assert problem["remedy"]
 
 
@@ -102,7 +102,7 @@ def test_an_unreachable_catalog_is_a_bad_gateway(local: Running, iceberg: Iceber
     iceberg.close()
     (iceberg.directory / "cat.db").rename(iceberg.directory / "hidden.db")
     status, problem = refusal(local)
-    assert (status, problem["type"]) == (502, "catalog-unreachable")
+    assert (status, problem["type"]) == (502, "/problems/catalog-unreachable")
 
 
 def test_metadata_that_cannot_be_read_is_not_taken_for_an_unreachable_catalog(
@@ -111,10 +111,10 @@ def test_metadata_that_cannot_be_read_is_not_taken_for_an_unreachable_catalog(
     metadata = Path(iceberg.catalog.load_table("db.t").metadata_location.removeprefix("file://"))
     metadata.write_text(metadata.read_text().replace('"type":"long"', '"type":"variant"'))
     status, problem = refusal(local)
-    assert (status, problem["type"]) == (422, "table-unreadable")
+    assert (status, problem["type"]) == (422, "/problems/table-unreadable")
     metadata.unlink()
     status, problem = refusal(local)
-    assert (status, problem["type"]) == (422, "table-unreadable")
+    assert (status, problem["type"]) == (422, "/problems/table-unreadable")
     assert "a metadata file of it is missing" in problem["detail"]
 
 
@@ -133,7 +133,7 @@ def test_a_table_outside_the_allowed_places_is_refused(settings: Settings, tmp_p
         }
         assert service.admin.post("/catalogs", json=body).status_code == 201
         status, problem = refusal(service)
-        assert (status, problem["type"]) == (422, "location-not-allowed")
+        assert (status, problem["type"]) == (422, "/problems/location-not-allowed")
         assert problem["location"] == f"file://{outside}/warehouse/db/t"
     catalog.close()
 
@@ -143,7 +143,7 @@ def test_an_index_inside_the_table_is_refused(settings: Settings, iceberg: Icebe
     with running(settings) as service:
         service.register(iceberg)
         status, problem = refusal(service)
-    assert (status, problem["type"]) == (422, "index-inside-table")
+    assert (status, problem["type"]) == (422, "/problems/index-inside-table")
 
 
 def test_a_pattern_enrols_what_it_matches_and_reports_the_rest(
@@ -166,7 +166,7 @@ def test_a_paused_table_takes_no_jobs_until_it_is_resumed(local: Running) -> Non
     table = local.enroll()
     assert local.admin.post(f"/tables/{table['id']}/pause").json()["paused"] is True
     refused = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
-    assert (refused.status_code, refused.json()["type"]) == (409, "paused")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/paused")
     local.admin.post(f"/tables/{table['id']}/resume")
     assert local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).status_code == 202
 
@@ -225,7 +225,7 @@ def test_an_index_that_another_enrolment_uses_is_not_dropped(local: Running, ice
     iceberg.catalog.rename_table("db.t", "db.renamed")
     other = local.enroll("db.renamed")
     answer = local.admin.delete(f"/tables/{table['id']}?drop_index=true")
-    assert (answer.status_code, answer.json()["type"]) == (409, "index-in-use")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/index-in-use")
     assert answer.json()["table_id"] == other["id"]
     assert local.admin.delete(f"/tables/{table['id']}").status_code == 204
     assert local.admin.delete(f"/tables/{other['id']}?drop_index=true").status_code == 202
@@ -236,7 +236,7 @@ def test_a_table_that_is_enrolled_again_keeps_its_index(local: Running) -> None:
     again = local.enroll()
     assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
     refused = local.admin.post(f"/jobs/{job['id']}/retry")
-    assert (refused.status_code, refused.json()["type"]) == (409, "index-in-use")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/index-in-use")
     local.admin.delete(f"/tables/{again['id']}")
     retried = local.admin.post(f"/jobs/{job['id']}/retry").json()
     assert (retried["kind"], retried["status"]) == ("drop_index", "queued")

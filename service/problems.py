@@ -1,0 +1,407 @@
+"""Every `type` of problem that a call can answer, for people: at /problems/<slug>, and in docs/errors.md.
+
+`python -m service.problems` writes docs/errors.md; a test keeps it and this list complete. The errors
+themselves are raised where they are found out, with what is known there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.errors import PROBLEM_PATH
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
+
+
+@dataclass(frozen=True)
+class ProblemType:
+    status: tuple[int, ...]
+    title: str
+    meaning: str
+    """What is the case when it is answered."""
+    remedy: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """What the problem document has beyond the fields that all have."""
+
+
+_ERRORS = {"errors": "the findings, each with its `field`, with dots, and a `message`"}
+_DENIED = {"action": "what was refused, as in the audit log", "target": "what it was to be done to"}
+
+PROBLEMS: dict[str, ProblemType] = {
+    "api-key-not-found": ProblemType(
+        (404,), "No such API key", "No API key has the id in the path.", "List them: GET /api/v1/api-keys."
+    ),
+    "body-too-large": ProblemType(
+        (413,),
+        "The request body is too large",
+        "A body may have 1 MiB, a worker's report 64 MiB.",
+        "Send less at once, for instance several requests.",
+        {"limit_bytes": "how many bytes it may have"},
+    ),
+    "branch-not-found": ProblemType(
+        (422,),
+        "The table has no such branch",
+        "The Iceberg table has no branch of that name, or not any more.",
+        "Name one of the branches in `detail`, or leave `branch` out for main.",
+    ),
+    "catalog-exists": ProblemType(
+        (409,),
+        "There is a catalog of that name already",
+        "Names of catalogs are unique.",
+        "Choose another name, or PATCH the existing catalog.",
+    ),
+    "catalog-in-use": ProblemType(
+        (409,),
+        "Tables of this catalog are enrolled",
+        "A catalog stays as long as tables are enrolled from it.",
+        "DELETE the tables named in `detail` first.",
+    ),
+    "catalog-not-found": ProblemType(
+        (404, 422),
+        "No such catalog",
+        "No catalog has this name or id: 404 if the path names it, 422 if the body does.",
+        "List them: GET /api/v1/catalogs; or register it: POST /api/v1/catalogs.",
+    ),
+    "catalog-unreachable": ProblemType(
+        (502,),
+        "The catalog could not be read",
+        "The catalog did not answer, refused the credentials or failed; `detail` has its words.",
+        "POST /api/v1/catalogs/{id}/check says what can be seen; correct the catalog's properties.",
+    ),
+    "csrf-failed": ProblemType(
+        (403,),
+        "The request did not come from our page",
+        "A browser session sent a write without its CSRF token.",
+        "Reload the page and try again. Programs use an API key, which needs no such token.",
+        _DENIED,
+    ),
+    "cursor-mismatch": ProblemType(
+        (400,),
+        "The cursor is of another list",
+        "A cursor holds for the list, the sort and the filters that it was given with.",
+        "Send it with the sort and filters of its page, or leave it out to start again.",
+    ),
+    "database-unavailable": ProblemType(
+        (503,),
+        "The control database did not answer",
+        "It is locked, full, restarting or out of reach. Nothing was changed.",
+        "Send the request again after the seconds in Retry-After; with an Idempotency-Key it happens once.",
+    ),
+    "forbidden": ProblemType(
+        (403,),
+        "Your role does not allow this",
+        "The credentials are good, and their role does not allow the call.",
+        "Use a key with the role named in `remedy`, or ask an admin for one.",
+        _DENIED,
+    ),
+    "http-error": ProblemType(
+        (),
+        "The request failed",
+        "The server refused the request before any call was reached; the status says more.",
+        "Check the request against /docs.",
+    ),
+    "idempotency-key-reused": ProblemType(
+        (422,),
+        "This Idempotency-Key belongs to another request",
+        "The key was sent before with another path, query or body.",
+        "Send a new key with a new request.",
+    ),
+    "index-in-use": ProblemType(
+        (409,),
+        "The index is in use",
+        "The same branch of the same Iceberg table is enrolled under another name, with the same index.",
+        "Remove this enrolment without dropping the index; drop it with the last one.",
+        {"table_id": "the other enrolment"},
+    ),
+    "index-inside-table": ProblemType(
+        (422,),
+        "The index must lie outside the table",
+        "Iceberg's removal of orphan files would delete an index inside the table's location.",
+        "Set another index_warehouse on the catalog, or ICESTREAM_INDEX_WAREHOUSE.",
+    ),
+    "index-place-not-supported": ProblemType(
+        (422,),
+        "An index can't lie there",
+        "The index needs a store on which one of two commits at the same time fails.",
+        "Give a place on a file system, S3 (with conditional writes) or Google Cloud Storage.",
+    ),
+    "internal-error": ProblemType(
+        (500,),
+        "Something went wrong in the service",
+        "This is a defect of the service. Its log has the details under the request id.",
+        "Try again; if it stays, report the request id.",
+    ),
+    "invalid-api-key": ProblemType(
+        (401,),
+        "This API key is not valid",
+        "The key is unknown, revoked or expired.",
+        "Check the key, or ask an admin for a new one.",
+    ),
+    "invalid-cursor": ProblemType(
+        (400,),
+        "The cursor is not one of ours",
+        "The cursor cannot be read.",
+        "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
+    ),
+    "invalid-idempotency-key": ProblemType(
+        (422,),
+        "The Idempotency-Key cannot be used",
+        "A key has 1 to 255 characters.",
+        "Send a UUID, a new one for each request that is meant to happen once.",
+    ),
+    "invalid-key-set": ProblemType(
+        (422,),
+        "A declared key does not fit the table",
+        "A column of key_sets is not in the table, or is named twice.",
+        "Name columns of the table, which `detail` lists; nested fields are written with dots.",
+    ),
+    "invalid-last-event-id": ProblemType(
+        (422,),
+        "Last-Event-ID is not one of ours",
+        "Events are numbered.",
+        "Send the id of the last event that was received, or leave the header out to start now.",
+    ),
+    "job-already-queued": ProblemType(
+        (409,),
+        "Such a job is queued already, with other parameters",
+        "A table has at most one job of a kind that waits for its first attempt.",
+        "Wait for that job, or cancel it and request yours again.",
+        {"job_id": "the job that waits"},
+    ),
+    "job-not-cancelable": ProblemType(
+        (409,), "The job has ended", "Only queued and running jobs can be cancelled.", "Nothing to do."
+    ),
+    "job-not-found": ProblemType(
+        (404,), "No such job", "No job has this id.", "List them: GET /api/v1/jobs."
+    ),
+    "job-not-retryable": ProblemType(
+        (409,),
+        "Only failed and cancelled jobs can be retried",
+        "The job waits, runs or has succeeded.",
+        "Request a new job: POST /api/v1/tables/{id}/jobs.",
+    ),
+    "location-not-absolute": ProblemType(
+        (422,),
+        "The location is not absolute",
+        "A relative path means another place to every process.",
+        "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
+    ),
+    "location-not-allowed": ProblemType(
+        (422,),
+        "The location is outside the allowed places",
+        "Catalogs, tables and indexes lie in the data directory or under ICESTREAM_ALLOWED_LOCATIONS.",
+        "Add its prefix to ICESTREAM_ALLOWED_LOCATIONS and start the service again.",
+        {"location": "the place that was refused", "setting": "what would allow it"},
+    ),
+    "login-link-invalid": ProblemType(
+        (401,),
+        "This login link no longer works",
+        "A login link is good for one login within ten minutes.",
+        "Start `icestream up` again for a new link, or log in with an API key.",
+    ),
+    "malformed-request": ProblemType(
+        (400,),
+        "The request cannot be read",
+        "The body or the address is not what HTTP and JSON allow: `detail` says where.",
+        "Correct the request; /docs describes every call.",
+    ),
+    "method-not-allowed": ProblemType(
+        (405,),
+        "This call does not take that method",
+        "The path exists, for other methods.",
+        "Use one of the methods in the header Allow.",
+    ),
+    "missing-property": ProblemType(
+        (422,),
+        "The catalog needs more properties",
+        "A catalog of this type needs properties that were not given.",
+        "Add those named in `detail` under `properties`.",
+    ),
+    "no-dry-run": ProblemType(
+        (422,),
+        "This kind of job has no dry run",
+        "Only conversions can say what they would do.",
+        "Leave dry_run out, or request a dry run of `convert`.",
+        _ERRORS,
+    ),
+    "not-found": ProblemType(
+        (404,), "Nothing here", "No call has this path.", "Check the path; /docs lists every call."
+    ),
+    "not-ready": ProblemType(
+        (503,),
+        "Not ready",
+        "The database cannot be used, or is not migrated.",
+        "See the service's log; it tries again by itself.",
+    ),
+    "paused": ProblemType(
+        (409,),
+        "Nothing starts while paused",
+        "The table, its catalog or the whole system is paused.",
+        "Resume it, then request the job.",
+    ),
+    "policy-built-in": ProblemType(
+        (409,),
+        "Built-in policies stay as they are",
+        "`standard` and `manual` cannot be changed or deleted.",
+        "Create a policy with the values that differ, and attach that.",
+    ),
+    "policy-contradiction": ProblemType(
+        (422,),
+        "The policy contradicts what is inherited",
+        "Together with what tables inherit, the values of the policy make no sense.",
+        "Correct the fields listed under `errors`, or attach the policy elsewhere.",
+        _ERRORS,
+    ),
+    "policy-exists": ProblemType(
+        (409,),
+        "There is a policy of that name already",
+        "Names of policies are unique.",
+        "Choose another name, or PATCH the existing policy.",
+    ),
+    "policy-in-use": ProblemType(
+        (409,),
+        "The policy is attached",
+        "A policy stays as long as it is attached anywhere.",
+        "Attach another policy at the places in `detail` first: PUT /api/v1/policy-attachments.",
+    ),
+    "policy-not-found": ProblemType(
+        (404, 422),
+        "No such policy",
+        "No policy has this name or id: 404 if the path names it, 422 if the body does.",
+        "List them: GET /api/v1/policies.",
+    ),
+    "precondition-required": ProblemType(
+        (428,),
+        "Which version is this an update of?",
+        "A change without If-Match could overwrite somebody else's.",
+        "GET the resource, and send its ETag as If-Match (or `*` to overwrite anything).",
+    ),
+    "property-not-allowed": ProblemType(
+        (422,),
+        "This catalog property is not allowed",
+        "The property would run code, read files of the service or name its own secrets.",
+        "Leave it out; `detail` says which.",
+    ),
+    "secret-in-clear": ProblemType(
+        (422,),
+        "A secret must not be stored in clear",
+        "Secrets among the properties are references, which are resolved where they are used.",
+        "Write `env:NAME` or `file:/path` instead of the secret.",
+    ),
+    "secret-unavailable": ProblemType(
+        (422,),
+        "A secret of the catalog cannot be resolved",
+        "The environment variable or file that a property refers to is not there.",
+        "Set it for the service and for its workers, then start them again.",
+    ),
+    "stale-attempt": ProblemType(
+        (409,),
+        "This attempt no longer runs the job",
+        "Another attempt took over, or the job has ended: what this one reports changes nothing.",
+        "Stop the attempt and claim new work.",
+        {"job_status": "of the job now", "current_attempt": "number of the job's latest attempt"},
+    ),
+    "system-needs-policy": ProblemType(
+        (422,),
+        "The system always has a policy",
+        "Without one, values would have no source.",
+        "Attach `manual` if nothing shall run by itself.",
+    ),
+    "table-exists": ProblemType(
+        (409,),
+        "The table is enrolled already",
+        "A branch of a table is enrolled once.",
+        "Use the enrolment that is there.",
+        {"table_id": "the enrolment that is there"},
+    ),
+    "table-not-enrolled": ProblemType(
+        (404, 422),
+        "No such table",
+        "No enrolled table has this id: 404 if the path names it, 422 if the body does.",
+        "List them: GET /api/v1/tables; or enrol it: POST /api/v1/tables.",
+    ),
+    "table-not-found": ProblemType(
+        (422,),
+        "The catalog has no such table",
+        "The catalog answers, and does not know the table.",
+        "Correct the identifier; `nearest` has names like it.",
+        {
+            "nearest": "tables with names like it",
+            "catalog_names": "names of other catalogs in the same database, one of which may be meant",
+        },
+    ),
+    "table-unreadable": ProblemType(
+        (422,),
+        "The table's metadata cannot be read",
+        "The catalog knows the table, and its metadata is missing, damaged or of an unknown version.",
+        "Look at what `detail` says of the metadata file.",
+    ),
+    "unauthenticated": ProblemType(
+        (401,),
+        "Who are you?",
+        "The call needs credentials, and there were none.",
+        "Send `Authorization: Bearer <key>`, or sign in at /login.",
+    ),
+    "validation-error": ProblemType(
+        (422,),
+        "The request is not valid",
+        "Parameters or body do not fit what the call takes.",
+        "Correct the fields listed under `errors`; /docs describes every call.",
+        _ERRORS,
+    ),
+    "version-conflict": ProblemType(
+        (412,),
+        "It was changed meanwhile",
+        "If-Match names a version that is not the current one.",
+        "GET it again, repeat the change, and send the new ETag.",
+    ),
+    "worker-not-found": ProblemType(
+        (404,),
+        "No such worker",
+        "No worker has this id, or not any more.",
+        "Register again: POST /api/v1/workers. Workers do so by themselves.",
+    ),
+}
+
+_HEAD = """# Problems
+
+<!-- Written by `python -m service.problems`. -->
+
+Every failed call answers with a problem document (RFC 9457, `application/problem+json`):
+
+| field | |
+|---|---|
+| `type` | which of the problems below it is: it never changes, and the service explains it at that address |
+| `title` | the same in words |
+| `status` | the HTTP status |
+| `detail` | what happened this time |
+| `remedy` | what to do about it |
+| `instance` | the path that was called |
+| `request_id` | as in the answer's header X-Request-ID, in the log and in the audit log |
+
+Some have further fields, named below. Programs go by `type`; texts may change.
+
+| type | status | means | what to do | further fields |
+|---|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """docs/errors.md as it is checked in."""
+    rows = []
+    for slug, problem in sorted(PROBLEMS.items()):
+        status = ", ".join(str(status) for status in problem.status) or "4xx"
+        extra = "; ".join(f"`{name}`: {words}" for name, words in problem.fields.items())
+        cells = (
+            f"`{PROBLEM_PATH}{slug}`",
+            status,
+            f"**{problem.title}.** {problem.meaning}".replace("?.**", "?**"),
+            problem.remedy,
+            extra,
+        )
+        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())
