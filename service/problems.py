@@ -28,6 +28,18 @@ _ERRORS = {"errors": "the findings, each with its `field`, with dots, and a `mes
 _DENIED = {"action": "what was refused, as in the audit log", "target": "what it was to be done to"}
 
 PROBLEMS: dict[str, ProblemType] = {
+    "api-key-given": ProblemType(
+        (409,),
+        "This key cannot be rotated",
+        "Its secret is a setting of the service.",
+        "Start the service with another secret in the setting named in `detail`, then revoke this key.",
+    ),
+    "api-key-not-active": ProblemType(
+        (409,),
+        "This key cannot be rotated",
+        "The key has expired or was revoked.",
+        "Make a new one: POST /api/v1/api-keys.",
+    ),
     "api-key-not-found": ProblemType(
         (404,), "No such API key", "No API key has the id in the path.", "List them: GET /api/v1/api-keys."
     ),

@@ -119,7 +119,7 @@ def test_a_key_that_is_not_active_is_not_rotated(service: Running) -> None:
     service.admin.delete(f"/api-keys/{revoked['id']}")
     for key, word in ((expired, "expired"), (revoked, "revoked")):
         answer = rotate(service, key)
-        assert (answer.status_code, answer.json()["type"]) == (409, "api-key-not-active")
+        assert (answer.status_code, answer.json()["type"]) == (409, "/problems/api-key-not-active")
         assert word in answer.json()["detail"]
     assert rotate(service, {"id": "nope"}).json()["type"] == "/problems/api-key-not-found"
 
@@ -128,7 +128,7 @@ def test_the_key_of_the_setting_is_changed_by_the_setting(service: Running) -> N
     """Else a restart would make the old secret, which is still the setting, a new admin key."""
     (bootstrap,) = service.admin.get("/api-keys").json()["items"]
     answer = rotate(service, bootstrap)
-    assert (answer.status_code, answer.json()["type"]) == (409, "api-key-given")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/api-key-given")
     assert is_good(service, ADMIN_KEY)
 
 
