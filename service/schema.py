@@ -6,7 +6,7 @@ from service.audit.models import AuditEntry
 from service.auth.models import ApiKey, BrowserSession, LoginToken
 from service.catalogs.models import Catalog
 from service.index_health.models import HealthSample, TableHealth
-from service.jobs.models import Attempt, Event, Job, Lease, SystemState
+from service.jobs.models import Attempt, Event, Job, Lease, SystemState, Turn
 from service.policies.models import Policy, PolicyAttachment
 from service.routing import IdempotentAnswer
 from service.tables.models import AddressCounter, EnrolledTable
@@ -30,5 +30,6 @@ TABLES: tuple[type[SQLModel], ...] = (
     PolicyAttachment,
     SystemState,
     TableHealth,
+    Turn,
     Worker,
 )

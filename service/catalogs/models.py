@@ -39,12 +39,18 @@ class Catalog(SQLModel, table=True):
     type: str
     properties: dict[str, str] = Field(sa_type=Json)
     index_warehouse: str | None = None
+    max_running_jobs: int | None = None
     paused: bool = False
     version: int = 1
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """Deleted rows stay, because the jobs of their tables name them."""
+
+
+Limit = Annotated[
+    int | None, ModelField(ge=1, description="Jobs of its tables that run at a time; null for no limit.")
+]
 
 
 class CatalogRequest(BaseModel):
@@ -57,6 +63,7 @@ class CatalogRequest(BaseModel):
     properties: dict[str, str] = ModelField(default_factory=dict)
     index_warehouse: str | None = None
     """Where indexes of its tables go; null means the default of the installation."""
+    max_running_jobs: Limit = None
 
 
 class CatalogPatch(BaseModel):
@@ -67,6 +74,7 @@ class CatalogPatch(BaseModel):
     name: Name | None = None
     properties: dict[str, str | None] | None = None
     index_warehouse: str | None = None
+    max_running_jobs: Limit = None
 
 
 class CatalogView(BaseModel):
@@ -75,6 +83,8 @@ class CatalogView(BaseModel):
     type: CatalogType
     properties: dict[str, str]
     index_warehouse: str | None
+    max_running_jobs: int | None
+    """At most this many jobs of its tables run at a time; null for no limit."""
     paused: bool
     version: int
     created_at: datetime

@@ -61,6 +61,7 @@ def create_catalog(
         type=request.type.value,
         properties=request.properties,
         index_warehouse=request.index_warehouse,
+        max_running_jobs=request.max_running_jobs,
     )
     session.add(row)
     session.flush()
@@ -138,6 +139,8 @@ def update_catalog(
             properties["catalog_name"] = row.name
         row.name = patch.name
     row.properties, row.index_warehouse = properties, place
+    if "max_running_jobs" in patch.model_fields_set:
+        row.max_running_jobs = patch.max_running_jobs
     return _changed(session, row)
 
 

@@ -12,11 +12,28 @@ from service.database import BigId, Json, UtcDateTime, new_id, utc_now
 from service.errors import Problem
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.models import EffectivePolicy
-from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable, Leftovers
+from service.workers.models import (
+    AssignedCatalog,
+    AssignedIndex,
+    AssignedJob,
+    AssignedTable,
+    Leftovers,
+    StageReport,
+)
 
 _RUNNING_WRITER = text("status = 'running' AND writes")
 _NEVER_STARTED = text("status = 'queued' AND attempt = 0")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
+
+
+class Turn(SQLModel, table=True):
+    """When a table was last given a worker: of equal jobs, the one whose turn is longest ago goes first."""
+
+    __tablename__ = "turns"
+
+    table_id: str = Field(foreign_key="tables.id", primary_key=True)
+    catalog_id: str = Field(foreign_key="catalogs.id")
+    at: datetime = Field(sa_type=UtcDateTime)
 
 
 class Job(SQLModel, table=True):
@@ -61,7 +78,9 @@ class Job(SQLModel, table=True):
     status: str = JobStatus.QUEUED.value
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     available_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    """Not claimed before: later than created_at while it backs off."""
+    """Not claimed before: later than created_at while it backs off or is held."""
+    held_because: str | None = None
+    """Why a job that nobody requested waits for available_at."""
     run_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """What the request asked for: available_at until the first attempt, whatever the clock does."""
     priority: int = 0
@@ -99,6 +118,7 @@ class Attempt(SQLModel, table=True):
             sqlite_where=_MAY_HAVE_LEFT_FILES,
             postgresql_where=_MAY_HAVE_LEFT_FILES,
         ),
+        Index("ix_attempts_ended_at", "ended_at"),
     )
 
     job_id: str = Field(foreign_key="jobs.id", primary_key=True)
@@ -110,8 +130,20 @@ class Attempt(SQLModel, table=True):
     ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     lease_expires_at: datetime = Field(sa_type=UtcDateTime)
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    seconds: float = 0
+    """How long it ran, once it has ended."""
+    stages: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    """What its worker measured (StageReport)."""
+    rows: int = Field(default=0, sa_type=BigInteger)
+    bytes: int = Field(default=0, sa_type=BigInteger)
     plans: list[dict[str, Any]] | None = Field(default=None, sa_type=Json)
     """What it announced (AnnouncedPlan), until it succeeded or a later job has removed what it left."""
+
+
+SCHEDULER = "scheduler"
+"""Who requests the jobs that policies start."""
+REQUEST = "request"
+"""The trigger of jobs that somebody asked for."""
 
 
 class Event(SQLModel, table=True):
@@ -188,6 +220,14 @@ class AttemptView(BaseModel):
     ended_at: datetime | None
     lease_expires_at: datetime
     error: dict[str, Any] | None
+    seconds: float
+    """How long it ran; 0 while it runs."""
+    stages: list[StageReport]
+    """Where the time went, as its worker measured it; none of an attempt that was lost."""
+    rows: int
+    """Planned rows that its tasks went through."""
+    bytes: int
+    """Read for lookups, scans and compactions, and written into the index."""
 
 
 class JobView(BaseModel):

@@ -19,8 +19,9 @@ from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
 from service.errors import ConflictError, NotFoundError
 from service.index_health.reports import apply_report, seen_equality_field_ids
+from service.jobs.budgets import spent_budget
 from service.jobs.events import record_job_event
-from service.jobs.models import Assignment, Attempt, AttemptView, Job, SystemState
+from service.jobs.models import REQUEST, Assignment, Attempt, AttemptView, Job, SystemState, Turn
 from service.jobs.status import (
     AttemptStatus,
     JobKind,
@@ -78,6 +79,8 @@ _CUT_OFF = ErrorReport(
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""
 _LEFTOVERS_AT_ONCE = 100
+_TRIED_AT_ONCE = 20
+"""Jobs that a claim looks at, if others get them first or they must wait."""
 _WRITES_END_WITHIN = timedelta(minutes=5)
 _UNHEARD_AT_MOST = 3
 """So many attempts in a row that no worker got are no accident: further ones count."""
@@ -94,7 +97,7 @@ def enqueue(
     *,
     dry_run: bool = False,
     parameters: dict[str, Any] | None = None,
-    trigger: str = "request",
+    trigger: str = REQUEST,
     requested_by: str,
     retry_of: str | None = None,
     priority: int | None = None,
@@ -144,16 +147,19 @@ def enqueue(
             )
         _bring_forward(session, queued, job, now)
         return queued, False
-    why = f"requested by {requested_by}." if trigger == "request" else trigger
+    why = f"requested by {requested_by}." if trigger == REQUEST else trigger
     record_job_event(session, job, "job.queued", f"Queued: {why}", now, trigger=trigger)
     return job, True
 
 
 def _bring_forward(session: Session, queued: Job, asked: Job, now: datetime) -> None:
     """Let a queued job start as early, and as much before others, as a further request for it asks."""
-    is_earlier = queued.attempt == 0 and asked.available_at < queued.available_at
+    is_held = queued.held_because is not None and asked.trigger == REQUEST
+    is_earlier = (queued.attempt == 0 or is_held) and asked.available_at < queued.available_at
     if is_earlier:
         queued.available_at, queued.run_at = asked.available_at, asked.run_at
+    if is_held:
+        queued.trigger, queued.requested_by, queued.held_because = REQUEST, asked.requested_by, None
     if is_earlier or asked.priority > queued.priority:
         queued.priority = max(asked.priority, queued.priority)
         session.add(queued)
@@ -188,9 +194,11 @@ def claim(
     given_up: Collection[AttemptId] = (),
     has_waited: bool = False,
 ) -> Assignment | None:
-    """Give the longest waiting job of the highest priority to a worker, or None.
+    """Give a job of the highest priority to a worker, or None. Raises NotFoundError for an unknown worker.
 
-    Raises NotFoundError for an unknown worker.
+    Of equal priority, the catalog with the fewest running jobs goes first, then the one whose last turn is
+    longest ago, then likewise the table, then the job that waits longest. So nobody's many jobs hold up
+    anybody's one. A job that a policy started waits if the policy's budget is spent.
 
     A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
@@ -211,16 +219,66 @@ def claim(
     session.add(worker)
     session.flush()
     # Losing the race for one table leaves jobs of other tables to try.
-    for _ in range(5):
-        job = session.exec(_claimable(now).limit(1).with_for_update(skip_locked=True, of=Job)).first()
+    for _ in range(_TRIED_AT_ONCE):
+        query = _claimable(now).limit(1).with_for_update(skip_locked=True, of=Job)
+        job = session.exec(query).first()
         if job is None:
             return None
+        table = session.get_one(EnrolledTable, job.table_id)
+        catalog = session.get_one(Catalog, table.catalog_id)
+        if not _has_room(session, catalog) or _hold(session, job, table, now):
+            continue
         try:
             with session.begin_nested():
-                return _start_attempt(session, settings, job, worker, now)
+                return _start_attempt(session, settings, job, table, worker, now)
         except IntegrityError:
             session.refresh(job)
     return None
+
+
+def _has_room(session: Session, catalog: Catalog) -> bool:
+    """Whether one more job of a catalog may run; nobody else is told so until this transaction ends."""
+    limit = catalog.max_running_jobs
+    if limit is None or session.get_bind().dialect.name == "sqlite":
+        return True
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtext(catalog.id))))
+    return running_of_catalog(session, catalog.id) < limit
+
+
+def running_of_catalog(session: Session, catalog_id: str) -> int:
+    query = (
+        select(func.count())
+        .select_from(Job)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .where(Job.status == JobStatus.RUNNING.value, EnrolledTable.catalog_id == catalog_id)
+    )
+    return session.exec(query).one()
+
+
+def _hold(session: Session, job: Job, table: EnrolledTable, now: datetime) -> bool:
+    """Let a job that a policy started wait until its budget is refilled, if it is spent."""
+    if job.trigger == REQUEST:
+        return False
+    spent = spent_budget(session, table, effective_policy(session, table), now)
+    if spent is None:
+        return False
+    job.available_at, job.held_because = spent.until, spent.reason
+    session.add(job)
+    sentence = f"Held: {spent.reason}. Requesting one runs it at once."
+    record_job_event(session, job, "job.held", sentence, now, available_at=_rfc3339(spent.until))
+    session.flush()
+    return True
+
+
+def release_held(session: Session, table_id: str, now: datetime) -> None:
+    """Let the held jobs of a table go, since its budget is no longer spent."""
+    query = select(Job).where(
+        Job.table_id == table_id, Job.status == JobStatus.QUEUED.value, col(Job.held_because).is_not(None)
+    )
+    for job in session.exec(query.with_for_update(skip_locked=True)):
+        job.available_at, job.held_because = min(job.available_at, now), None
+        session.add(job)
+        record_job_event(session, job, "job.queued", "No longer held: the budget allows it.", now)
 
 
 def heartbeat(
@@ -304,6 +362,8 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
             session.add(cleared)
     if outcome is AttemptStatus.SUCCEEDED:
         running.plans = None
+    running.stages = [stage.model_dump() for stage in report.stages]
+    running.rows, running.bytes = report.rows, report.bytes
     _end_attempt(session, job, running, outcome, report.error, now)
     return job
 
@@ -446,6 +506,22 @@ def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
 
 
 def _claimable(now: datetime) -> SelectOfScalar[Job]:
+    """The jobs that may start now, those first whose turn it is."""
+    running = (
+        select(col(EnrolledTable.catalog_id).label("catalog_id"), func.count().label("jobs"))
+        .join(Job, col(Job.table_id) == col(EnrolledTable.id))
+        .where(Job.status == JobStatus.RUNNING.value)
+        .group_by(col(EnrolledTable.catalog_id))
+        .cte("running")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+    turn = (
+        select(col(Turn.catalog_id).label("catalog_id"), func.max(Turn.at).label("at"))
+        .group_by(col(Turn.catalog_id))
+        .cte("turn")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+    running_jobs = func.coalesce(running.c.jobs, 0)
     rival = aliased(Job)
     writer_runs = exists().where(
         col(rival.table_uuid) == col(Job.table_uuid),
@@ -456,8 +532,12 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
         select(Job)
         .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .join(running, running.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
+        .join(turn, turn.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
+        .join(Turn, col(Turn.table_id) == col(Job.table_id), isouter=True)
         .where(
             Job.status == JobStatus.QUEUED.value,
+            or_(col(Catalog.max_running_jobs).is_(None), running_jobs < Catalog.max_running_jobs),
             col(Job.available_at) <= now,
             # The index of a removed table can still be dropped; nobody can resume such a table.
             or_(
@@ -468,12 +548,19 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
         )
-        .order_by(col(Job.priority).desc(), col(Job.available_at), col(Job.id))
+        .order_by(
+            col(Job.priority).desc(),
+            running_jobs,
+            turn.c.at.nulls_first(),
+            col(Turn.at).nulls_first(),
+            col(Job.available_at),
+            col(Job.id),
+        )
     )
 
 
 def _start_attempt(
-    session: Session, settings: Settings, job: Job, worker: Worker, now: datetime
+    session: Session, settings: Settings, job: Job, table: EnrolledTable, worker: Worker, now: datetime
 ) -> Assignment:
     previous = attempts_of(session, job.id)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
@@ -482,7 +569,11 @@ def _start_attempt(
     job.started_at = job.started_at or now
     job.lease_expires_at = expires_at
     job.progress = None
+    job.held_because = None
     session.add(job)
+    turn = session.get(Turn, table.id) or Turn(table_id=table.id, catalog_id=table.catalog_id, at=now)
+    turn.at = now
+    session.add(turn)
     session.add(
         Attempt(
             job_id=job.id,
@@ -502,7 +593,6 @@ def _start_attempt(
         worker_id=worker.id,
     )
     session.flush()
-    table = session.get_one(EnrolledTable, job.table_id)
     catalog = session.get_one(Catalog, table.catalog_id)
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
@@ -578,6 +668,8 @@ def _end_attempt(
     )
     running.status = outcome.value
     running.ended_at = now
+    # The clock may have been set back.
+    running.seconds = max((now - running.started_at).total_seconds(), 0.0)
     running.error = error.model_dump() if error is not None else None
     job.error = None if after is JobStatus.SUCCEEDED else running.error
     job.lease_expires_at = None

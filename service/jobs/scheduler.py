@@ -17,8 +17,9 @@ from service.catalogs.models import Catalog
 from service.index_health.measure import Volume
 from service.index_health.models import TableHealth
 from service.jobs import queue
+from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
-from service.jobs.models import Job, PlannedJob, PolicyPreview
+from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPreview
 from service.jobs.service import pause_reason
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
@@ -27,7 +28,6 @@ from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.wording import counted, sized
 
-SCHEDULER = "scheduler"
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
 PREVIEWED = timedelta(hours=24)
 _LOOKED_BACK = 20
@@ -91,6 +91,9 @@ class TableState:
     enrolled_at: datetime
     active: frozenset[JobKind]
     """Kinds with a queued or running job."""
+    held: frozenset[JobKind]
+    """Those of them that wait because a budget is spent."""
+    spent: SpentBudget | None
     last: dict[JobKind, LastJob]
 
 
@@ -102,7 +105,22 @@ def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[De
         _decide_compact(state, policy, now),
         _decide_verify(state, policy, now),
     ]
-    return [_in_window(decision, policy.schedule, now) for decision in decisions]
+    return [_in_window(_within_budget(decision, state, now), policy.schedule, now) for decision in decisions]
+
+
+def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
+    """A job that is due, or was queued before, waits while a budget is spent."""
+    spent = state.spent
+    waits = decision.action is Action.TRIGGER or (decision.code == "active" and decision.kind in state.held)
+    if spent is None or now >= spent.until or not waits:
+        return decision
+    return Decision(
+        decision.kind,
+        Action.SKIP,
+        "budget-spent",
+        f"{decision.sentence} It waits until {spent.until:%Y-%m-%d %H:%M:%S} UTC, since {spent.reason}. "
+        "Requesting one runs it at once.",
+    )
 
 
 def _in_window(decision: Decision, schedule: EffectiveSchedulePolicy, now: datetime) -> Decision:
@@ -179,7 +197,7 @@ def _sentence(triggers: Sequence[_Trigger]) -> str:
 
 def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, new, policy_of_kind = JobKind.INDEX, state.new, policy.index
-    refusal = _refusal(kind, state, policy_of_kind.enabled)
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
         return refusal
     if not new.files:
@@ -216,7 +234,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
 
 def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, pending, policy_of_kind = JobKind.CONVERT, state.convertible, policy.convert
-    refusal = _refusal(kind, state, policy_of_kind.enabled)
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
         return refusal
     if not pending.files and state.pending_delete_files:
@@ -249,7 +267,7 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
 
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, triggers = JobKind.COMPACT, policy.compact
-    refusal = _refusal(kind, state, triggers.enabled)
+    refusal = _refusal(kind, state, now, enabled=triggers.enabled)
     if refusal is not None:
         return refusal
     runs = counted(state.sorted_runs, "sorted run")
@@ -285,7 +303,7 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
 
 def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, policy_of_kind, new = JobKind.VERIFY, policy.verify, state.unverified
-    refusal = _refusal(kind, state, policy_of_kind.enabled)
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
         return refusal
     if not state.has_index:
@@ -306,7 +324,7 @@ def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) ->
     return _first_reached(kind, triggers) or _below(kind, triggers)
 
 
-def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None:
+def _refusal(kind: JobKind, state: TableState, now: datetime, *, enabled: bool) -> Decision | None:
     if not enabled:
         return Decision(
             kind,
@@ -316,7 +334,8 @@ def _refusal(kind: JobKind, state: TableState, enabled: bool) -> Decision | None
         )
     if state.paused is not None:
         return Decision(kind, Action.SKIP, "paused", f"No {kind.value} job is started: {state.paused}.")
-    if kind in state.active:
+    is_let_go = kind in state.held and state.spent is not None and now >= state.spent.until
+    if kind in state.active and not is_let_go:
         return Decision(kind, Action.WAIT, "active", f"A {kind.value} job is queued or running.")
     return None
 
@@ -344,7 +363,7 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
 def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
     """What would start by itself within a day, if nothing is written to the table meanwhile."""
     policy = effective_policy(session, table)
-    state = _state(session, table, health, policy)
+    state = _state(session, table, health, policy, now)
     zone, windows = policy.schedule.time_zone, policy.schedule.windows
     until = now + PREVIEWED
     crons = {
@@ -405,6 +424,8 @@ def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
 
 def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
     """When time alone makes another decision."""
+    if state.spent is not None:
+        yield state.spent.until
     if state.oldest_convertible_at is not None:
         yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
     ages = {
@@ -423,9 +444,11 @@ def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]
 def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> list[Job]:
     """Queue what the table's policy asks for; record each decision. Returns the jobs that were added."""
     policy = effective_policy(session, table)
-    state = _state(session, table, health, policy)
+    state = _state(session, table, health, policy, now)
     added = []
     decisions = dict(health.decisions)
+    if state.held and state.spent is None:
+        queue.release_held(session, table.id, now)
     for decision in decide(state, policy, now):
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
@@ -457,10 +480,10 @@ def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: d
 
 
 def _state(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> TableState:
     active = session.exec(
-        select(Job.kind).where(
+        select(Job.kind, Job.held_because).where(
             Job.table_id == table.id,
             ~col(Job.dry_run),
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
@@ -484,7 +507,9 @@ def _state(
         unverified=Volume(health.unverified_data_files, health.unverified_rows, health.unverified_bytes),
         has_index=any(key_set["generation"] for key_set in health.key_sets),
         enrolled_at=table.created_at,
-        active=frozenset(JobKind(kind) for kind in active),
+        active=frozenset(JobKind(kind) for kind, _ in active),
+        held=frozenset(JobKind(kind) for kind, held_because in active if held_because is not None),
+        spent=spent_budget(session, table, policy, now),
         last={kind: job for kind, job in last.items() if job is not None},
     )
 
@@ -504,9 +529,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
     if not ended or ended[0].ended_at is None:
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
-    failed = [
-        job for job in since_success if job.requested_by == SCHEDULER and job.policy_digest == policy_digest
-    ]
+    failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
     idle = takewhile(lambda job: _is_idle(job, health.iceberg_snapshot_id), ended)
     return LastJob(
         ended[0].ended_at,

@@ -33,6 +33,7 @@ from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.tables.service import check_index_unused, get_table
+from service.wording import counted
 
 SORTING = Sorting(
     {
@@ -242,6 +243,8 @@ def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Cata
     paused = pause_reason(session, table, catalog)
     if paused is not None:
         return f"Waits: {paused}."
+    if job.held_because is not None:
+        return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC: {job.held_because}."
     if job.available_at > utc_now():
         if job.attempt == 0:
             return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC, as requested."
@@ -254,6 +257,9 @@ def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Cata
         ).first()
         if running is not None:
             return f"Waits for job {running.id} ({running.kind}), which writes the same table."
+    limit = catalog.max_running_jobs
+    if limit is not None and queue.running_of_catalog(session, catalog.id) >= limit:
+        return f"Waits: {counted(limit, 'job')} of catalog {catalog.name} run, as many as it allows."
     return "Waits for a free worker."
 
 

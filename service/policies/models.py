@@ -23,6 +23,7 @@ from service.database import Json, UtcDateTime, new_id, utc_now
 from service.policies.schedules import Window, check_cron, check_time_zone
 
 Count = Annotated[int, ModelField(ge=1, le=10**18)]
+Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
 
@@ -132,6 +133,23 @@ class RetryPolicy(BaseModel):
     max_pause_seconds: Seconds | None = None
 
 
+class BudgetPolicy(BaseModel):
+    """What jobs may take within a day, in the policy's time zone; 0 for any amount.
+
+    Once it is spent, no job starts by itself until the day turns. Requests count, and are not held up.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    table_seconds_per_day: Seconds | None = None
+    """Of running, of all jobs of the table; counted when an attempt ends."""
+    table_bytes_per_day: Amount | None = None
+    """Read and written, as the workers report it."""
+    catalog_seconds_per_day: Seconds | None = None
+    """The same of all tables of the catalog."""
+    catalog_bytes_per_day: Amount | None = None
+
+
 class PolicySettings(BaseModel):
     """What a policy says. Every field may be left out."""
 
@@ -143,6 +161,7 @@ class PolicySettings(BaseModel):
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
     schedule: SchedulePolicy = ModelField(default_factory=SchedulePolicy)
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
+    budget: BudgetPolicy = ModelField(default_factory=BudgetPolicy)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -269,6 +288,13 @@ class EffectiveRetryPolicy(BaseModel):
     max_pause_seconds: float
 
 
+class EffectiveBudgetPolicy(BaseModel):
+    table_seconds_per_day: float
+    table_bytes_per_day: int
+    catalog_seconds_per_day: float
+    catalog_bytes_per_day: int
+
+
 class EffectivePolicy(BaseModel):
     """Settings with every value present: what the scheduler and the worker go by."""
 
@@ -278,6 +304,7 @@ class EffectivePolicy(BaseModel):
     verify: EffectiveVerifyPolicy
     schedule: EffectiveSchedulePolicy
     retries: EffectiveRetryPolicy
+    budget: EffectiveBudgetPolicy
 
     @property
     def digest(self) -> str:

@@ -85,6 +85,16 @@ def check_time_zone(name: str) -> str:
     return name
 
 
+def day_of(zone: str, now: datetime) -> tuple[datetime, datetime]:
+    """When the day of `now` began, and when it turns."""
+    today = now.astimezone(ZoneInfo(zone)).date()
+    begin, end = (
+        datetime.combine(date, time(), ZoneInfo(zone)).astimezone(UTC)
+        for date in (today, today + timedelta(days=1))
+    )
+    return begin, end
+
+
 def last_fire(expression: str, zone: str, now: datetime) -> datetime:
     """The latest moment of a cron expression that is not after `now`."""
     # Searched backwards from the next minute, since the search leaves its start out.

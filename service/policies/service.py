@@ -21,6 +21,7 @@ from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
+    BudgetPolicy,
     CompactPolicy,
     ConvertPolicy,
     EffectivePolicy,
@@ -97,6 +98,12 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 max_backoff_seconds=600,
                 pause_seconds=600,
                 max_pause_seconds=3600,
+            ),
+            budget=BudgetPolicy(
+                table_seconds_per_day=0,
+                table_bytes_per_day=0,
+                catalog_seconds_per_day=0,
+                catalog_bytes_per_day=0,
             ),
         ),
     ),

@@ -19,6 +19,7 @@ POLICY_SECTIONS = {
     "verify": "Verify the index",
     "schedule": "When jobs start by themselves",
     "retries": "When a job fails",
+    "budget": "What jobs may take within a day (0: any amount)",
 }
 POLICY_SETTINGS = {
     "index.enabled": "by itself",
@@ -56,6 +57,10 @@ POLICY_SETTINGS = {
     "retries.max_backoff_seconds": "doubled each time, up to",
     "retries.pause_seconds": "pause after the first job that failed with all attempts",
     "retries.max_pause_seconds": "doubled each time, up to",
+    "budget.table_seconds_per_day": "time of this table's jobs",
+    "budget.table_bytes_per_day": "bytes of this table's jobs",
+    "budget.catalog_seconds_per_day": "time of the catalog's jobs",
+    "budget.catalog_bytes_per_day": "bytes of the catalog's jobs",
 }
 
 
@@ -155,9 +160,10 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, int | float):
         if name.endswith("_ratio"):
             return f"{value:.0%}"
-        if name.endswith("bytes"):
+        unit = name.removesuffix("_per_day")
+        if unit.endswith("bytes"):
             return size(value)
-        return duration(value) if name.endswith("_seconds") else count(value)
+        return duration(value) if unit.endswith("_seconds") else count(value)
     if name.endswith(".windows"):
         windows = [Window.model_validate(each) for each in value] if isinstance(value, list) else []
         return " or ".join(map(str, windows)) or "always"

@@ -183,10 +183,21 @@ class IndexReport(BaseModel):
     pending_equality_deletes: int
 
 
+class StageReport(BaseModel):
+    name: str
+    seconds: float
+
+
 class FinishRequest(BaseModel):
     status: Literal["succeeded", "failed", "cancelled", "released"]
     result: dict[str, Any] | None = None
     error: ErrorReport | None = None
     health: IndexReport | None = None
+    stages: list[StageReport] = ModelField(default_factory=list)
+    """Where the attempt's time went, however it ended."""
+    rows: int = ModelField(default=0, ge=0)
+    """Planned rows that its tasks went through."""
+    bytes: int = ModelField(default=0, ge=0)
+    """Read for lookups, scans and compactions, and written into the index."""
     cleared: list[AttemptId] = ModelField(default_factory=list)
     """Attempts of which nothing is left in the table's location any more."""

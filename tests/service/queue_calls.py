@@ -1,5 +1,7 @@
 """Calls of the queue, each in a transaction of its own, for tests that have no service."""
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,10 +25,10 @@ RETRYABLE = ErrorReport(code="x", title="Broken", detail="d", remedy="r", retrya
 FATAL = RETRYABLE.model_copy(update={"retryable": False})
 
 
-def add_tables(database: Database, uuids: list[str]) -> list[str]:
-    """One enrolled table for each UUID; equal UUIDs are branches of one Iceberg table."""
+def add_tables(database: Database, uuids: list[str], catalog_name: str = "local") -> list[str]:
+    """One enrolled table for each UUID in a new catalog; equal UUIDs are branches of one Iceberg table."""
     with database.write() as session:
-        catalog = Catalog(name="local", type="sql", properties={})
+        catalog = Catalog(name=catalog_name, type="sql", properties={})
         session.add(catalog)
         session.flush()
         tables = [
@@ -103,3 +105,23 @@ def finish(
 def job(database: Database, job_id: str) -> Job:
     with database.read() as session:
         return session.get_one(Job, job_id)
+
+
+def at_once(count: int, work: Callable[[int], None]) -> None:
+    """Call `work` in so many threads that begin together; none may raise."""
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,6 +1,5 @@
 """The queue on both databases, call by call, and real races between threads."""
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -32,6 +31,7 @@ from tests.service.queue_calls import (
     START,
     add_tables,
     add_worker,
+    at_once,
     claim,
     finish,
     give_up,
@@ -155,7 +155,7 @@ def test_a_failed_attempt_is_followed_by_another_after_a_growing_pause(database:
     assert job(database, job_id).error == RETRYABLE.model_dump()
 
 
-def test_an_error_that_no_retry_helps_fails_the_job_at_once(database: Database) -> None:
+def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
     job_id = request(database, table)
@@ -377,25 +377,6 @@ def test_nothing_of_a_paused_table_is_claimed(database: Database, pause: str) ->
     assert claim(database, worker) is None
 
 
-def _at_once(count: int, work: Callable[[int], None]) -> None:
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(count)
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
 def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None:
     tables = add_tables(database, ["a", "a", "b", "b", "c"])
     workers = [add_worker(database) for _ in range(8)]
@@ -409,7 +390,7 @@ def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None
         if assignment is not None:
             claimed.append(assignment)
 
-    _at_once(8, work)
+    at_once(8, work)
     assert len({assignment.job.id for assignment in claimed}) == len(claimed)
     uuids = [job(database, assignment.job.id).table_uuid for assignment in claimed]
     assert len(uuids) == len(set(uuids))
@@ -422,7 +403,7 @@ def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None
 def test_racing_requests_add_one_job(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     ids: list[str] = []
-    _at_once(8, lambda _: ids.append(request(database, table)))
+    at_once(8, lambda _: ids.append(request(database, table)))
     assert len(ids) == 8
     assert len(set(ids)) == 1
 
@@ -439,7 +420,7 @@ def test_racing_reservations_never_overlap(database: Database) -> None:
             granted = queue.reserve_addresses(session, job_id, 1, AddressRangeRequest(rows=10))
         bases.append(granted.base_address)
 
-    _at_once(8, work)
+    at_once(8, work)
     assert sorted(bases) == list(range(0, 80, 10))
 
 
@@ -454,7 +435,7 @@ def test_a_write_waits_for_another_one_instead_of_failing(
         for each in JobKind:
             request(database, tables[number], each)
 
-    _at_once(8, work)
+    at_once(8, work)
     with database.read() as session:
         assert len(session.exec(select(Job)).all()) == 8 * len(JobKind)
     database.dispose()

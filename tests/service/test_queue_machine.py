@@ -1,11 +1,13 @@
 """The queue on both databases, in any order of calls, against a simple model."""
 
+from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from sqlalchemy import update
 from sqlmodel import Session, col, select
 
 from service.auth.models import SYSTEM
@@ -14,7 +16,7 @@ from service.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import queue
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Assignment, Attempt, Event, Job
+from service.jobs.models import Assignment, Attempt, Event, Job, Turn
 from service.jobs.service import retry_job
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.tables.models import EnrolledTable
@@ -52,12 +54,17 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         with self.database.write() as session:
-            for model in (Event, Attempt, Job, EnrolledTable, Catalog):
+            for model in (Event, Attempt, Job, Turn, EnrolledTable, Catalog):
                 for row in session.exec(select(model)):
                     session.delete(row)
                 session.flush()
         # The first two are branches of one Iceberg table.
-        self.tables = add_tables(self.database, ["a", "a", "b"])
+        self.tables = [
+            *add_tables(self.database, ["a", "a", "b"]),
+            *add_tables(self.database, ["c"], "other"),
+        ]
+        self.turns: dict[str, datetime] = {}
+        """When each table was last given a worker."""
         self.workers = [add_worker(self.database) for _ in range(3)]
         self.time = ManualTime()
         self.observer = self.new_observer()
@@ -78,9 +85,20 @@ class QueueMachine(RuleBasedStateMachine):
     def now(self) -> datetime:
         return self.time.wall
 
-    @rule(target=jobs, table=st.integers(0, 2), kind=st.sampled_from(JobKind), dry_run=st.booleans())
-    def request(self, table: int, kind: JobKind, dry_run: bool) -> str:
-        return request(self.database, self.tables[table], kind, self.now, dry_run=dry_run)
+    @rule(
+        target=jobs,
+        table=st.integers(0, 3),
+        kind=st.sampled_from(JobKind),
+        dry_run=st.booleans(),
+        priority=st.integers(-1, 1),
+    )
+    def request(self, table: int, kind: JobKind, dry_run: bool, priority: int) -> str:
+        return request(self.database, self.tables[table], kind, self.now, dry_run=dry_run, priority=priority)
+
+    @rule(limit=st.sampled_from([None, 1, 2]))
+    def limit_a_catalog(self, limit: int | None) -> None:
+        with self.database.write() as session:
+            session.exec(update(Catalog).where(col(Catalog.name) == "local").values(max_running_jobs=limit))
 
     @rule(target=jobs, job_id=jobs)
     def retry(self, job_id: str) -> str:
@@ -117,14 +135,52 @@ class QueueMachine(RuleBasedStateMachine):
                 # One that never ran there is queued again at once.
                 assert found.status == JobStatus.QUEUED.value
                 assert counts or found.available_at == self.now
+        first = self.whose_turn_it_is(assignment)
+        assert (assignment.job.id if assignment is not None else None) == first
         if assignment is None:
             return None
+        self.turns[assignment.table.id] = self.now
         assert assignment.job.id not in self.running
         assert [each.attempt for each in assignment.previous_attempts] == list(range(1, assignment.attempt))
         self.running[assignment.job.id] = (assignment.attempt, worker)
         assert assignment.leftovers == self.expected_leftovers(assignment)
         self.told[(assignment.job.id, assignment.attempt)] = assignment.leftovers
         return assignment.job.id, assignment.attempt
+
+    def whose_turn_it_is(self, assignment: Assignment | None) -> str | None:
+        """The job that had to be claimed, as things were just before."""
+        with self.database.read() as session:
+            jobs = session.exec(select(Job)).all()
+            catalogs = {table.id: table.catalog_id for table in session.exec(select(EnrolledTable))}
+            limits = {each.id: each.max_running_jobs for each in session.exec(select(Catalog))}
+        taken = assignment.job.id if assignment is not None else None
+        running = [each for each in jobs if each.status == JobStatus.RUNNING.value and each.id != taken]
+        written = {each.table_uuid for each in running if each.writes}
+        running_of = Counter(catalogs[each.table_id] for each in running)
+        never = datetime.min.replace(tzinfo=UTC)
+        turn_of = {
+            catalog: max(
+                (at for table, at in self.turns.items() if catalogs[table] == catalog), default=never
+            )
+            for catalog in limits
+        }
+
+        def is_claimable(each: Job) -> bool:
+            limit = limits[catalogs[each.table_id]]
+            return (
+                (each.id == taken or each.status == JobStatus.QUEUED.value)
+                and each.available_at <= self.now
+                and not (each.writes and each.table_uuid in written)
+                and (limit is None or running_of[catalogs[each.table_id]] < limit)
+            )
+
+        def rank(each: Job) -> tuple[int, int, datetime, datetime, datetime, str]:
+            catalog = catalogs[each.table_id]
+            turn = self.turns.get(each.table_id, never)
+            return -each.priority, running_of[catalog], turn_of[catalog], turn, each.available_at, each.id
+
+        first = min(filter(is_claimable, jobs), key=rank, default=None)
+        return first.id if first is not None else None
 
     def is_unheard_again(self, job_id: str, attempt: int) -> bool:
         """Whether the three attempts before this one were not heard of by their workers either."""
@@ -310,6 +366,7 @@ class QueueMachine(RuleBasedStateMachine):
                 return
             with self.database.write() as session:
                 queue.follow_clock(session, timedelta(), self.now)
+                session.exec(update(Catalog).values(max_running_jobs=None))
             assignment = claim(self.database, self.workers[0], self.now)
             if assignment is None:
                 self.tick_quietly()

@@ -9,6 +9,7 @@ from service.index_health.measure import Volume
 from service.jobs.scheduler import Action, Decision, LastJob, TableState, decide
 from service.jobs.status import JobKind
 from service.policies.models import (
+    EffectiveBudgetPolicy,
     EffectiveCompactPolicy,
     EffectiveConvertPolicy,
     EffectiveIndexPolicy,
@@ -47,6 +48,9 @@ POLICY = EffectivePolicy(
         pause_seconds=600,
         max_pause_seconds=3600,
     ),
+    budget=EffectiveBudgetPolicy(
+        table_seconds_per_day=0, table_bytes_per_day=0, catalog_seconds_per_day=0, catalog_bytes_per_day=0
+    ),
 )
 IDLE = TableState(
     paused=None,
@@ -62,6 +66,8 @@ IDLE = TableState(
     has_index=True,
     enrolled_at=NOW - timedelta(days=30),
     active=frozenset(),
+    held=frozenset(),
+    spent=None,
     last={
         JobKind.INDEX: LastJob(NOW - timedelta(seconds=30)),
         JobKind.CONVERT: LastJob(NOW - timedelta(seconds=30)),
