@@ -1,0 +1,182 @@
+"""The Dockerfiles: what they pin, what they hold, and that their steps make something that starts."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from fnmatch import fnmatch
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.utils import canonicalize_name
+
+from tests.deployment.chart import ROOT, component, container, pods, render
+from tests.deployment.dockerfile import FOLDER, build, read
+from tests.test_requirements import read_lock
+from worker.session import cached_jars
+
+IMAGES = ("service", "worker")
+JARS = Path(os.environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_linter_has_nothing_to_say(image: str) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("hadolint"), FOLDER / f"{image}.Dockerfile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_base_images_are_pinned_to_a_full_version(image: str) -> None:
+    file = read(image)
+    for base in file.arguments.values():
+        assert re.fullmatch(r"[a-z/-]+:\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?", base), base
+    names = {f"${{{name}}}" for name in file.arguments}
+    assert all(stage.base in names for stage in file.stages)
+    # What was built with one Python runs with the same.
+    assert file.final.base == file.stage("build").base == "${PYTHON}"
+    assert read("service").arguments["PYTHON"] == read("worker").arguments["PYTHON"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_packages_come_from_locks_with_hashes(image: str) -> None:
+    for stage in read(image).stages:
+        for run in stage.all("RUN"):
+            for command in re.split(r"&&|;", run.text):
+                if re.search(r"\bpip\b.*\b(install|wheel)\b", command):
+                    from_here = "--no-index" in command or command.strip().endswith(" .")
+                    assert "--require-hashes" in command or from_here, command
+                    assert "wheel --" not in command or "--no-build-isolation" in command, command
+                assert not re.search(r"\b(curl|wget|apt-get|apt|git|npm)\b", command), command
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_runs_as_the_user_that_the_chart_asks_for(image: str) -> None:
+    final = read(image).final
+    (user,) = final.all("USER")
+    (entrypoint,) = final.all("ENTRYPOINT")
+    pod = next(one for one in pods(render()) if component(one) == image)
+    security = pod["spec"]["securityContext"]
+    assert user.text == f"{security['runAsUser']}:{security['runAsGroup']}"
+    assert any(f"--uid {security['runAsUser']} " in run.text for run in final.all("RUN"))
+    assert json.loads(entrypoint.text) == ["icestream"]
+    # Nothing is written outside of what the chart mounts.
+    assert [one.text for one in final.all("WORKDIR")] == ["/tmp"]
+    assert "command" not in container(pod)
+    assert [json.loads(one.text) for one in final.all("CMD")] == [container(pod)["args"]]
+    for port in container(pod).get("ports", []):
+        if port["name"] == "http":
+            assert [one.text for one in final.all("EXPOSE")] == [str(port["containerPort"])]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_no_secret_goes_into_an_image(image: str) -> None:
+    file = read(image)
+    assert set(file.arguments) <= {"PYTHON", "JAVA"}
+    for stage in file.stages:
+        assert not stage.all("ARG")
+        assert not stage.all("ADD")
+        assert not [name for name in stage.environment if re.search("KEY|TOKEN|SECRET|PASSWORD|URL", name)]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_what_is_copied_exists_and_is_not_ignored(image: str) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    kept = [line.removeprefix("!").rstrip("/") for line in ignored if line.startswith("!")]
+    for stage in read(image).stages:
+        for copy in stage.all("COPY"):
+            *sources, _ = [word for word in copy.words if not word.startswith("--")]
+            if "--from=" in copy.text:
+                name = re.search(r"--from=(\w+)", copy.text)
+                assert name
+                assert read(image).stage(name[1])
+                continue
+            for source in sources:
+                assert (ROOT / source).exists(), source
+                assert any(fnmatch(source.rstrip("/"), one) or source.startswith(f"{one}/") for one in kept)
+
+
+def test_jars_are_locked_by_hash() -> None:
+    lines = (ROOT / "requirements" / "jars.sha256").read_text().splitlines()
+    locked = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    jars = cached_jars(JARS)
+    assert locked == {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in jars}
+
+
+def bill_of_materials(*options: object) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "scripts" / "sbom"), "--name", "icestream-test", *map(str, options)]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(text) is None
+    assert validator.validate_str('{"bomFormat": "CycloneDX", "parts": []}') is not None
+    bill: dict[str, Any] = json.loads(text)
+    return bill
+
+
+@pytest.mark.integration
+def test_the_bill_of_materials_is_valid_and_complete(tmp_path: Path) -> None:
+    spark, home = Path(pyspark.__path__[0], "jars"), tmp_path
+    (home / "release").write_text('IMPLEMENTOR="Eclipse Adoptium"\nJAVA_RUNTIME_VERSION="17.0.17+10"\n')
+    status = tmp_path / "status"
+    status.write_text(
+        "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u13\nArchitecture: amd64\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: amd64\n"
+    )
+    bill = bill_of_materials("--jars", JARS / "jars", "--jars", spark, "--java", home, "--debian", status)
+    parts = {one["purl"]: one for one in bill["components"]}
+    installed = {f"pkg:pypi/{canonicalize_name(one.name)}@{one.version}" for one in distributions()}
+    assert installed == {purl for purl in parts if purl.startswith("pkg:pypi/")}
+    iceberg = parts["pkg:maven/org.apache.iceberg/iceberg-spark-runtime-4.1_2.13@1.12.0"]
+    (jar,) = [jar for jar in cached_jars(JARS) if "spark-runtime" in jar.name]
+    assert iceberg["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(jar.read_bytes()).hexdigest()}]
+    jars = [one for one in parts.values() if "hashes" in one]
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in spark.glob("*.jar")}
+    assert digests <= {one["hashes"][0]["content"] for one in jars}
+    assert "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64" in parts
+    assert parts["pkg:generic/java-runtime@17.0.17%2B10"]["publisher"] == "Eclipse Adoptium"
+    assert not [purl for purl in parts if "gone" in purl]
+
+
+@pytest.mark.integration
+def test_the_same_environment_has_the_same_bill_of_materials() -> None:
+    assert bill_of_materials() == bill_of_materials()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_steps_of_a_dockerfile_make_something_that_starts(image: str, tmp_path: Path) -> None:
+    """Downloads all packages of the image anew."""
+    java = shutil.which("java")
+    assert java
+    venv.create(tmp_path / "base", with_pip=True)
+    home = Path(java).resolve().parents[1]
+    build(read(image).stage("build"), tmp_path, path=[tmp_path / "base" / "bin"], java_home=home)
+    made = tmp_path / "opt" / "icestream"
+    said = subprocess.run(
+        [made / "bin" / "icestream", "--help"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert "migrate" in said.stdout
+    bill = json.loads((made / "sbom.cdx.json").read_text())
+    python = {one["purl"] for one in bill["components"] if one["purl"].startswith("pkg:pypi/")}
+    locked = {
+        f"pkg:pypi/{canonicalize_name(pin.name)}@{str(pin.specifier)[2:]}" for pin, _ in read_lock(image)
+    }
+    # No pip, and nothing of what builds.
+    assert python == locked | {f"pkg:pypi/icestream@{bill['metadata']['component']['version']}"}
+    if image == "worker":
+        assert len(cached_jars(made / "ivy")) == 4
