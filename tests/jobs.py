@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from worker.control_plane import AnnouncedPlan, Assignment, Leftovers
+from worker.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
 from worker.job import Outcome
 from worker.pipeline import run_job
 from worker.session import TaskRunner
@@ -92,12 +92,16 @@ class Jobs:
         job_id: str = "",
         policy: Mapping[str, Any] | None = None,
         leftovers: Sequence[Leftovers] = (),
+        out_of_memory: int = 0,
         **table: Any,
     ) -> Outcome:
+        """out_of_memory: how many earlier attempts said that they lacked memory."""
+        lacking = {"status": "failed", "error": {"code": OUT_OF_MEMORY}}
         assignment = Assignment.model_validate(
             {
                 "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},
                 "attempt": attempt,
+                "previous_attempts": [lacking] * out_of_memory,
                 "leftovers": leftovers,
                 "lease_seconds": 30,
                 "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},

@@ -72,7 +72,7 @@ def load_table(
 
     properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
     database tells the catalogs in it apart.
-    Raises CatalogUnreachableError or TableNotFoundError.
+    Raises CatalogUnreachableError, TableNotFoundError, or MemoryError.
     """
     *namespace, table = identifier
     settings = java_properties(catalog_type, properties)
@@ -81,6 +81,7 @@ def load_table(
         parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
         return catalog.loadTable(parser.fromJson(json.dumps({"namespace": namespace, "name": table})))
     except (Py4JError, CapturedException) as error:
+        raise_lack_of_memory(error)
         dotted = ".".join(identifier)
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
@@ -250,6 +251,15 @@ def java_message(error: Exception) -> str:
     # Some libraries put the causes, or even their stack traces, into the message.
     said, because = " ".join(said.split()), because.splitlines()[0]
     return said if because in said else f"{said} ({because})"
+
+
+def raise_lack_of_memory(error: Exception) -> None:
+    """Raises MemoryError for a Java error that says that the heap is full, whoever wrapped it."""
+    cause = _java_exception(error)
+    while cause is not None:
+        if cause.getClass().getName() == "java.lang.OutOfMemoryError":
+            raise MemoryError(f"Spark's JVM: {java_message(error)}") from error
+        cause = cause.getCause()
 
 
 def java_map(jvm: JVMView, values: Mapping[str, str]) -> JavaObject:

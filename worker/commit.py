@@ -25,7 +25,7 @@ from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from worker.catalogs import java_message, java_types, jvm_of
+from worker.catalogs import java_message, java_types, jvm_of, raise_lack_of_memory
 from worker.deletes import NewDeleteFile
 from worker.plan import DeleteFile
 
@@ -113,7 +113,8 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
     """Commits `delta` in one snapshot and returns it.
 
     java_table: an `org.apache.iceberg.Table`; it is refreshed.
-    Raises the errors of this module, and ValueError for a delta that changes nothing.
+    Raises the errors of this module, ValueError for a delta that changes nothing, and MemoryError when the
+    JVM's heap is too small for it: then nothing is known either.
     """
     if not delta.added and not delta.removed:
         raise ValueError("a commit needs delete files to add or to remove")
@@ -133,11 +134,12 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
             operation = _row_delta(java_table, delta, added, removed, referenced, summary, condemned)
         failure: CommitError | None = None
+        cause: Exception | None = None
         may_repeat = False
         try:
             operation.commit()
         except (Py4JError, CapturedException) as error:
-            failure = _commit_failure(error)
+            failure, cause = _commit_failure(error), error
             lost_race = isinstance(failure, CommitConflictError) and _COMMIT_FAILED in java_types(error)
             may_repeat = lost_race and remaining > 0
         # Also after a conflict: the library, or a connection pool below it, may have repeated a commit whose
@@ -148,6 +150,8 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
         except CommitError as unreadable:
             raise CommitStateUnknownError(f"{said}; then: {unreadable}") from None
         if committed is None and isinstance(said, CommitStateUnknownError):
+            if cause is not None:
+                raise_lack_of_memory(cause)
             raise said
         # Iceberg may believe that a commit failed which has happened, and would delete its manifests.
         paths = set(jvm_of(java_table).java.util.ArrayList(condemned))
@@ -397,6 +401,7 @@ def _prepared() -> Iterator[None]:
     try:
         yield
     except (Py4JError, CapturedException) as error:
+        raise_lack_of_memory(error)
         conflict = _is_conflict(error)
         raise (CommitConflictError if conflict else CommitError)(java_message(error)) from None
 

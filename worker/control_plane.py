@@ -86,10 +86,14 @@ class PreviousAttempt(_Body):
     error: dict[str, Any] | None = None
 
     @property
+    def told_lack_of_memory(self) -> bool:
+        return (self.error or {}).get("code") in (OUT_OF_MEMORY, JVM_LOST)
+
+    @property
     def may_lack_memory(self) -> bool:
         """It said so, or its worker vanished, as one does that the system kills for taking too much."""
-        code = (self.error or {}).get("code")
-        return code in (OUT_OF_MEMORY, JVM_LOST) or (self.status == "lost" and code == "worker_lost")
+        was_lost = self.status == "lost" and (self.error or {}).get("code") == "worker_lost"
+        return was_lost or self.told_lack_of_memory
 
 
 class AttemptId(_Body):

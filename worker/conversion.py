@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
 from worker.commit import (
@@ -81,8 +82,8 @@ SUMMARY = {
 def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Replaces the live equality deletes by deletion vectors (V3) or position deletes (V2).
 
-    In one commit, or in several of at most `max_delete_files_per_commit` equality delete files. Deletes that
-    come while the job runs are left to the next one.
+    In one commit, or in several of at most `max_delete_files_per_commit` equality delete files, or of fewer
+    after attempts that ran out of memory. Deletes that come while the job runs are left to the next one.
     """
     limit = job.assignment.policy.convert.max_delete_files_per_commit
     conversion = Conversion(job, warehouse)
@@ -93,11 +94,13 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     pending = table.files.equality_deletes
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
-    batches = in_commits(pending, limit)
+    allowed = limit or len(pending)
+    bound = min(allowed, ceil(len(pending) / 2**job.commit_halvings))
+    batches = in_commits(pending, bound)
     if len(batches) > 1:
+        why = "the policy allows" if bound == allowed else "since earlier attempts lacked memory, at most"
         job.decide(
-            f"{len(pending):,} equality delete files take {len(batches):,} commits: the policy allows"
-            f" {limit:,} in each."
+            f"{len(pending):,} equality delete files take {len(batches):,} commits: {why} {bound:,} in each."
         )
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.

@@ -118,6 +118,13 @@ class Job:
         suspects = [one for one in self.assignment.previous_attempts if one.may_lack_memory]
         return min(len(suspects), MAX_HALVINGS)
 
+    @property
+    def commit_halvings(self) -> int:
+        """How often this attempt halves what it commits at once: a commit lies in the JVM's heap as a whole,
+        and one that is full says so."""
+        suspects = [one for one in self.assignment.previous_attempts if one.told_lack_of_memory]
+        return min(len(suspects), MAX_HALVINGS)
+
     def decide(self, sentence: str) -> None:
         self.decisions.append(sentence)
         self.reporter.decide(sentence)

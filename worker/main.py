@@ -37,7 +37,7 @@ from worker.control_plane import (
 )
 from worker.job import JobError
 from worker.pipeline import run_job
-from worker.session import JobCancelledError, TaskRunner, create_spark
+from worker.session import JobCancelledError, JvmWatch, TaskRunner, create_spark
 
 log = logging.getLogger("icestream.worker")
 
@@ -47,6 +47,7 @@ CLAIM_WAIT_SECONDS = 20.0
 RETRY_SECONDS = 2.0
 ALIVE_SECONDS = 60.0
 """The alive file is touched at least so often: a claim waits, and its answer may time out."""
+STOP_SECONDS = 20.0  # for all that is left to do once the process is asked to stop
 
 
 class WorkerSettings(BaseSettings):
@@ -197,7 +198,7 @@ class Worker:
     def run(self, name: str) -> None:
         """Returns after a signal, or when Spark's JVM has ended."""
         registered = False
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and self.is_usable:
             self._show_life()
             try:
                 if not registered:
@@ -347,6 +348,20 @@ def _refused(error: RefusedReportError) -> JobError:
     )
 
 
+def _end_in_time(runner: TaskRunner) -> None:
+    """Whoever asked this process to stop does not wait for ever, even if the service or Spark's JVM hangs."""
+
+    def end() -> None:
+        log.error("Something still hangs %.0f s after the signal: ending without it", STOP_SECONDS)
+        logging.shutdown()
+        runner.kill_jvm()
+        os._exit(1)
+
+    timer = threading.Timer(STOP_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+
+
 def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, force=True
@@ -359,12 +374,19 @@ def main() -> int:
         # What an earlier process left says nothing about this one.
         settings.alive_file.unlink(missing_ok=True)
     spark = create_spark(settings.spark_master)
-    worker = Worker(control_plane, TaskRunner(spark), settings.alive_file)
-    signal.signal(signal.SIGTERM, worker.stop)
-    signal.signal(signal.SIGINT, worker.stop)
+    runner = TaskRunner(spark)
+    worker = Worker(control_plane, runner, settings.alive_file)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _end_in_time(runner)
+        worker.stop(number, frame)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     log.info("Ready: Spark %s on %s", spark.version, settings.spark_master)
     try:
-        worker.run(settings.worker_name)
+        with JvmWatch(runner):
+            worker.run(settings.worker_name)
     except KeyboardInterrupt:
         pass
     finally:

@@ -20,6 +20,8 @@ from worker.verification import verify_index
 
 # Errors whose text is all that there is of what happened in another process.
 _ABROAD = (Py4JError, PySparkException)
+# Of a Python process of Spark's, the system kills whichever takes most; Spark knows only that it is gone.
+_SIGNS = ("MemoryError", "OutOfMemoryError", "Python worker exited unexpectedly")
 
 _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "index": index_table,
@@ -79,7 +81,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
     for one in causes_of(error):
         words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
-        if isinstance(one, MemoryError) or "MemoryError" in words or "OutOfMemoryError" in words:
+        if isinstance(one, MemoryError) or any(sign in words for sign in _SIGNS):
             return True
     return False
 

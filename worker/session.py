@@ -6,17 +6,23 @@ stage whose planned rows are few runs its tasks in threads of the driver, with t
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
+
+log = logging.getLogger("icestream.worker")
 
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
@@ -25,6 +31,7 @@ _JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
 
 DRAIN_SECONDS = 5.0  # for tasks that run when the process is asked to stop
+JVM_SILENCE_SECONDS = 60.0  # a collection of garbage takes seconds at most
 
 _RESULTS_AT_ONCE = 4  # that the driver holds of a stage that runs on Spark
 
@@ -82,21 +89,44 @@ class TaskRunner:
     """Runs the tasks of a stage and yields each result as it comes, in any order."""
 
     def __init__(
-        self, spark: SparkSession, local_rows: int = LOCAL_ROWS, parallelism: int | None = None
+        self,
+        spark: SparkSession,
+        local_rows: int = LOCAL_ROWS,
+        parallelism: int | None = None,
+        *,
+        is_limited: bool = False,
     ) -> None:
+        """is_limited: no more tasks than `parallelism` run at a time on Spark either."""
         self.spark = spark
         self.local_rows = local_rows
         self.parallelism = parallelism or max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
+        self._is_limited = is_limited
 
     def smaller(self, halvings: int) -> TaskRunner:
-        """With fewer tasks at a time on this machine, which share its memory."""
-        return TaskRunner(self.spark, self.local_rows, max(1, self.parallelism >> halvings))
+        """With fewer tasks at a time, which share the memory of a machine."""
+        parallelism = max(1, self.parallelism >> halvings)
+        return TaskRunner(self.spark, self.local_rows, parallelism, is_limited=True)
 
     @property
     def is_alive(self) -> bool:
         """Whether Spark's JVM still runs; nothing can be done without it, and no other can follow here."""
+        return self._jvm_process.poll() is None
+
+    def ping(self) -> None:
+        """Returns when Spark's JVM has answered; raises when it has ended."""
         gateway: Any = self.spark.sparkContext._gateway
-        return gateway.proc.poll() is None
+        gateway.jvm.java.lang.System.nanoTime()
+
+    def kill_jvm(self) -> None:
+        """Ends Spark's JVM at once: calls that wait for it raise."""
+        self._jvm_process.kill()
+        self._jvm_process.wait()
+
+    @property
+    def _jvm_process(self) -> subprocess.Popen[bytes]:
+        gateway: Any = self.spark.sparkContext._gateway
+        process: subprocess.Popen[bytes] = gateway.proc
+        return process
 
     def run(
         self,
@@ -167,7 +197,8 @@ class TaskRunner:
         context = self.spark.sparkContext
         broadcast, reduce = context.broadcast(shared), context.broadcast(reducer)
         results = (
-            context.parallelize(tasks, len(tasks))
+            # Each partition runs its tasks one after another.
+            context.parallelize(tasks, self.parallelism if self._is_limited else len(tasks))
             .flatMap(lambda task: task.run(broadcast.value))
             .groupByKey(partitions, lambda partition: partition)
             .map(lambda group: reduce.value.run(group[1]))
@@ -180,13 +211,17 @@ class TaskRunner:
 
     def _results(self, results: RDD[R], at_once: int, on_progress: Callable[[int, int], None]) -> Iterator[R]:
         """Computes all, which then lie on the executors' disks, and hands over a few partitions at a time."""
+        context = self.spark.sparkContext
+        partitions = results.getNumPartitions()
         results.persist(StorageLevel.DISK_ONLY)
         try:
-            self._watched(results.count, on_progress=on_progress)
-            partitions = results.getNumPartitions()
-            for start in range(0, partitions, at_once):
-                chosen = list(range(start, min(start + at_once, partitions)))
-                yield from self.spark.sparkContext.runJob(results, list, chosen)
+            for wave in _parts(partitions, self.parallelism if self._is_limited else partitions):
+                self._watched(
+                    partial(context.runJob, results, _count, wave),
+                    on_progress=partial(_report, on_progress, wave[0]),
+                )
+            for chosen in _parts(partitions, at_once):
+                yield from context.runJob(results, list, chosen)
         finally:
             results.unpersist()
 
@@ -228,6 +263,55 @@ class TaskRunner:
         ]
         known = [stage for stage in stages if stage is not None]
         return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+
+
+def _parts(partitions: int, size: int) -> Iterator[list[int]]:
+    for start in range(0, partitions, size):
+        yield list(range(start, min(start + size, partitions)))
+
+
+def _count(results: Iterable[object]) -> list[int]:
+    return [sum(1 for _ in results)]
+
+
+def _report(on_progress: Callable[[int, int], None], before: int, done: int, total: int) -> None:
+    on_progress(before + done, before + total)
+
+
+class JvmWatch:
+    """Ends a JVM that does not answer any more: the job that waits for it ends then, and can be tried again.
+
+    Such a job would go on for ever otherwise: its lease is renewed by a thread that needs no JVM.
+    """
+
+    def __init__(self, runner: TaskRunner) -> None:
+        self._runner = runner
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> JvmWatch:
+        threading.Thread(target=self._watch, name="jvm-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(JVM_SILENCE_SECONDS / 4):
+            has_answered = threading.Event()
+            threading.Thread(target=self._ping, args=[has_answered], name="jvm-ping", daemon=True).start()
+            # In parts: while this whole process stands still, no more than one of them passes.
+            if any(has_answered.wait(JVM_SILENCE_SECONDS / 10) for _ in range(10)) or self._stopped.is_set():
+                continue
+            if self._runner.is_alive:
+                log.error("Spark's JVM has not answered for %.0f s: it is ended", JVM_SILENCE_SECONDS)
+                self._runner.kill_jvm()
+            return
+
+    def _ping(self, has_answered: threading.Event) -> None:
+        # Once it has ended, whoever calls it is told.
+        with suppress(Exception):
+            self._runner.ping()
+            has_answered.set()
 
 
 if __name__ == "__main__":  # fetches the JARs, once

@@ -23,6 +23,8 @@ from tests.integration.icestream import FINAL, Json, wait_until
 
 LEASE_SECONDS = 3.0
 KEEP_SECONDS = 5.0
+JVM_SILENCE_SECONDS = 12.0
+PYTHON_DAEMON = "tests.faults.python_daemon"
 _OFF = {"enabled": False}
 IMPATIENT = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
     "retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1, "pause_seconds": 1},
@@ -59,6 +61,8 @@ class Cluster:
             "ICESTREAM_DRIVER_MEMORY": "512m",
             FAULTS_FILE_VARIABLE: str(self._faults_file),
             "KEEP_SECONDS": str(KEEP_SECONDS),
+            "JVM_SILENCE_SECONDS": str(JVM_SILENCE_SECONDS),
+            "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         self.http = httpx.Client(
@@ -189,6 +193,11 @@ class WorkerProcess:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def send_to_jvm(self, number: signal.Signals) -> None:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        (java,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "java\n"]
+        os.kill(int(java), number)
 
     @property
     def log(self) -> str:

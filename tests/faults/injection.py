@@ -131,11 +131,17 @@ class Faults:
         """The number of this pass, from 0, among all processes; None once the fault is over."""
         for number in range(fault.skip + fault.times):
             try:
-                fault._marker(self.directory, number).touch(exist_ok=False)
+                with fault._marker(self.directory, number).open("x") as marker:
+                    marker.write(str(os.getpid()))
             except FileExistsError:
                 continue
             return number
         return None
+
+
+def fired_in(directory: Path, fault: Fault) -> int:
+    """The process in which a fault fired first."""
+    return int(fault._marker(directory, fault.skip).read_text())
 
 
 def fired(directory: Path, fault: Fault) -> int:

@@ -81,7 +81,9 @@ def main() -> None:
     _stand_in("worker.pipeline", run_job=run_job)
     _stand_in("worker.job", JobError=JobError)
     cancelled = type("JobCancelledError", (Exception,), {})
-    _stand_in("worker.session", JobCancelledError=cancelled, TaskRunner=object, create_spark=None)
+    _stand_in(
+        "worker.session", JobCancelledError=cancelled, TaskRunner=object, JvmWatch=object, create_spark=None
+    )
 
     import worker.main
     from worker.control_plane import ControlPlane

@@ -25,11 +25,12 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, Cluster
-from tests.faults.injection import Fault, When
+from tests.faults.injection import Fault, When, fired_in
 from tests.faults.proxy import CUT, HANG, PASS, Mode
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.integration.icestream import Json, wait_until
 from worker.index import database_name
+from worker.main import STOP_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -439,14 +440,18 @@ def test_a_worker_that_is_asked_to_stop_hands_its_job_back_within_a_bound(
     subject = subjects(2 + DRAINS.index((kind, point, when)) % 2)
     prepare(subject, kind)
     # As long as a read from a store that hangs: nobody waits for it.
-    fault = Fault(point, when, "sleep:300")
+    check_drain(cluster, subject, kind, Fault(point, when, "sleep:300"))
+
+
+def check_drain(cluster: Cluster, subject: Subject, kind: str, fault: Fault) -> None:
     fired = cluster.inject(fault)
     job_id = cluster.submit(subject.table_id, kind)
     cluster.wait_until_fired(fired, fault)
     worker = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
     pid = worker.pid
     worker.send(signal.SIGTERM)
-    wait_until(lambda: worker.pid != pid, "the worker to end", timeout_seconds=60)
+    # After STOP_SECONDS it would end without handing anything back.
+    wait_until(lambda: worker.pid != pid, "the worker to end", timeout_seconds=1.5 * STOP_SECONDS)
     job = cluster.wait_for_job(job_id)
     subject.check_end(kind, job)
     assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
@@ -471,6 +476,94 @@ def test_a_worker_that_dies_again_and_again_is_tried_smaller_and_not_for_ever(
     cluster.inject()
     cluster.run(subject.table_id, "index")
     subject.check_rows()
+
+
+def test_a_worker_that_dies_every_time_ends_the_job(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    settings = {**IMPATIENT, "retries": {"max_attempts": 2, "backoff_seconds": 0.2, "max_backoff_seconds": 1}}
+    cluster.post("/policies", {"name": "brief", "settings": settings})
+    subject = Subject(cluster, subjects(3).spark, f"{subjects(3).table.identifier}_brief", 3, policy="brief")
+    cluster.inject(Fault("delete-files", "after", "kill", times=100))
+    job = cluster.wait_for_job(cluster.submit(subject.table_id, "convert"))
+    cluster.inject()
+    assert job["status"] == "failed"
+    assert [attempt["error"]["code"] for attempt in job["attempts"]] == ["worker_lost", "worker_lost"]
+    subject.check_rows()
+    cluster.run(subject.table_id, "convert")
+    subject.check_rows()
+    assert_nothing_is_left(subject.table)
+
+
+def test_a_jvm_that_hangs_costs_an_attempt(cluster: Cluster, subjects: Callable[[int], Subject]) -> None:
+    """Its job's lease is renewed by a thread that needs no JVM."""
+    subject = subjects(3)
+    prepare(subject, "convert")
+    fault = Fault("iceberg", "before", "sleep:2")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "convert")
+    cluster.wait_until_fired(fired, fault)
+    worker = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    worker.send_to_jvm(signal.SIGSTOP)
+    pending = len(equality_delete_files(subject.spark, subject.table.identifier))
+    job = cluster.wait_for_job(job_id)
+    # The heap may have been too small, so half as much is committed at once.
+    subject.check_end("convert", job, commits=min(pending, 2))
+    hung, done = job["attempts"]
+    assert (hung["status"], hung["error"]["code"]) == ("failed", "jvm_lost")
+    assert done["status"] == "succeeded"
+
+
+@pytest.fixture
+def on_spark(cluster: Cluster) -> Iterator[None]:
+    """Stages run in Spark's Python processes, as large ones do."""
+    file = cluster.directory / "on-spark"
+    file.touch()
+    yield
+    file.unlink()
+
+
+@pytest.mark.usefixtures("on_spark")
+class TestOnSpark:
+    def test_a_process_that_is_killed_is_tried_again_smaller(
+        self, cluster: Cluster, subjects: Callable[[int], Subject]
+    ) -> None:
+        for kind, point in (("convert", "delete-files"), ("index", "run")):
+            subject = subjects(2)
+            prepare(subject, kind)
+            pending = len(equality_delete_files(subject.spark, subject.table.identifier))
+            fault = Fault(point, "after", "kill")
+            fired = cluster.inject(fault)
+            job = cluster.wait_for_job(cluster.submit(subject.table_id, kind))
+            cluster.wait_until_fired(fired, fault)
+            subject.check_end(kind, job, commits=min(pending, 2))
+            assert job["attempts"][0]["error"]["code"] == "out_of_memory", job
+            assert any("holds 1/2 of the usual" in decision for decision in job["result"]["decisions"])
+
+    def test_a_worker_that_is_asked_to_stop_hands_its_job_back(
+        self, cluster: Cluster, subjects: Callable[[int], Subject]
+    ) -> None:
+        subject = subjects(3)
+        prepare(subject, "convert")
+        check_drain(cluster, subject, "convert", Fault("delete-files", "before", "sleep:300"))
+
+    def test_a_job_that_is_cancelled_ends_within_seconds(
+        self, cluster: Cluster, subjects: Callable[[int], Subject]
+    ) -> None:
+        subject = subjects(3)
+        prepare(subject, "convert")
+        fault = Fault("delete-files", "after", "sleep:300")
+        fired = cluster.inject(fault)
+        job_id = cluster.submit(subject.table_id, "convert")
+        cluster.wait_until_fired(fired, fault)
+        cluster.post(f"/jobs/{job_id}/cancel", {})
+        assert cluster.wait_for_job(job_id, timeout_seconds=30)["status"] == "cancelled"
+        task = Path(f"/proc/{fired_in(fired, fault)}")
+        wait_until(lambda: not task.exists(), "Spark to end the task", timeout_seconds=30)
+        assert orphans(subject.table) == set()
+        cluster.run(subject.table_id, "convert")
+        subject.check_rows()
+        assert_nothing_is_left(subject.table)
 
 
 def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(

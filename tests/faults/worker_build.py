@@ -26,10 +26,12 @@ import worker.compaction
 import worker.conversion
 import worker.deletes
 import worker.leftovers
+import worker.session
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
 from worker.job import Job
 from worker.main import main
+from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.storage import Storage
 
@@ -84,6 +86,14 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
 
+def choose_place(runner: TaskRunner) -> None:
+    """Stages run on Spark, however small, while there is a file `on-spark` beside the faults."""
+    if Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("on-spark").exists():
+        runner.local_rows = -1
+    else:
+        runner.local_rows = worker.session.LOCAL_ROWS
+
+
 def part_of_index(table: RunTable) -> str:
     return "entries" if "/entries_" in table.location else "dictionary"
 
@@ -102,7 +112,13 @@ class Commit:
 
 def inject() -> None:
     wrap(ControlPlane, "claim", "claim", no_service)
-    start = ControlPlane.attempt
+    start, run = ControlPlane.attempt, TaskRunner.run
+
+    def placed(runner: TaskRunner, *arguments: Any, **named: Any) -> Any:
+        choose_place(runner)
+        return run(runner, *arguments, **named)
+
+    setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
     def started(control_plane: ControlPlane, assignment: Assignment) -> AttemptReport:
         limit_memory()
@@ -136,4 +152,6 @@ if __name__ == "__main__":
     inject()
     # Clean-up runs after seconds, not an hour.
     worker.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
+    # And a JVM is hung after seconds, not a minute.
+    worker.session.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
     sys.exit(main())

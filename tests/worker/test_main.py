@@ -2,17 +2,21 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from worker import main
+from worker import main, session
 from worker.control_plane import Assignment, ControlPlaneError
 from worker.job import Outcome
 from worker.main import Worker
+from worker.session import JvmWatch, TaskRunner
 
 ASSIGNMENT = Assignment.model_validate(
     {
@@ -149,3 +153,47 @@ def test_a_file_of_life_that_cannot_be_written_stops_no_job(service: Service, tm
     pretended: Any = service
     runner: Any = Runner()
     Worker(pretended, runner, tmp_path / "no" / "folder").run_attempt(ASSIGNMENT)
+
+
+class Jvm:
+    """A runner whose JVM answers so often, and then hangs."""
+
+    def __init__(self, answers: int) -> None:
+        self.is_alive = True
+        self.answers = answers
+        self.ended = threading.Event()
+
+    def ping(self) -> None:
+        self.answers -= 1
+        if self.answers < 0:
+            self.ended.wait()
+            raise ConnectionError
+
+    def kill_jvm(self) -> None:
+        self.is_alive = False
+        self.ended.set()
+
+
+def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 0.2)
+    jvm = Jvm(answers=3)
+    with JvmWatch(cast("TaskRunner", jvm)):
+        assert jvm.ended.wait(20)
+    assert (jvm.is_alive, jvm.answers) == (False, -1)
+
+
+def test_a_worker_without_a_jvm_claims_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "is_alive", False)
+    worker.run("w")  # a claim of the pretended service would raise
+
+
+def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
+    code = (
+        "import threading; from worker import main;"
+        "main.STOP_SECONDS = 0.2;"
+        "jvm = type('Jvm', (), {'kill_jvm': lambda self: print('ended', flush=True)})();"
+        "main._end_in_time(jvm); threading.Event().wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (1, "ended\n")
+    assert "Something still hangs" in ended.stderr

@@ -8,15 +8,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.jobs import Jobs
 from tests.worker.test_lookup import key_set_of, write_data_file
+from worker import catalogs, commit
+from worker.compaction import CompactionTask
 from worker.control_plane import Assignment
+from worker.conversion import DeletesTask
 from worker.index import assign_addresses, build_tasks
-from worker.job import MAX_HALVINGS, Job
+from worker.job import MAX_HALVINGS, Job, JobError
 from worker.pipeline import lacks_memory
+from worker.positions import Positions
 from worker.read import KeyReader
+from worker.session import TaskRunner
+from worker.sorted_runs import RunWriter
 from worker.storage import Storage
 
 
@@ -43,6 +53,7 @@ def raised_again() -> Exception:
         (Py4JError("java.lang.OutOfMemoryError: Java heap space"), True),
         (PySparkException("... numpy._core._exceptions._ArrayMemoryError: Unable to allocate"), True),
         (PySparkException("the worker said: MemoryError"), True),
+        (PySparkException("SparkException: Python worker exited unexpectedly (crashed)"), True),
         (OSError("no room"), False),
         (raised_again(), False),
         (ValueError("a file named MemoryError.parquet"), False),
@@ -76,6 +87,7 @@ def previous(status: str, code: str | None = None) -> dict[str, Any]:
         ([previous("lost", "claim_answer_lost")], 0),
         ([previous("lost", "worker_lost")], 1),
         ([previous("failed", "out_of_memory"), previous("lost", "worker_lost")], 2),
+        ([previous("failed", "jvm_lost")], 1),
         ([previous("lost", "worker_lost")] * 50, MAX_HALVINGS),
     ],
 )
@@ -112,3 +124,163 @@ def test_a_build_that_holds_less_writes_more_and_smaller_runs(
 
     assert runs(0) == [40, 40, 20]
     assert runs(2) == [10] * 10
+
+
+class Meter:
+    """How much jobs do at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.delete_tasks = self.spills = self.compacted_parts = self.runs = 0
+        run, spill, read, close = DeletesTask.run, Positions._spill, CompactionTask._read, RunWriter.close
+
+        def counted_run(task: DeletesTask, shared: object) -> Any:
+            self.delete_tasks += 1
+            return run(task, shared)
+
+        def counted_spill(positions: Positions) -> None:
+            self.spills += 1
+            spill(positions)
+
+        def counted_read(*arguments: Any) -> Any:
+            self.compacted_parts += 1
+            return read(*arguments)
+
+        def counted_close(writer: RunWriter) -> Any:
+            self.runs += 1
+            return close(writer)
+
+        monkeypatch.setattr(RunWriter, "close", counted_close)
+        monkeypatch.setattr(DeletesTask, "run", counted_run)
+        monkeypatch.setattr(Positions, "_spill", counted_spill)
+        monkeypatch.setattr(CompactionTask, "_read", counted_read)
+
+
+@pytest.mark.integration
+def test_a_conversion_that_holds_less_works_in_more_parts(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.resolution.DRIVER_KEYS", 100)
+    monkeypatch.setattr("worker.positions.MEMORY_POSITIONS", 100)
+    monkeypatch.setattr("worker.conversion.MEMORY_POSITIONS", 480)
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    for load in range(4):
+        table.append([{"id": i, "region": "eu", "value": load} for i in range(load * 50, load * 50 + 50)])
+    for start in range(2):
+        table.delete_keys([{"id": i} for i in range(start, 200, 5)])
+    before = visible_rows(spark, table_name)
+
+    usual = Meter(monkeypatch)
+    foretold = jobs.run("convert", dry_run=True).result
+    assert (foretold["key_sets"][0]["key_ranges"], foretold["commits"]) == (1, 1)
+    assert usual.spills == 0
+
+    smaller = Meter(monkeypatch)
+    foretold = jobs.run("convert", dry_run=True, out_of_memory=2).result
+    assert foretold["key_sets"][0]["key_ranges"] > 1
+    assert smaller.spills > 0
+    assert smaller.delete_tasks > usual.delete_tasks - smaller.delete_tasks > 0
+
+    # What is committed at once lies in the JVM's heap.
+    result = jobs.run("convert", out_of_memory=1).result
+    assert result["commits"] == 2
+    assert any("since earlier attempts lacked memory" in sentence for sentence in result["decisions"])
+    assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
+
+
+@pytest.mark.integration
+def test_index_jobs_that_hold_less_work_in_more_parts(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.index.RUN_ROWS", 200)
+    monkeypatch.setattr("worker.compaction.TASK_ROWS", 200)
+    monkeypatch.setattr("worker.file_formats.BATCH_ROWS", 10)
+    monkeypatch.setattr("worker.sorted_runs.ROW_GROUP_ROWS", 10)
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": 0} for i in range(200)])
+
+    def work(lacking: int) -> Meter:
+        meter = Meter(monkeypatch)
+        jobs.run("rebuild", key_sets=[["id"]], out_of_memory=lacking)
+        return meter
+
+    usual = work(0)
+    smaller = work(2)
+    assert smaller.runs > usual.runs - smaller.runs
+    assert smaller.compacted_parts > usual.compacted_parts - smaller.compacted_parts
+
+
+class Twice:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def run(self, _: object) -> int:
+        return 2 * self.number
+
+
+@pytest.mark.integration
+def test_fewer_tasks_run_at_a_time_on_spark_too(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once: list[int] = []
+    run_job = SparkContext.runJob
+
+    def counted(context: SparkContext, rdd: Any, function: Any, partitions: Any = None) -> Any:
+        at_once.append(len(partitions))
+        return run_job(context, rdd, function, partitions)
+
+    monkeypatch.setattr(SparkContext, "runJob", counted)
+    tasks = [Twice(number) for number in range(5)]
+
+    def run(runner: TaskRunner) -> list[int]:
+        """How many tasks each Spark job had."""
+        at_once.clear()
+        progress: list[int] = []
+        results = runner.run(tasks, None, planned_rows=1, on_progress=progress.append)
+        assert list(results) == [0, 2, 4, 6, 8]
+        assert progress == sorted(progress)
+        return list(at_once)
+
+    usual = TaskRunner(spark, local_rows=-1, parallelism=4)
+    assert run(usual) == [5, 4, 1]  # computed all at once, handed over four at a time
+    assert run(usual.smaller(1)) == [2, 2, 1, 4, 1]
+
+
+@pytest.fixture
+def full_heap(spark: SparkSession) -> Py4JJavaError:
+    """Java's own error."""
+    with pytest.raises(Py4JJavaError) as caught:
+        spark._jvm.java.nio.ByteBuffer.allocate(2**31 - 1)  # type: ignore[union-attr]
+    return caught.value
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", ["load", "prepare", "commit"])
+def test_a_full_heap_of_java_is_told_as_such(
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    full_heap: Py4JJavaError,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise full_heap
+
+    class Operation:
+        commit = fails
+
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": 0} for i in range(20)])
+    table.delete_keys([{"id": 1}])
+    owner, name = {
+        "load": (catalogs, "_open"),
+        "prepare": (commit, "_java_delete_files"),
+        "commit": (commit, "_row_delta"),
+    }[place]
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, (lambda *_: Operation()) if place == "commit" else fails)
+        with pytest.raises(JobError) as caught:
+            jobs.run("convert", job_id="full")
+    assert caught.value.code == "out_of_memory"
+    assert "Spark's JVM" in caught.value.detail
+    done = jobs.run("convert", job_id="full", attempt=2, out_of_memory=1)
+    assert done.result["rows_deleted"] == 1
+    assert equality_delete_files(spark, table_name) == []
