@@ -16,16 +16,14 @@ from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlmodel import col, select
 
-from service.auth.models import BrowserSession, LoginToken
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, new_id, utc_now
 from service.errors import is_database_trouble
 from service.index_health.poller import Poller
-from service.index_health.service import forget_samples
 from service.jobs import queue
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Event, Lease
-from service.routing import IdempotentAnswer
+from service.jobs.models import Lease
+from service.retention import forget
 from service.settings import Settings
 
 _log = logging.getLogger("icestream.background")
@@ -101,8 +99,9 @@ class Background:
         self._follow_clock()
         self.poller.poll_due()
         if self._clock.monotonic() >= self._clean_up_at:
-            self._clean_up_at = self._clock.monotonic() + _CLEAN_UP_SECONDS
-            self._clean_up()
+            # A little with each tick, so that nothing else waits for it.
+            more = forget(self._database, self._settings, self._clock.wall())
+            self._clean_up_at = self._clock.monotonic() + (0 if more else _CLEAN_UP_SECONDS)
 
     def hold_lease(self) -> bool:
         """Take or keep the lease; False while another replica has it."""
@@ -165,14 +164,3 @@ class Background:
                 _log.warning("Job %s waits until %s", job.id, job.available_at)
         # Only now: if the database failed, the next tick still sees the jump.
         self._clocks = now, moment
-
-    def _clean_up(self) -> None:
-        now = self._clock.wall()
-        before = now - timedelta(days=self._settings.history_days)
-        with self._database.write() as session:
-            forget_samples(session, before)
-            session.exec(delete(IdempotentAnswer).where(col(IdempotentAnswer.created_at) < before))
-            session.exec(delete(LoginToken).where(col(LoginToken.expires_at) < now))
-            session.exec(delete(BrowserSession).where(col(BrowserSession.expires_at) < now))
-            # Progress is of no use once it is old; every other event stays.
-            session.exec(delete(Event).where(col(Event.kind) == "job.progress", col(Event.at) < before))

@@ -50,7 +50,13 @@ class Settings(BaseSettings):
     """At most this many tables of one catalog are polled at a time."""
     session_hours: float = Field(default=12, gt=0)
     history_days: float = Field(default=30, gt=0)
-    """How long health samples and replayable answers are kept."""
+    """How long health samples are kept."""
+    job_history_days: float = Field(default=90, ge=2)
+    """How long ended jobs are kept, with their attempts and events, and the events of tables."""
+    audit_history_days: float = Field(default=400, gt=0)
+    """How long audit entries are kept."""
+    answer_days: float = Field(default=7, gt=0)
+    """How long a request with an Idempotency-Key may be repeated."""
 
     @field_validator("allowed_locations", "trusted_proxies", mode="before")
     @classmethod

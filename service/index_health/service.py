@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete
 from sqlmodel import Session, col, select
 
 from service.database import utc_now
@@ -268,7 +267,3 @@ def list_history(
         SORTING,
         lambda rows: [HealthSampleView.model_validate(row, from_attributes=True) for row in rows],
     )
-
-
-def forget_samples(session: Session, before: datetime) -> None:
-    session.exec(delete(HealthSample).where(col(HealthSample.at) < before))

@@ -62,6 +62,7 @@ class Job(SQLModel, table=True):
         Index("ix_jobs_status_available_at", "status", "available_at"),
         Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
         Index("ix_jobs_created_at_id", "created_at", "id"),
+        Index("ix_jobs_ended_at", "ended_at"),
     )
 
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -147,7 +148,7 @@ REQUEST = "request"
 
 
 class Event(SQLModel, table=True):
-    """Something that happened to a job or a table; never changed, never deleted while its job stays."""
+    """Something that happened to a job or a table; never changed, and deleted with its job only."""
 
     __tablename__ = "events"
     __table_args__ = (

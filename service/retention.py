@@ -1,0 +1,112 @@
+"""How long history stays: what is older than the settings say goes, a small batch at a time.
+
+Never removed: what runs or waits, leases and address counters, attempts whose files a later job may still
+have to remove, with their jobs, and the last ended job of each kind of a table, by which policies tell time.
+"""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, delete, exists, inspect, tuple_
+from sqlalchemy.orm import aliased
+from sqlmodel import Session, SQLModel, col, or_, select
+
+from service.audit.models import AuditEntry
+from service.auth.models import BrowserSession, LoginToken
+from service.database import Database
+from service.index_health.models import HealthSample
+from service.jobs.models import Attempt, Event, Job
+from service.jobs.status import JobStatus
+from service.routing import IdempotentAnswer
+from service.settings import Settings
+from service.workers.models import Worker
+
+BATCH = 500
+_ENDED = (JobStatus.SUCCEEDED.value, JobStatus.FAILED.value, JobStatus.CANCELLED.value)
+_TELLING = _ENDED[:2]
+
+
+def forget(database: Database, settings: Settings, now: datetime) -> bool:
+    """Remove a batch of each kind of history, each in a transaction of its own; whether more may be left."""
+    more = False
+    for remove in (_jobs, _events, _progress, _audit, _samples, _answers, _tokens, _sessions, _workers):
+        with database.write() as session:
+            more |= remove(session, settings, now) == BATCH
+    return more
+
+
+def _jobs(session: Session, settings: Settings, now: datetime) -> int:
+    """Ended jobs, with their attempts and events."""
+    later = aliased(Job)
+    has_later = exists().where(
+        col(later.table_id) == col(Job.table_id),
+        col(later.kind) == col(Job.kind),
+        ~col(later.dry_run),
+        col(later.status).in_(_TELLING),
+        col(later.ended_at) > col(Job.ended_at),
+    )
+    may_have_left_files = exists().where(col(Attempt.job_id) == col(Job.id), col(Attempt.plans).is_not(None))
+    chosen = session.exec(
+        select(Job.id)
+        .where(
+            col(Job.status).in_(_ENDED),
+            col(Job.ended_at) < now - timedelta(days=settings.job_history_days),
+            or_(col(Job.dry_run), ~col(Job.status).in_(_TELLING), has_later),
+            ~may_have_left_files,
+        )
+        .order_by(col(Job.ended_at))
+        .limit(BATCH)
+    ).all()
+    session.execute(delete(Event).where(col(Event.job_id).in_(chosen)))
+    session.execute(delete(Attempt).where(col(Attempt.job_id).in_(chosen)))
+    session.execute(delete(Job).where(col(Job.id).in_(chosen)))
+    return len(chosen)
+
+
+def _events(session: Session, settings: Settings, now: datetime) -> int:
+    """Events of tables that belong to no job."""
+    before = now - timedelta(days=settings.job_history_days)
+    return _remove(session, Event, col(Event.job_id).is_(None), col(Event.at) < before)
+
+
+def _progress(session: Session, settings: Settings, now: datetime) -> int:
+    """Of no use once it is old, while every other event stays with its job."""
+    before = now - timedelta(days=min(settings.history_days, settings.job_history_days))
+    return _remove(session, Event, col(Event.kind) == "job.progress", col(Event.at) < before)
+
+
+def _audit(session: Session, settings: Settings, now: datetime) -> int:
+    before = now - timedelta(days=settings.audit_history_days)
+    return _remove(session, AuditEntry, col(AuditEntry.at) < before)
+
+
+def _samples(session: Session, settings: Settings, now: datetime) -> int:
+    before = now - timedelta(days=settings.history_days)
+    return _remove(session, HealthSample, col(HealthSample.at) < before)
+
+
+def _answers(session: Session, settings: Settings, now: datetime) -> int:
+    before = now - timedelta(days=settings.answer_days)
+    return _remove(session, IdempotentAnswer, col(IdempotentAnswer.created_at) < before)
+
+
+def _tokens(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
+    return _remove(session, LoginToken, col(LoginToken.expires_at) < now)
+
+
+def _sessions(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
+    return _remove(session, BrowserSession, col(BrowserSession.expires_at) < now)
+
+
+def _workers(session: Session, settings: Settings, now: datetime) -> int:
+    """Each start of a worker has a row of its own; attempts name it."""
+    before = now - timedelta(days=settings.job_history_days)
+    has_attempts = exists().where(col(Attempt.worker_id) == col(Worker.id))
+    return _remove(session, Worker, col(Worker.last_seen_at) < before, ~has_attempts)
+
+
+def _remove(session: Session, model: type[SQLModel], *conditions: ColumnElement[bool]) -> int:
+    """Remove a batch of the rows that meet all conditions, and say how many."""
+    keys = inspect(model).primary_key
+    chosen = select(*keys).where(*conditions).limit(BATCH)
+    removed = session.execute(delete(model).where(tuple_(*keys).in_(chosen)).returning(keys[0]))
+    return len(removed.all())
