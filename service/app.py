@@ -95,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=run,
         responses=PROBLEM_RESPONSES,
     )
-    app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs()
+    app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.stopping = threading.Event()
     app.add_middleware(BodyLimit)
     install_error_handlers(app)

@@ -5,7 +5,6 @@ so that no other module invents a default.
 """
 
 import ipaddress
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -33,6 +32,12 @@ class Settings(BaseSettings):
     """Where indexes go unless their catalog says otherwise; empty means `index/` in the data directory."""
     allowed_locations: Annotated[tuple[str, ...], NoDecode] = ()
     """URI prefixes that catalogs, tables and indexes may name beyond the data directory."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Hosts that catalogs may connect to: names, `*.domain`, addresses, networks; `*` for every address that
+    is not internal to a machine. Empty means `*`, and loopback too if only this machine is served."""
+    allowed_secrets: Annotated[tuple[str, ...], NoDecode] = ()
+    """References that catalogs may use, by their beginnings: `env:LAKE_`, `file:/run/secrets`. Empty means
+    `env:CATALOG_`, and whatever this user can read if only this machine is served."""
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     bootstrap_key: SecretStr | None = None
@@ -58,7 +63,9 @@ class Settings(BaseSettings):
     answer_days: float = Field(default=7, gt=0)
     """How long a request with an Idempotency-Key may be repeated."""
 
-    @field_validator("allowed_locations", "trusted_proxies", mode="before")
+    @field_validator(
+        "allowed_locations", "allowed_hosts", "allowed_secrets", "trusted_proxies", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -79,6 +86,14 @@ class Settings(BaseSettings):
                 ) from error
         return value
 
+    @field_validator("allowed_secrets")
+    @classmethod
+    def _check_references(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for rule in value:
+            if not rule.startswith(("env:", "file:/")):
+                raise ValueError(f"{rule!r} is neither env:NAME nor file:/directory")
+        return value
+
     @field_validator("index_warehouse")
     @classmethod
     def _check_store(cls, value: str) -> str:
@@ -95,14 +110,61 @@ class Settings(BaseSettings):
             self.index_warehouse = f"file://{self.data_dir / 'index'}"
         return self
 
-    @cached_property
+    @property
     def location_roots(self) -> tuple[str, ...]:
-        """Normalised places that catalogs, tables and indexes may lie under."""
-        roots = (str(self.data_dir), self.index_warehouse, *self.allowed_locations)
-        return tuple(normalize_location(root) for root in roots)
+        """Places that catalogs, tables and indexes may lie under.
+
+        Of the data directory, a service that others can reach gives only what it keeps there for catalogs.
+        """
+        own = ("warehouse", "catalog.db") if self.is_public else (".",)
+        return (
+            *(str(self.data_dir / name) for name in own),
+            self.index_warehouse,
+            *self.allowed_locations,
+        )
 
     def allows_location(self, location: str) -> bool:
+        """Whether a catalog may name it. The control database is no catalog's, wherever it lies."""
+        if any(normalize_location(location) == normalize_location(file) for file in self._database_files()):
+            return False
         return any(is_under(location, root) for root in self.location_roots)
+
+    def _database_files(self) -> tuple[str, ...]:
+        if not self.database_url.startswith("sqlite"):
+            return ()
+        path = self.database_url.partition(":///")[2].partition("?")[0]
+        return tuple(path + suffix for suffix in ("", "-wal", "-shm", "-journal")) if path else ()
+
+    @property
+    def host_rules(self) -> tuple[str, ...]:
+        """In lower case."""
+        default = ("*",) if self.is_public else ("*", "127.0.0.0/8", "::1")
+        return tuple(rule.lower() for rule in self.allowed_hosts or default)
+
+    @property
+    def allows_any_host(self) -> bool:
+        """Whether catalogs may reach every address that is not internal to a machine."""
+        return "*" in self.host_rules
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a rule names this very host, or its domain: then it may be any address."""
+        name = host.lower().rstrip(".")
+        return any(
+            name.endswith(rule[1:]) if rule.startswith("*.") else name == rule for rule in self.host_rules
+        )
+
+    def allows_address(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+        """Whether a rule names this address, or a network that it is in."""
+        return any(address in network for rule in self.host_rules if (network := _network(rule)) is not None)
+
+    def allows_secret(self, reference: str) -> bool:
+        """Whether a catalog may refer to this. Icestream's own settings are never a catalog's."""
+        if reference.startswith("env:ICESTREAM_"):
+            return False
+        rules = self.allowed_secrets or (("env:CATALOG_",) if self.is_public else ("env:", "file:/"))
+        if reference.startswith("env:"):
+            return any(reference.startswith(rule) for rule in rules if rule.startswith("env:"))
+        return any(is_under(reference, rule) for rule in rules if rule.startswith("file:/"))
 
     @property
     def is_public(self) -> bool:
@@ -132,6 +194,13 @@ class Settings(BaseSettings):
                 "ICESTREAM_BOOTSTRAP_KEY and ICESTREAM_BOOTSTRAP_WORKER_KEY are the same; "
                 "workers need a key of their own, since that of an admin may do anything."
             )
+
+
+def _network(rule: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(rule, strict=False)
+    except ValueError:
+        return None
 
 
 def _get_settings(request: Request) -> Settings:

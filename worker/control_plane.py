@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from worker.storage import ALLOWED_LOCATIONS
+
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
 OUT_OF_MEMORY = "out_of_memory"
@@ -134,6 +136,13 @@ class Assignment(_Body):
     catalog: AssignedCatalog
     index: AssignedIndex
     policy: AssignedPolicy = AssignedPolicy()
+    allowed_locations: list[str] | None = None
+
+    @property
+    def location_limits(self) -> dict[str, str]:
+        """What limits a `Storage` to the places that the service allows."""
+        allowed = self.allowed_locations
+        return {} if allowed is None else {ALLOWED_LOCATIONS: "\n".join(allowed)}
 
 
 class _Registered(_Body):

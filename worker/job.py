@@ -197,7 +197,7 @@ def pin_table(job: Job) -> PinnedTable:
             "Check the catalog's address and credentials (POST /api/v1/catalogs/{id}/check), then retry.",
             retryable=isinstance(error, catalogs.CatalogUnreachableError),
         ) from error
-    storage = Storage(catalogs.file_io_properties(java_table))
+    storage = Storage(catalogs.file_io_properties(java_table) | assignment.location_limits)
     try:
         return _pin(java_table, storage, assignment.table.branch)
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
 from worker.removal import drop_index
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
-from worker.storage import causes_of
+from worker.storage import LocationNotAllowedError, causes_of
 from worker.verification import verify_index
 
 # Errors whose text is all that there is of what happened in another process.
@@ -51,6 +51,13 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
             "Nothing to do: it was a late one of an attempt that had lost its job, and the next attempt plans"
             " on what is there now.",
             retryable=True,
+        ) from error
+    except LocationNotAllowedError as error:
+        raise JobError(
+            "location_not_allowed",
+            "The table leads outside the allowed places",
+            str(error),
+            "If that is meant, add it to the service's ICESTREAM_ALLOWED_LOCATIONS and start that again.",
         ) from error
     except Exception as error:
         if isinstance(error, JobError | JobCancelledError | StaleAttemptError | ControlPlaneError):

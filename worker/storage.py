@@ -5,6 +5,7 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import GCSStore, LocalStore, S3Store
 from pyarrow import fs as pafs
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
@@ -24,6 +26,11 @@ if TYPE_CHECKING:  # names that obstore has for type checkers only
 
 _HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
 _SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
+
+ALLOWED_LOCATIONS = "icestream.allowed-locations"
+"""The property that names the places, a line each, beyond which nothing is opened; else everything is."""
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
@@ -39,8 +46,13 @@ class StoredFile:
     modified_at: float
 
 
+class LocationNotAllowedError(Exception):
+    """A table, its metadata or its catalog names a place that the operator has not allowed; final."""
+
+
 class LocationFileIO(PyArrowFileIO):
-    """PyIceberg's FileIO, which keeps a `?` or `#` in a path: a location is no URL with a query."""
+    """PyIceberg's FileIO, which opens only what is allowed and keeps a `?` or `#` in a path: a location is
+    no URL with a query."""
 
     @staticmethod
     def parse_location(location: str, properties: Mapping[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
@@ -48,6 +60,26 @@ class LocationFileIO(PyArrowFileIO):
         kept = location.translate(_HIDDEN)
         scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
         return scheme, netloc, path.translate(_SHOWN)
+
+    def check(self, location: str) -> None:
+        """Raises LocationNotAllowedError."""
+        allowed = self.properties.get(ALLOWED_LOCATIONS)
+        if allowed is not None and not any(_is_under(location, root) for root in allowed.splitlines()):
+            raise LocationNotAllowedError(
+                f"{location} lies outside the places that the service allows (ICESTREAM_ALLOWED_LOCATIONS)"
+            )
+
+    def new_input(self, location: str) -> PyArrowFile:
+        self.check(location)
+        return super().new_input(location)
+
+    def new_output(self, location: str) -> PyArrowFile:
+        self.check(location)
+        return super().new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        self.check(location if isinstance(location, str) else location.location)
+        super().delete(location)
 
 
 class Storage:
@@ -71,7 +103,8 @@ class Storage:
         return hash(frozenset(self.properties.items()))
 
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """The file system and the path on it that a location names."""
+        """The file system and the path on it that a location names. Raises LocationNotAllowedError."""
+        self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         return self.io.fs_by_scheme(scheme, netloc), path
 
@@ -136,6 +169,7 @@ class Storage:
 
     def _object_store(self, location: str) -> tuple[ObjectStore, str]:
         """Where an exclusive write of a location goes, and the path there: Arrow's file systems have none."""
+        self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         key = path.removeprefix(netloc).lstrip("/")
         if scheme == "file":
@@ -187,6 +221,26 @@ class Storage:
         except FileNotFoundError:
             return False
         return True
+
+
+def _is_under(location: str, root: str) -> bool:
+    """Whether a location is a place or lies inside it; `file:///x`, `file:/x` and `/x` are one."""
+    inside, outside = _normalized(location), _normalized(root)
+    return inside == outside or inside.startswith(outside.rstrip("/") + "/")
+
+
+def _normalized(location: str) -> str:
+    match = _SCHEME.match(location)
+    scheme = match.group(1).lower() if match else "file"
+    rest = location[match.end() :] if match else location
+    if scheme == "file" and rest.startswith("//localhost/"):
+        rest = rest.removeprefix("//localhost")
+    elif scheme != "file":
+        rest = "/" + rest.lstrip("/")
+        authority, _, path = rest[1:].partition("/")
+        # `..` must not climb out of the bucket.
+        rest = f"/{authority}{posixpath.normpath('/' + path.lstrip('/'))}"
+    return f"{_SAME_SCHEME.get(scheme, scheme)}:{posixpath.normpath('/' + rest.lstrip('/'))}"
 
 
 def causes_of(error: BaseException) -> list[BaseException]:

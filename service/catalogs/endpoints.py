@@ -82,12 +82,16 @@ def delete_catalog(session: WriteSession, caller: Admin, catalog_id: str) -> Non
 
 @router.post("/{catalog_id}/check")
 def check_catalog(
-    database: CurrentDatabase, catalogs: OpenCatalogs, _caller: Viewer, catalog_id: str
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    catalogs: OpenCatalogs,
+    _caller: Viewer,
+    catalog_id: str,
 ) -> CatalogCheck:
     """Try to reach a catalog, and say in words what can be seen."""
     with database.read() as session:
         catalog = service.get_catalog(session, catalog_id)
-    return service.check_connection(catalogs, catalog)
+    return service.check_connection(settings, catalogs, catalog)
 
 
 @router.post("/{catalog_id}/pause")

@@ -1,9 +1,17 @@
-"""How PyIceberg opens the files that a location names."""
+"""How PyIceberg opens the files that a location names, and only those that the operator allows."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
+
+from service.catalogs.reach import check_file_io, check_location
+from service.settings import Settings
+
+SETTINGS = "icestream.settings"
+"""The property that hands GuardedFileIO the service's settings."""
 
 _HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
 _SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
@@ -17,3 +25,28 @@ class LocationFileIO(PyArrowFileIO):
         """(scheme, netloc, path) of a location."""
         scheme, netloc, path = PyArrowFileIO.parse_location(location.translate(_HIDDEN), properties)
         return scheme, netloc, path.translate(_SHOWN)
+
+
+class GuardedFileIO(LocationFileIO):
+    """The same of files that catalogs name: whatever lies elsewhere than the operator allows is refused.
+
+    PyIceberg makes it from properties alone, so the settings come as one of them. Raises InvalidError.
+    """
+
+    def __init__(self, properties: Mapping[str, Any] = EMPTY_DICT) -> None:
+        given = dict(properties)
+        self._settings: Settings = given.pop(SETTINGS)
+        check_file_io(self._settings, given)
+        super().__init__(given)
+
+    def new_input(self, location: str) -> PyArrowFile:
+        check_location(self._settings, location)
+        return super().new_input(location)
+
+    def new_output(self, location: str) -> PyArrowFile:
+        check_location(self._settings, location)
+        return super().new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        check_location(self._settings, location if isinstance(location, str) else location.location)
+        super().delete(location)

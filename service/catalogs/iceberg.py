@@ -7,7 +7,7 @@ texts say what was tried and what to do.
 import difflib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +17,21 @@ from urllib.parse import urlsplit
 from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
-from pyiceberg.io import load_file_io
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
 from sqlalchemy import create_engine, inspect, select
 from sqlalchemy.engine import make_url
 
-from service.catalogs.file_io import LocationFileIO
+from service.catalogs.clients import open_catalog
+from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import Catalog, CatalogType
+from service.catalogs.reach import check_reachable, check_record
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
+from service.settings import Settings
 from service.wording import counted
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
@@ -91,14 +93,17 @@ class HadoopSource:
     """Tables as directories under a warehouse, the newest metadata found through `version-hint.text`."""
 
     warehouse: str
-    properties: Mapping[str, str]
+    io: GuardedFileIO
 
     def load(self, identifier: Identifier) -> Table:
         metadata = f"{self._directory(identifier)}/metadata"
         newest = self._newest(metadata)
         if newest is None:
             raise NoSuchTableError(f"There is no metadata under {metadata}")
-        return StaticTable.from_metadata(f"{metadata}/{newest}", dict(self.properties))
+        location = f"{metadata}/{newest}"
+        # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
+        read = FromInputFile.table_metadata(self.io.new_input(location))
+        return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in self._walk()})
@@ -116,13 +121,8 @@ class HadoopSource:
 
     def _list(self, location: str) -> list[tuple[str, bool]]:
         """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
-        io = load_file_io(dict(self.properties), location)
-        if not isinstance(io, PyArrowFileIO):
-            raise NotImplementedError(
-                f"{type(io).__name__} lists no directory such as {location}; leave `py-io-impl` out"
-            )
-        scheme, netloc, path = io.parse_location(location, dict(self.properties))
-        filesystem = io.fs_by_scheme(scheme, netloc)
+        scheme, netloc, path = self.io.parse_location(location, self.io.properties)
+        filesystem = self.io.fs_by_scheme(scheme, netloc)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
 
@@ -133,7 +133,7 @@ class HadoopSource:
             for name, _ in self._list(metadata)
             if (match := _METADATA_FILE.match(name))
         }
-        hint = load_file_io(dict(self.properties), metadata).new_input(f"{metadata}/version-hint.text")
+        hint = self.io.new_input(f"{metadata}/version-hint.text")
         if not versions:
             return None
         hinted = int(hint.open().read().decode().strip()) if hint.exists() else 0
@@ -165,7 +165,8 @@ class IcebergCatalogs:
     A source that failed is dropped, so that rotated secrets are resolved again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
 
@@ -191,7 +192,7 @@ class IcebergCatalogs:
                 with self.reading(catalog, identifier):
                     return source.load(identifier)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
-                raise table_not_found(catalog, source, identifier) from error
+                raise table_not_found(self._settings, catalog, source, identifier) from error
 
     @contextmanager
     def reading(self, catalog: Catalog, identifier: Identifier) -> Iterator[None]:
@@ -217,7 +218,7 @@ class IcebergCatalogs:
             opened = self._opened.get(catalog.id)
         if opened is not None and opened.version == catalog.version:
             return opened.source
-        source = open_source(catalog)
+        source = open_source(self._settings, catalog)
         with self._lock:
             before = self._opened.get(catalog.id)
             self._opened[catalog.id] = _Opened(catalog.version, source)
@@ -231,18 +232,28 @@ def name_inside(catalog: Catalog) -> str:
     return catalog.properties.get("catalog_name", catalog.name)
 
 
-def open_source(catalog: Catalog) -> TableSource:
-    """Open a catalog of any type. Raises whatever PyIceberg and its drivers raise."""
-    properties = resolve(catalog.properties)
+def open_source(settings: Settings, catalog: Catalog) -> TableSource:
+    """Open a catalog of any type. Raises InvalidError for what the operator does not allow, and whatever
+    PyIceberg and its drivers raise."""
+    kind = CatalogType(catalog.type)
+    properties = resolved(settings, catalog)
     properties.pop("catalog_name", None)
-    properties.setdefault("py-io-impl", f"{LocationFileIO.__module__}.{LocationFileIO.__name__}")
-    if catalog.type == CatalogType.HADOOP.value:
-        return HadoopSource(properties["warehouse"], properties)
-    if catalog.type == CatalogType.SQL.value:
+    if kind is CatalogType.HADOOP:
+        return HadoopSource(properties["warehouse"], GuardedFileIO({**properties, SETTINGS: settings}))
+    if kind is CatalogType.SQL:
         # Connecting must not create what is not there.
         _check_sqlite_file(properties["uri"])
         properties["init_catalog_tables"] = "false"
-    return PyIcebergSource(load_catalog(name_inside(catalog), **{**properties, "type": catalog.type}))
+    return PyIcebergSource(open_catalog(settings, kind, name_inside(catalog), properties))
+
+
+def resolved(settings: Settings, catalog: Catalog) -> dict[str, str]:
+    """The properties with their secrets. Raises InvalidError for those that are not there, or not allowed."""
+    kind = CatalogType(catalog.type)
+    check_record(settings, kind, catalog.properties)
+    properties = resolve(catalog.properties)
+    check_reachable(settings, kind, properties)
+    return properties
 
 
 def create_sql_catalog(name: str, uri: str, warehouse: str) -> None:
@@ -256,9 +267,9 @@ def _check_sqlite_file(uri: str) -> None:
         raise FileNotFoundError(f"the catalog database {url.database} does not exist")
 
 
-def catalog_names_in_database(catalog: Catalog) -> list[str]:
+def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]:
     """The catalog names that a sql catalog's database holds tables or namespaces of."""
-    uri = resolve(catalog.properties)["uri"]
+    uri = resolved(settings, catalog)["uri"]
     _check_sqlite_file(uri)
     engine = create_engine(uri)
     try:
@@ -324,7 +335,9 @@ def _advice(catalog: Catalog, error: Exception) -> str:
     return "Check that `uri` and credentials are right and that the service can reach it over the network."
 
 
-def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifier) -> InvalidError:
+def table_not_found(
+    settings: Settings, catalog: Catalog, source: TableSource, identifier: Identifier
+) -> InvalidError:
     """Says what is there instead: the nearest tables or namespaces, or other catalog names."""
     wanted = ".".join(identifier)
     namespaces = source.namespaces()
@@ -349,7 +362,9 @@ def table_not_found(catalog: Catalog, source: TableSource, identifier: Identifie
     remedy = "Give the identifier as [namespace, ..., table], spelt as in the catalog."
     others: list[str] = []
     if catalog.type == CatalogType.SQL.value:
-        others = [name for name in catalog_names_in_database(catalog) if name != name_inside(catalog)]
+        others = [
+            name for name in catalog_names_in_database(settings, catalog) if name != name_inside(catalog)
+        ]
         if others:
             detail += (
                 f" It looked for catalog name {name_inside(catalog)!r}; "

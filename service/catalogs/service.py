@@ -19,11 +19,12 @@ from service.catalogs.models import (
     CatalogType,
     CatalogView,
 )
+from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties
 from service.conditional import check_version
 from service.database import utc_now
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
-from service.locations import can_hold_index, is_absolute, is_under
+from service.locations import can_hold_index, is_under
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
@@ -169,7 +170,7 @@ def delete_catalog(session: Session, principal: Principal, catalog_id: str) -> N
     session.add(row)
 
 
-def check_connection(catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogCheck:
+def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogCheck:
     """Try a catalog and say in words what was seen. Slow: call it outside any transaction."""
     started = time.monotonic()
     # What was open before may hold old secrets.
@@ -199,7 +200,7 @@ def check_connection(catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogChec
         if catalog.type == CatalogType.SQL.value:
             others = [
                 name
-                for name in iceberg.catalog_names_in_database(catalog)
+                for name in iceberg.catalog_names_in_database(settings, catalog)
                 if name != iceberg.name_inside(catalog)
             ]
             if others:
@@ -248,8 +249,7 @@ def check_catalog(
             "Add them under `properties`.",
         )
     check_properties(properties)
-    for location in catalog_locations(kind, properties):
-        check_location(settings, location)
+    check_record(settings, kind, properties)
     if index_warehouse is not None:
         check_location(settings, index_warehouse)
         if not can_hold_index(index_warehouse):
@@ -259,41 +259,6 @@ def check_catalog(
                 f"{index_warehouse!r} is on a store whose commits are not known to be exclusive.",
                 "Give a place on a file system, S3 (with conditional writes) or Google Cloud Storage.",
             )
-
-
-def catalog_locations(kind: CatalogType, properties: Mapping[str, str]) -> list[str]:
-    """The file and object store places that a catalog names."""
-    locations = []
-    warehouse = properties.get("warehouse", "")
-    # A REST catalog's warehouse may be a mere name.
-    if warehouse and (kind is not CatalogType.REST or is_absolute(warehouse)):
-        locations.append(warehouse)
-    uri = properties.get("uri", "")
-    if kind is CatalogType.SQL and uri.startswith("sqlite"):
-        # sqlite:////abs/cat.db, possibly with a driver and with query parameters.
-        locations.append(uri.partition(":///")[2].partition("?")[0])
-    return locations
-
-
-def check_location(settings: Settings, location: str) -> None:
-    """Raise InvalidError unless a place is absolute and allowed."""
-    if not is_absolute(location):
-        raise InvalidError(
-            "location-not-absolute",
-            "The location is not absolute",
-            f"{location!r} means another place to every process.",
-            "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
-        )
-    if not settings.allows_location(location):
-        raise InvalidError(
-            "location-not-allowed",
-            "The location is outside the allowed places",
-            f"{location!r} lies neither in the data directory nor under ICESTREAM_ALLOWED_LOCATIONS.",
-            "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
-            "and start the service again.",
-            location=location,
-            setting="ICESTREAM_ALLOWED_LOCATIONS",
-        )
 
 
 def index_warehouse(settings: Settings, catalog: Catalog) -> str:

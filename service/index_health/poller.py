@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
-from service.catalogs.service import check_location
+from service.catalogs.reach import check_location
 from service.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import ManifestCache, Measurement, measure

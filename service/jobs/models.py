@@ -340,3 +340,5 @@ class Assignment(BaseModel):
     catalog: AssignedCatalog
     index: AssignedIndex
     policy: EffectivePolicy
+    allowed_locations: list[str]
+    """Places beyond which the worker opens no file, whatever catalog and table name."""

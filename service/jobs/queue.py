@@ -612,6 +612,7 @@ def _start_attempt(
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
         policy=effective_policy(session, table),
+        allowed_locations=list(settings.location_roots),
     )
 
 

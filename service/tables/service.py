@@ -17,7 +17,8 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize, require_role
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
-from service.catalogs.service import check_index_place, check_location, find_catalog, index_warehouse
+from service.catalogs.reach import check_location
+from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.conditional import check_version
 from service.database import Database, utc_now
 from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError

@@ -199,12 +199,15 @@ def running(settings: Settings) -> Iterator[Running]:
     clients: list[httpx.Client] = []
     service = Running(url, settings, database, background, clients)
     service.admin = service.client_with({"Authorization": f"Bearer {ADMIN_KEY}"})
-    yield service
-    for client in clients:
-        client.close()
-    background.stop()
-    server.should_exit = True
-    thread.join()
+    try:
+        yield service
+    finally:
+        # Also after a test that failed, which would else wait for this thread for ever.
+        for client in clients:
+            client.close()
+        background.stop()
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Replica:
 
     def again(self) -> "Replica":
         """The same service after a restart, or another replica."""
-        new = Background(self.database, self.settings, IcebergCatalogs(), self.time.clock)
+        new = Background(self.database, self.settings, IcebergCatalogs(self.settings), self.time.clock)
         return Replica(new, self.database, self.time, self.settings)
 
     def run(self, seconds: int) -> None:
@@ -74,7 +74,7 @@ class Replica:
 def replica(database: Database, tmp_path: Path) -> Iterator[Replica]:
     settings = Settings(data_dir=tmp_path, database_url=database.url, lease_seconds=30)
     time = ManualTime()
-    background = Background(database, settings, IcebergCatalogs(), time.clock)
+    background = Background(database, settings, IcebergCatalogs(settings), time.clock)
     yield Replica(background, database, time, settings)
     background.stop()
 

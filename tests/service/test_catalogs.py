@@ -31,7 +31,9 @@ def test_a_registered_catalog_is_found_by_id_and_by_name(service: Running, tmp_p
 
 @pytest.mark.parametrize("kind", ["rest", "hive", "glue", "hadoop"])
 def test_every_type_is_accepted(service: Running, tmp_path: Path, kind: str) -> None:
-    properties = {"uri": "http://127.0.0.1:1", "warehouse": f"file://{tmp_path}/warehouse"}
+    uri = {"rest": "http://127.0.0.1:1", "hive": "thrift://127.0.0.1:1,thrift://127.0.0.1:2"}
+    properties = {"warehouse": f"file://{tmp_path}/warehouse"}
+    properties |= {"uri": uri[kind]} if kind in uri else {}
     body = {"name": kind, "type": kind, "properties": properties}
     assert service.admin.post("/catalogs", json=body).status_code == 201
 
@@ -197,7 +199,6 @@ def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
 ) -> None:
     service.register(iceberg)
     service.settings.allowed_locations = ("abfss://lake@account/index",)
-    service.settings.__dict__.pop("location_roots", None)  # kept from before
     patch = {"index_warehouse": "abfss://lake@account/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-place-not-supported")

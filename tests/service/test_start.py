@@ -157,7 +157,7 @@ def test_one_replica_schedules_until_it_is_silent_whatever_the_clock_says(
     settings = Settings(data_dir=tmp_path, database_url=new_database_url(kind), lease_seconds=30)
     database = Database(settings.database_url)
     time = ManualTime()
-    first, second = (Background(database, settings, IcebergCatalogs(), time.clock) for _ in range(2))
+    first, second = (Background(database, settings, IcebergCatalogs(settings), time.clock) for _ in range(2))
     assert [first.hold_lease(), second.hold_lease()] == [True, False]
     time.jump(jump_seconds)
     for _ in range(20):

@@ -1,0 +1,128 @@
+"""PyIceberg's catalogs, held to what the operator allows, whatever a catalog answers.
+
+PyIceberg trusts what a catalog says: a REST catalog's configuration may name classes to load and certificates
+to read, a table's properties may name the FileIO, a redirect may lead anywhere. None of that gets through.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pyiceberg.catalog import Catalog as PyIcebergCatalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO
+from pyiceberg.typedef import EMPTY_DICT, Properties
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.models import CatalogType
+from service.catalogs.reach import addresses_of
+from service.errors import UnreachableError
+from service.settings import Settings
+
+FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
+_TIMEOUTS = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
+
+
+class _Guarded:
+    """A catalog whose tables read only what the operator allows."""
+
+    properties: Properties
+
+    def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:  # noqa: ARG002
+        return GuardedFileIO({**self.properties, **properties, SETTINGS: self.properties[SETTINGS]})
+
+
+class GuardedSqlCatalog(_Guarded, SqlCatalog):
+    """Of a database; its properties were checked."""
+
+
+class GuardedRestCatalog(_Guarded, RestCatalog):
+    """Behind HTTP: connects to addresses that are allowed, follows no redirect, loads no code by name."""
+
+    def _config_headers(self, session: Session) -> None:
+        # The first that happens to each new session, before a token is fetched through it.
+        super()._config_headers(session)
+        settings: Settings = self.properties[SETTINGS]
+        for adapter in session.adapters.values():
+            _guard(adapter, settings)
+        session.hooks["response"].append(_refuse_redirect)
+        session.request = partial(session.request, timeout=_TIMEOUTS)  # type: ignore[method-assign]
+
+    def _init_sigv4(self, session: Session) -> None:
+        super()._init_sigv4(session)
+        for adapter in session.adapters.values():
+            _guard(adapter, self.properties[SETTINGS])
+
+    def _fetch_config(self) -> None:
+        given = self.properties
+        super()._fetch_config()
+        # What is no text configures PyIceberg itself: `auth` a class with its arguments, `ssl` files to read.
+        self.properties = {
+            key: value
+            for key, value in self.properties.items()
+            if key in given or (isinstance(value, str) and not key.startswith("py-"))
+        } | {key: given[key] for key in (SETTINGS, "py-io-impl")}
+
+
+def open_catalog(
+    settings: Settings, kind: CatalogType, name: str, properties: Mapping[str, str]
+) -> PyIcebergCatalog:
+    """Open a catalog. properties: resolved and checked. Raises whatever PyIceberg and its drivers raise."""
+    given: dict[str, Any] = {**properties, "type": kind.value, "py-io-impl": FILE_IO, SETTINGS: settings}
+    if kind is CatalogType.REST:
+        return GuardedRestCatalog(name, **given)
+    if kind is CatalogType.SQL:
+        return GuardedSqlCatalog(name, **given)
+    if kind is CatalogType.HIVE:
+        from pyiceberg.catalog.hive import HiveCatalog
+
+        class GuardedHiveCatalog(_Guarded, HiveCatalog):
+            pass
+
+        return GuardedHiveCatalog(name, **given)
+    from pyiceberg.catalog.glue import GlueCatalog
+
+    class GuardedGlueCatalog(_Guarded, GlueCatalog):
+        pass
+
+    return GuardedGlueCatalog(name, **given)
+
+
+def _guard(adapter: Any, settings: Settings) -> None:
+    """Let an adapter connect only to addresses that are allowed, as they are at that very moment."""
+    if not isinstance(adapter, HTTPAdapter):
+        return
+
+    class Pinned(HTTPConnection):
+        def _new_conn(self) -> Any:
+            # Certificates and headers go by the name.
+            name, self._dns_host = self._dns_host, addresses_of(settings, self._dns_host, self.port)[0]
+            try:
+                return super()._new_conn()
+            finally:
+                self._dns_host = name
+
+    class PinnedSecure(Pinned, HTTPSConnection):
+        pass
+
+    adapter.poolmanager.pool_classes_by_scheme = {
+        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Pinned}),
+        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": PinnedSecure}),
+    }
+
+
+def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:
+    if response.is_redirect:
+        request: PreparedRequest = response.request
+        raise UnreachableError(
+            "catalog-redirects",
+            "The catalog sends callers elsewhere",
+            f"{request.url} redirects to {response.headers['location']}. It is not followed: the credentials "
+            "would go there too.",
+            "If that is where the catalog is, give it as `uri`.",
+        )

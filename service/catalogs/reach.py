@@ -1,0 +1,288 @@
+"""What a catalog may reach: the places, the addresses and the secrets that the operator allows.
+
+A record is an admin's, but what a catalog answers is not: where the metadata of a table lies, what a name
+resolves to. So everything is checked when a record is written and again when it is used, after references and
+names are resolved.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from urllib.parse import parse_qsl, urlsplit
+
+from service.catalogs.models import CatalogType
+from service.catalogs.secrets import PLACES, is_reference
+from service.errors import InvalidError, UnreachableError
+from service.locations import is_absolute
+from service.settings import Settings
+
+_SCHEMES = {
+    CatalogType.SQL: ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"),
+    CatalogType.REST: ("http", "https"),
+    CatalogType.HIVE: ("thrift",),
+}
+_EXAMPLES = {
+    CatalogType.SQL: "postgresql://host/database",
+    CatalogType.REST: "https://host/path",
+    CatalogType.HIVE: "thrift://host:9083",
+}
+# Of a database's URL: others choose files, code or servers (libpq's `host`, JDBC's `socketFactory`).
+_QUERY = frozenset(
+    (
+        "timeout",
+        "sslmode",
+        "connect_timeout",
+        "connectTimeout",
+        "socketTimeout",
+        "tcpKeepAlive",
+        "application_name",
+    )
+)
+_JDBC = frozenset((*_QUERY, "schema-version", "user", "password", "busy_timeout", "strict-mode"))
+_AUTH_TYPES = frozenset(("none", "basic", "oauth2", "google", "sigv4"))
+# Names of code, which a library would load: PyIceberg's `py-*`, Java's `io-impl`, a driver's `sslfactory`.
+_CODE = re.compile(r"^py-|(^|[._-])(impl|impls|class|factory|plugin|plugins|provider)$", re.IGNORECASE)
+_HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
+# Neither a place nor an address of this machine: names inside catalogs, and claims of tokens.
+_WORDS = frozenset(("scope", "audience", "resource", "prefix", "name", "catalog_name"))
+_FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
+# Where clouds tell a machine its credentials, beyond the link-local addresses.
+_METADATA = frozenset(
+    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def check_location(settings: Settings, location: str) -> None:
+    """Raise InvalidError unless a place is absolute and allowed."""
+    if not is_absolute(location):
+        raise InvalidError(
+            "location-not-absolute",
+            "The location is not absolute",
+            f"{location!r} means another place to every process.",
+            "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
+        )
+    if not settings.allows_location(location):
+        raise InvalidError(
+            "location-not-allowed",
+            "The location is outside the allowed places",
+            f"{location!r} lies neither in the data directory nor under ICESTREAM_ALLOWED_LOCATIONS.",
+            "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
+            "and start the service again.",
+            location=location,
+            setting="ICESTREAM_ALLOWED_LOCATIONS",
+        )
+
+
+def check_record(settings: Settings, kind: CatalogType, properties: Mapping[str, str]) -> None:
+    """Raise InvalidError for what a record must not name. Asks no name server.
+
+    References are judged as such; what they resolve to, once they are: call it again with the result.
+    """
+    for key, value in properties.items():
+        if is_reference(key, value):
+            check_reference(settings, key, value)
+            continue
+        _check_code(key, value)
+        for location in _locations(kind, key, value):
+            check_location(settings, location)
+    uri = properties.get("uri", "")
+    if uri and not is_reference("uri", uri):
+        _check_uri(kind, uri)
+    for host in _hosts(kind, properties):
+        check_host(settings, host)
+
+
+def check_reachable(settings: Settings, kind: CatalogType, properties: Mapping[str, str]) -> None:
+    """The same of resolved properties, right before they are used: names are resolved too."""
+    check_record(settings, kind, properties)
+    for host in _hosts(kind, properties):
+        addresses_of(settings, host, None)
+
+
+def check_file_io(settings: Settings, properties: Mapping[str, object]) -> None:
+    """Check the endpoints among the file properties that a catalog or a table gave."""
+    given = {
+        key: value
+        for key, value in properties.items()
+        if key.startswith(_FILE_IO) and isinstance(value, str) and not _CODE.search(key)
+    }
+    for host in _hosts(None, given):
+        addresses_of(settings, host, None)
+
+
+def check_reference(settings: Settings, key: str, reference: str) -> None:
+    """Raise InvalidError unless the operator lets catalogs use this secret."""
+    if not settings.allows_secret(reference):
+        raise InvalidError(
+            "secret-not-allowed",
+            "Catalogs may not use this secret",
+            f"{key!r} refers to {reference!r}, which the operator has not given to catalogs.",
+            "Add it to ICESTREAM_ALLOWED_SECRETS, a comma-separated list of beginnings of variable names "
+            "(env:LAKE_) and of directories (file:/run/secrets/lake), and start the service again.",
+            setting="ICESTREAM_ALLOWED_SECRETS",
+        )
+
+
+def check_host(settings: Settings, host: str) -> None:
+    """Raise InvalidError for a host that is not allowed by name, or is an address that is not."""
+    for address in _literal(host):
+        if not settings.allows_host(host) and not _is_allowed(settings, address):
+            raise _refused(host, str(address))
+    if not settings.allows_any_host and not settings.allows_host(host) and not _literal(host):
+        raise _refused(host, None)
+
+
+def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
+    """What a host's name resolves to, every address of which is allowed. Asks name servers.
+
+    Raises InvalidError if one is not, UnreachableError if the name is unknown.
+    """
+    check_host(settings, host)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnreachableError(
+            "host-unknown",
+            "The host's name is not known",
+            f"{host!r} cannot be resolved to an address: {reason}.",
+            "Check the spelling, and the name server of the machine that the service runs on.",
+        ) from None
+    resolved = list(dict.fromkeys(str(item[4][0]) for item in found))
+    if not settings.allows_host(host):
+        for address in resolved:
+            if not _is_allowed(settings, ipaddress.ip_address(address.partition("%")[0])):
+                raise _refused(host, address)
+    return resolved
+
+
+def _check_code(key: str, value: str) -> None:
+    driver = key.removeprefix("jdbc.")
+    is_auth = key == "rest.auth.type" and value not in _AUTH_TYPES
+    if _CODE.search(key) or (driver != key and driver not in _JDBC) or is_auth:
+        raise InvalidError(
+            "property-not-allowed",
+            "This catalog property is not allowed",
+            f"{key!r} would change which code reads the catalog, or which files that code reads.",
+            "Leave it out.",
+        )
+
+
+def _check_uri(kind: CatalogType, uri: str) -> None:
+    schemes = _SCHEMES.get(kind)
+    if schemes is None:
+        return
+    # Hive takes several addresses, in the order to try.
+    for one in uri.split(",") if kind is CatalogType.HIVE else [uri]:
+        try:
+            parts = urlsplit(one)
+            is_complete = parts.scheme == "sqlite" or bool(parts.hostname)
+            _ = parts.port
+        except ValueError:
+            parts, is_complete = urlsplit(""), False
+        if parts.scheme not in schemes or not is_complete:
+            raise InvalidError(
+                "uri-not-supported",
+                "The uri is not one for this type of catalog",
+                f"A catalog of type {kind.value} has one of {', '.join(schemes)}, and a host.",
+                f"Correct `uri`, such as {_EXAMPLES[kind]}.",
+            )
+        if kind is CatalogType.SQL:
+            unknown = sorted({name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _QUERY)
+            if unknown:
+                raise InvalidError(
+                    "property-not-allowed",
+                    "This parameter of the database's uri is not allowed",
+                    f"{', '.join(unknown)} could make the driver read files, load code, or go elsewhere.",
+                    f"Leave it out; allowed are: {', '.join(sorted(_QUERY))}.",
+                )
+
+
+def _locations(kind: CatalogType, key: str, value: str) -> Iterator[str]:
+    if key == "warehouse":
+        # A REST catalog's warehouse may be a mere name, and Glue's may be left out.
+        if value and (kind is not CatalogType.REST or is_absolute(value)):
+            yield value
+    elif key == "uri":
+        if kind is CatalogType.SQL and value.startswith("sqlite"):
+            # sqlite:////abs/cat.db, possibly with query parameters.
+            yield value.partition(":///")[2].partition("?")[0]
+    elif key not in PLACES | _WORDS and not key.startswith("header.") and _is_local(value):
+        yield value
+
+
+def _is_local(value: str) -> bool:
+    return value.startswith(("/", "~")) or value.lower().startswith("file:")
+
+
+def _hosts(kind: CatalogType | None, properties: Mapping[str, str]) -> Iterator[str]:
+    """Every host that properties name: in URLs anywhere in a value, and bare where the key says so."""
+    for key, value in properties.items():
+        if is_reference(key, value) or key in _WORDS or key.startswith("header."):
+            continue
+        if key == "warehouse" or (kind is CatalogType.SQL and value.startswith("sqlite")):
+            continue
+        authorities = _URL.findall(value)
+        if not authorities and _HOST_KEY.search(key) and value and not _is_local(value):
+            authorities = [value.partition("/")[0]]
+        for authority in authorities:
+            host = authority.rpartition("@")[2]
+            match = re.match(r"^\[([^\]]*)\]|^([^:]*)", host)
+            name = (match.group(1) or match.group(2) or "") if match else ""
+            if name:
+                yield name
+
+
+def _literal(host: str) -> list[Address]:
+    """The address that a host is in itself, in any spelling (127.1, 0x7f000001); nothing for a name."""
+    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain") or host.lower().endswith(
+        ".localhost"
+    ):
+        return [ipaddress.ip_address("127.0.0.1")]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+
+
+def _is_allowed(settings: Settings, address: Address) -> bool:
+    inner = _unwrapped(address)
+    return settings.allows_address(inner) or (settings.allows_any_host and not is_internal(inner))
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def is_internal(address: Address) -> bool:
+    """Whether only this machine answers there, or what tells it its secrets."""
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+        or address in _METADATA
+    )
+
+
+def _refused(host: str, address: str | None) -> InvalidError:
+    shown = f"{host!r} is {address}, which" if address and address != host else f"{host!r}"
+    return InvalidError(
+        "host-not-allowed",
+        "Catalogs may not connect to this host",
+        f"{shown} is not among the hosts that catalogs may reach.",
+        "If that is meant, add it to ICESTREAM_ALLOWED_HOSTS (names, *.domain, addresses, networks; * for "
+        "each address that is not internal to a machine), and start the service again.",
+        setting="ICESTREAM_ALLOWED_HOSTS",
+        host=host,
+    )

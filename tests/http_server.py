@@ -1,0 +1,95 @@
+"""An HTTP server on loopback that answers as a test says, and remembers what it was asked."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Answer:
+    """body: text as it is, anything else as JSON."""
+
+    body: Any = ""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class HttpServer:
+    """answers: by path, without the query; whatever is not there is 404."""
+
+    port: int
+    scheme: str
+    answers: dict[str, Answer]
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Method and path, with the headers in lower case."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def answering(answers: dict[str, Answer], tls: ssl.SSLContext | None = None) -> Iterator[HttpServer]:
+    """Serves `answers`, which may be changed meanwhile."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self._answer()
+
+        def _answer(self) -> None:
+            path = self.path.partition("?")[0]
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            server.requests.append((f"{self.command} {path}", headers))
+            answer = answers.get(path, Answer("not found", 404))
+            is_text = isinstance(answer.body, str)
+            body = (answer.body if is_text else json.dumps(answer.body)).encode()
+            self.send_response(answer.status)
+            given = {"content-type": "text/html" if is_text else "application/json"} | dict(answer.headers)
+            for name, value in given.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Into nobody's terminal."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    http.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that refuse a certificate hang up
+    if tls is not None:
+        http.socket = tls.wrap_socket(http.socket, server_side=True)
+    server = HttpServer(http.server_address[1], "https" if tls else "http", answers)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def rest_catalog(metadata: Mapping[str, Any] | None = None, **table: Any) -> dict[str, Answer]:
+    """An Iceberg REST catalog with one table, `db.t`. table: of the answer beside its metadata."""
+    loaded = {
+        "metadata-location": "s3://nowhere/metadata.json",
+        "metadata": metadata or {},
+        "config": {},
+    } | table
+    return {
+        "/v1/config": Answer({"defaults": {}, "overrides": {}}),
+        "/v1/namespaces": Answer({"namespaces": [["db"]]}),
+        "/v1/namespaces/db/tables": Answer({"identifiers": [{"namespace": ["db"], "name": "t"}]}),
+        "/v1/namespaces/db/tables/t": Answer(loaded),
+    }

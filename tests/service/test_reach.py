@@ -1,0 +1,284 @@
+"""Whatever a catalog's record says or the catalog answers, it reaches only what the operator allows."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from service.settings import Settings
+from tests.http_server import Answer, answering, rest_catalog
+from tests.service.conftest import Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+@pytest.fixture
+def public(settings: Settings) -> Iterator[Running]:
+    """A service whose settings say that other machines reach it."""
+    settings.host = "0.0.0.0"
+    with running(settings) as service:
+        yield service
+
+
+def metadata_of(iceberg: IcebergCatalog) -> dict[str, Any]:
+    location = iceberg.catalog.load_table("db.t").metadata_location
+    return dict(json.loads(Path(location.removeprefix("file://")).read_text()))
+
+
+def register(service: Running, uri: str, kind: str = "rest", **properties: str) -> tuple[int, dict[str, Any]]:
+    body = {"name": "c", "type": kind, "properties": {"uri": uri} | properties}
+    answer = service.admin.post("/catalogs", json=body)
+    return answer.status_code, answer.json()
+
+
+def enroll(service: Running) -> tuple[int, str, str]:
+    answer = service.admin.post("/tables", json={"catalog": "c", "identifier": ["db", "t"]})
+    body = answer.json()
+    return answer.status_code, body.get("type", ""), body.get("detail", "") + body.get("remedy", "")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "x.localhost",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "0.0.0.0",
+        "169.254.169.254",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "100.100.100.200",
+        "user@127.0.0.1",
+    ],
+)
+def test_a_public_service_registers_no_address_that_is_internal_to_its_machine(
+    public: Running, host: str
+) -> None:
+    status, problem = register(public, f"http://{host}:8181/catalog")
+    assert (status, problem["type"]) == (422, "/problems/host-not-allowed")
+    assert "ICESTREAM_ALLOWED_HOSTS" in problem["remedy"]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"oauth2-server-uri": "http://169.254.169.254/token"},
+        {"s3.endpoint": "127.0.0.1:9000"},
+        {"s3.endpoint": "http://169.254.169.254"},
+        {"s3.proxy-uri": "http://127.0.0.1:3128"},
+        {"gcs.service.host": "http://localhost"},
+        {"hdfs.host": "localhost"},
+    ],
+)
+def test_no_property_names_an_internal_address(public: Running, properties: dict[str, str]) -> None:
+    status, problem = register(public, "https://catalog.example", **properties)
+    assert (status, problem["type"]) == (422, "/problems/host-not-allowed")
+
+
+def test_a_service_for_this_machine_reaches_loopback_but_no_metadata_server(service: Running) -> None:
+    assert register(service, "http://169.254.169.254/")[1]["type"] == "/problems/host-not-allowed"
+    assert register(service, "http://127.0.0.1:1/")[0] == 201
+
+
+def answer_names(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+    """What the name server says of catalog.example: one answer after the other, the last for ever."""
+    ask, left = socket.getaddrinfo, list(answers)
+
+    def lookup(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        if host == "catalog.example" and not options.get("flags"):
+            host = left.pop(0) if len(left) > 1 else left[0]
+        return ask(host, port, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+
+@pytest.mark.parametrize("answers", [("127.0.0.1",), ("93.184.215.14", "127.0.0.1"), ("169.254.169.254",)])
+def test_a_name_that_leads_inside_is_not_connected_to(
+    public: Running, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...]
+) -> None:
+    with answering(rest_catalog()) as server:
+        uri = f"http://catalog.example:{server.port}"
+        assert register(public, uri)[0] == 201
+        answer_names(monkeypatch, *answers)
+        status, slug, words = enroll(public)
+        assert (status, slug) == (422, "/problems/host-not-allowed")
+        assert answers[-1] in words
+        assert server.requests == []
+
+
+def test_a_secret_uri_is_judged_by_what_it_says(public: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(rest_catalog()) as server:
+        monkeypatch.setenv("CATALOG_URI", server.url)
+        assert register(public, "env:CATALOG_URI")[0] == 201
+        status, slug, _ = enroll(public)
+        assert (status, slug, server.requests) == (422, "/problems/host-not-allowed", [])
+
+
+def test_a_host_that_the_operator_names_is_reached(settings: Settings, iceberg: IcebergCatalog) -> None:
+    settings.host = "0.0.0.0"
+    settings.allowed_hosts = ("127.0.0.0/8",)
+    settings.allowed_locations = (f"file://{iceberg.directory}",)
+    with answering(rest_catalog(metadata_of(iceberg))) as server, running(settings) as service:
+        assert register(service, "https://elsewhere.example")[1]["type"] == "/problems/host-not-allowed"
+        assert register(service, server.url)[0] == 201
+        assert enroll(service)[0] == 201
+
+
+def test_a_redirect_is_not_followed(service: Running) -> None:
+    with answering(rest_catalog()) as inside, answering({}) as catalog:
+        catalog.answers["/v1/config"] = Answer("", 302, {"location": f"{inside.url}/v1/config"})
+        register(service, catalog.url, **{"header.X-Api-Key": "env:PATH"})
+        status, slug, words = enroll(service)
+        assert (status, slug) == (502, "/problems/catalog-redirects")
+        assert inside.url in words
+        assert inside.requests == []
+
+
+def test_a_rest_catalog_chooses_no_code(service: Running, iceberg: IcebergCatalog, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    answers = rest_catalog(metadata_of(iceberg), config={"py-io-impl": "antigravity.FileIO"})
+    configuration = {
+        "auth": {"type": "custom", "impl": "subprocess.Popen", "custom": {"args": ["touch", str(trap)]}},
+        "ssl": {"cabundle": "/etc/passwd"},
+        "py-io-impl": "antigravity.FileIO",
+        "icestream.settings": "none",
+    }
+    answers["/v1/config"] = Answer({"defaults": configuration, "overrides": configuration})
+    with answering(answers) as server:
+        register(service, server.url)
+        assert enroll(service)[0] == 201
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("where", ["config", "properties"])
+def test_a_table_sends_nobody_to_an_internal_address(
+    service: Running, iceberg: IcebergCatalog, where: str
+) -> None:
+    trap = {"s3.endpoint": "http://169.254.169.254"}
+    metadata = metadata_of(iceberg)
+    if where == "properties":
+        metadata["properties"] |= trap
+    with answering(rest_catalog(metadata, config=trap if where == "config" else {})) as server:
+        register(service, server.url)
+        assert enroll(service)[:2] == (422, "/problems/host-not-allowed")
+
+
+@pytest.mark.parametrize("place", ["location", "manifest-list", "write.data.path"])
+def test_metadata_leads_to_no_file_elsewhere(
+    service: Running, iceberg: IcebergCatalog, tmp_path_factory: pytest.TempPathFactory, place: str
+) -> None:
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_text("the content of a local file")
+    metadata = metadata_of(iceberg)
+    if place == "location":
+        metadata["location"] = f"file://{secret.parent}"
+    elif place == "manifest-list":
+        metadata["snapshots"][-1]["manifest-list"] = f"file://{secret}"
+    else:
+        metadata["properties"][place] = str(secret.parent)
+    with answering(rest_catalog(metadata)) as server:
+        register(service, server.url)
+        status, slug, words = enroll(service)
+        if place == "manifest-list":  # which only a poll reads
+            table = service.admin.get("/tables").json()["items"][0]["id"]
+            service.poll(table)
+            error = service.admin.get(f"/tables/{table}/health").json()["poll_error"]
+            status, slug, words = 422, f"/problems/{error['code']}", error["detail"]
+        assert (status, slug) == (422, "/problems/location-not-allowed")
+        assert "content of a local file" not in words
+
+
+def test_a_database_leads_to_no_file_elsewhere(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    with iceberg.catalog.engine.begin() as connection:
+        connection.execute(text("UPDATE iceberg_tables SET metadata_location = 'file:///etc/passwd'"))
+    answer = service.admin.post("/tables", json={"catalog": "local", "identifier": ["db", "t"]})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/location-not-allowed")
+    assert "root" not in answer.text
+
+
+def test_the_control_database_is_no_catalog(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = service.settings.database_url
+    warehouse = f"file://{service.settings.data_dir}/w"
+    status, problem = register(service, url, "sql", warehouse=warehouse)
+    assert (status, problem["type"]) == (422, "/problems/location-not-allowed")
+    monkeypatch.setenv("CATALOG_URI", url)
+    assert register(service, "env:CATALOG_URI", "sql", warehouse=warehouse)[0] == 201
+    assert enroll(service)[:2] == (422, "/problems/location-not-allowed")
+
+
+@pytest.mark.parametrize(
+    ("uri", "slug"),
+    [
+        ("postgresql://db.example/c?host=/var/run/postgresql", "/problems/property-not-allowed"),
+        ("postgresql://db.example/c?hostaddr=127.0.0.1", "/problems/property-not-allowed"),
+        ("postgresql://db.example/c?sslrootcert=/etc/passwd", "/problems/property-not-allowed"),
+        ("postgresql://db.example/c?socketFactory=x", "/problems/property-not-allowed"),
+        ("postgresql:///c", "/problems/uri-not-supported"),
+        ("mysql://db.example/c", "/problems/uri-not-supported"),
+        ("duckdb:////etc/passwd", "/problems/uri-not-supported"),
+    ],
+)
+def test_a_database_uri_has_nothing_up_its_sleeve(service: Running, uri: str, slug: str) -> None:
+    warehouse = f"file://{service.settings.data_dir}/w"
+    status, problem = register(service, uri, "sql", warehouse=warehouse)
+    assert (status, problem["type"]) == (422, slug)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"io-impl": "x.Y"},
+        {"metrics-reporter-impl": "x.Y"},
+        {"client.credentials-provider": "x.Y"},
+        {"jdbc.socketFactory": "x.Y"},
+        {"jdbc.loggerFile": "/tmp/x"},
+        {"rest.auth.type": "x.Y"},
+        {"rest.auth.google.credentials-path": "/etc/passwd"},
+        {"ssl.cabundle": "/etc/passwd"},
+    ],
+)
+def test_no_property_loads_code_or_reads_a_file(service: Running, properties: dict[str, str]) -> None:
+    status, problem = register(service, "https://catalog.example", **properties)
+    assert status == 422
+    assert problem["type"] in ("/problems/property-not-allowed", "/problems/location-not-allowed")
+
+
+def test_a_public_service_gives_catalogs_only_the_secrets_that_are_theirs(
+    public: Running, tmp_path: Path
+) -> None:
+    for reference in ("env:PATH", f"file:{tmp_path}/secret", "file:/run/secrets/x"):
+        status, problem = register(public, "https://catalog.example", token=reference)
+        assert (status, problem["type"]) == (422, "/problems/secret-not-allowed")
+        assert "ICESTREAM_ALLOWED_SECRETS" in problem["remedy"]
+    assert register(public, "https://catalog.example", token="env:CATALOG_TOKEN")[0] == 201
+
+
+def test_secrets_that_the_operator_names_are_used(settings: Settings, tmp_path: Path) -> None:
+    settings.allowed_secrets = ("env:LAKE_", f"file:{tmp_path}/secrets")
+    with running(settings) as service:
+        for reference in ("env:CATALOG_X", f"file:{tmp_path}/secrets/../icestream.db"):
+            _, problem = register(service, "https://catalog.example", token=reference)
+            assert problem["type"] == "/problems/secret-not-allowed"
+        for reference in ("env:LAKE_TOKEN", f"file:{tmp_path}/secrets/token"):
+            body = {"name": reference[-5:], "type": "rest"}
+            body["properties"] = {"uri": "https://catalog.example", "token": reference}
+            assert service.admin.post("/catalogs", json=body).status_code == 201
+
+
+def test_a_public_service_gives_catalogs_only_what_it_keeps_for_them(public: Running) -> None:
+    data_dir = public.settings.data_dir
+    for place in (data_dir / "lake", Path("/etc")):
+        status, problem = register(public, f"sqlite:///{place}/c.db", "sql", warehouse=f"file://{place}")
+        assert (status, problem["type"]) == (422, "/problems/location-not-allowed")
+    uri = f"sqlite:///{data_dir}/catalog.db"
+    assert register(public, uri, "sql", warehouse=f"file://{data_dir}/warehouse")[0] == 201

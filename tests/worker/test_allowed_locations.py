@@ -1,0 +1,80 @@
+"""A worker opens no file beyond the places that the service allows, whatever catalog and table name."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.jobs import RecordingReporter
+from worker.control_plane import Assignment
+from worker.job import JobError
+from worker.pipeline import run_job
+from worker.session import TaskRunner
+from worker.storage import ALLOWED_LOCATIONS, LocationNotAllowedError, Storage
+
+CALLS: list[Callable[[Storage, str], Any]] = [
+    Storage.open_input,
+    Storage.open_output,
+    Storage.read,
+    Storage.list,
+    Storage.exists,
+    Storage.delete,
+    lambda storage, location: storage.create(location, b"x"),
+    lambda storage, location: storage.io.new_input(location),
+    lambda storage, location: storage.io.new_output(location),
+    lambda storage, location: storage.io.delete(location),
+]
+
+
+def limited(*roots: object) -> Storage:
+    return Storage({ALLOWED_LOCATIONS: "\n".join(map(str, roots))})
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+def test_nothing_is_done_to_a_file_elsewhere(tmp_path: Path, call: Callable[[Storage, str], Any]) -> None:
+    file = tmp_path / "elsewhere" / "secret"
+    file.parent.mkdir()
+    file.write_text("secret")
+    # As it is sent to tasks.
+    storage = pickle.loads(pickle.dumps(limited(tmp_path / "lake", "s3://lake/wh")))
+    for location in (str(file), file.as_uri(), f"file:{file}", f"file://{tmp_path}/lake/../elsewhere/secret"):
+        with pytest.raises(LocationNotAllowedError, match="ICESTREAM_ALLOWED_LOCATIONS"):
+            call(storage, location)
+    assert file.read_text() == "secret"
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3://other/wh/x", "s3://lake/wh2/x", "s3://lake/wh/../x", "s3://lake/../../lake2/wh", "gs://lake/wh/x"],
+)
+def test_a_bucket_is_no_way_out(location: str) -> None:
+    with pytest.raises(LocationNotAllowedError):
+        limited("s3://lake/wh").io.check(location)
+
+
+def test_what_is_allowed_is_found_in_any_spelling(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("content")
+    for root in (tmp_path, tmp_path.as_uri(), f"file:{tmp_path}/"):
+        assert limited(root).read(f"file://localhost{tmp_path}/x") == b"content"
+        assert limited(root).read(str(tmp_path / "x")) == b"content"
+    limited("s3a://lake/wh/").io.check("s3://lake/wh/db/t")
+    limited("/").io.check("/any/file")
+
+
+def test_a_job_keeps_to_the_places_of_its_assignment(tmp_path: Path) -> None:
+    assignment = {
+        "job": {"id": "job", "kind": "drop_index"},
+        "attempt": 1,
+        "lease_seconds": 30,
+        "table": {"id": "t", "identifier": ["db", "t"], "table_uuid": "u", "branch": "main"},
+        "catalog": {"name": "c", "type": "sql", "properties": {}},
+        "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
+        "allowed_locations": [f"{tmp_path.as_uri()}/lake"],
+    }
+    with pytest.raises(JobError, match="leads outside the allowed places") as caught:
+        run_job(Assignment.model_validate(assignment), cast("TaskRunner", None), RecordingReporter())
+    assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
+    assignment["allowed_locations"] = [f"{tmp_path.as_uri()}/index"]
+    run_job(Assignment.model_validate(assignment), cast("TaskRunner", None), RecordingReporter())
