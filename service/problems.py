@@ -74,6 +74,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "No catalog has this name or id: 404 if the path names it, 422 if the body does.",
         "List them: GET /api/v1/catalogs; or register it: POST /api/v1/catalogs.",
     ),
+    "catalog-redirects": ProblemType(
+        (502,),
+        "The catalog sends callers elsewhere",
+        "A REST catalog answered with a redirect, which is not followed: the credentials would go there too.",
+        "If that is where the catalog is, give it as `uri`.",
+    ),
     "catalog-unreachable": ProblemType(
         (502,),
         "The catalog could not be read",
@@ -105,6 +111,20 @@ PROBLEMS: dict[str, ProblemType] = {
         "The credentials are good, and their role does not allow the call.",
         "Use a key with the role named in `remedy`, or ask an admin for one.",
         _DENIED,
+    ),
+    "host-not-allowed": ProblemType(
+        (422,),
+        "Catalogs may not connect to this host",
+        "The host, or an address that its name resolves to, is internal to a machine or not among those "
+        "that the operator allows.",
+        "If it is meant, add it to ICESTREAM_ALLOWED_HOSTS and start the service again.",
+        {"host": "the host that was refused", "setting": "what would allow it"},
+    ),
+    "host-unknown": ProblemType(
+        (502,),
+        "The host's name is not known",
+        "A host that a catalog names cannot be resolved to an address.",
+        "Check the spelling, and the name server of the machine that the service runs on.",
     ),
     "http-error": ProblemType(
         (),
@@ -300,6 +320,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "Secrets among the properties are references, which are resolved where they are used.",
         "Write `env:NAME` or `file:/path` instead of the secret.",
     ),
+    "secret-not-allowed": ProblemType(
+        (422,),
+        "Catalogs may not use this secret",
+        "A property refers to a variable or file that the operator has not given to catalogs.",
+        "Add it to ICESTREAM_ALLOWED_SECRETS and start the service again.",
+        {"setting": "what would allow it"},
+    ),
     "secret-unavailable": ProblemType(
         (422,),
         "A secret of the catalog cannot be resolved",
@@ -353,6 +380,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "Who are you?",
         "The call needs credentials, and there were none.",
         "Send `Authorization: Bearer <key>`, or sign in at /login.",
+    ),
+    "uri-not-supported": ProblemType(
+        (422,),
+        "The uri is not one for this type of catalog",
+        "The scheme of `uri` does not fit the type of the catalog, or it names no host.",
+        "Correct `uri`; `detail` says what it may be.",
     ),
     "validation-error": ProblemType(
         (422,),

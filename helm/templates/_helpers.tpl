@@ -150,6 +150,14 @@ capabilities:
 - name: ICESTREAM_ALLOWED_LOCATIONS
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with .Values.catalogs.allowedHosts }}
+- name: ICESTREAM_ALLOWED_HOSTS
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- with .Values.catalogs.allowedSecrets }}
+- name: ICESTREAM_ALLOWED_SECRETS
+  value: {{ join "," . | quote }}
+{{- end }}
 {{- if and .Values.ingress.enabled .Values.ingress.trustedProxies }}
 # Only so is it known that a session's cookie travels by TLS, and whose address a failed login has.
 - name: ICESTREAM_TRUSTED_PROXIES

@@ -196,7 +196,7 @@ def _check_uri(kind: CatalogType, uri: str) -> None:
             if unknown:
                 raise InvalidError(
                     "property-not-allowed",
-                    "This parameter of the database's uri is not allowed",
+                    "This catalog property is not allowed",
                     f"{', '.join(unknown)} could make the driver read files, load code, or go elsewhere.",
                     f"Leave it out; allowed are: {', '.join(sorted(_QUERY))}.",
                 )

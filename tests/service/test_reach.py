@@ -270,8 +270,8 @@ def test_secrets_that_the_operator_names_are_used(settings: Settings, tmp_path: 
             _, problem = register(service, "https://catalog.example", token=reference)
             assert problem["type"] == "/problems/secret-not-allowed"
         for reference in ("env:LAKE_TOKEN", f"file:{tmp_path}/secrets/token"):
-            body = {"name": reference[-5:], "type": "rest"}
-            body["properties"] = {"uri": "https://catalog.example", "token": reference}
+            properties = {"uri": "https://catalog.example", "token": reference}
+            body = {"name": reference[-5:], "type": "rest", "properties": properties}
             assert service.admin.post("/catalogs", json=body).status_code == 201
 
 
