@@ -20,10 +20,12 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
+
+from service.messages import Message
 
 PROBLEM_JSON = "application/problem+json"
 PROBLEM_PATH = "/problems/"
@@ -106,7 +108,7 @@ def is_database_trouble(error: BaseException) -> bool:
     )
 
 
-class Problem(BaseModel):
+class Problem(Message):
     """RFC 9457 problem document."""
 
     model_config = ConfigDict(extra="allow")
@@ -114,12 +116,17 @@ class Problem(BaseModel):
     type: str
     """Which problem it is, such as `/problems/table-not-found`: stable, and explained at that address."""
     title: str
+    """Which problem it is, in words."""
     status: int
+    """The HTTP status."""
     detail: str
+    """What happened this time."""
     remedy: str
     """What to do about it."""
     instance: str
+    """The path that was called."""
     request_id: str | None = None
+    """As in the answer's header X-Request-ID, in the log and in the audit log."""
 
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -13,22 +13,27 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query, Request
-from pydantic import AfterValidator, AwareDatetime, BaseModel, TypeAdapter
+from pydantic import AfterValidator, AwareDatetime, TypeAdapter
 from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
 from sqlalchemy.orm import QueryableAttribute
 from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.errors import InvalidError
+from service.messages import Message
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 _LARGEST = 2**63 - 1
 
 
-class Page(BaseModel, Generic[Item]):
+class Page(Message, Generic[Item]):
+    """A part of a list."""
+
     items: list[Item]
+    """In the order of `sort`."""
     next_cursor: str | None
+    """`cursor` of the next page; null on the last one."""
 
 
 @dataclass(frozen=True)

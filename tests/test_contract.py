@@ -2,7 +2,10 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from service import problems
@@ -152,3 +155,40 @@ def test_nothing_is_documented_that_is_never_raised() -> None:
 
 def test_the_checked_in_list_of_problems_is_current() -> None:
     assert problems.DOCUMENT.read_text() == problems.render(), "run `python -m service.problems`"
+
+
+def described(document: Any) -> Iterator[tuple[str, bool]]:
+    """Every call, parameter and field, with whether it is described."""
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            yield f"{method} {path}", bool(call.get("summary") and call.get("description"))
+            for parameter in call.get("parameters", ()):
+                yield f"{method} {path}: {parameter['name']}", bool(parameter.get("description"))
+    for name, schema in document["components"]["schemas"].items():
+        for field, value in schema.get("properties", {}).items():
+            yield f"{name}.{field}", bool(value.get("description"))
+
+
+def test_every_call_parameter_and_field_is_described() -> None:
+    document = json.loads(DOCUMENT.read_text())
+    assert [name for name, is_described in described(document) if not is_described] == []
+
+
+def test_every_body_has_examples_that_its_schema_allows() -> None:
+    document = json.loads(DOCUMENT.read_text())
+    bodies = 0
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            for content in call.get("requestBody", {}).get("content", {}).values():
+                schema = content["schema"] | {"components": document["components"]}
+                examples = resolve(document, content["schema"]).get("examples")
+                assert examples, f"{method} {path} has no example"
+                for example in examples:
+                    jsonschema_rs.validate(schema, example)
+                bodies += 1
+    assert bodies > 10
+
+
+def resolve(document: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return dict(document["components"]["schemas"][name]) if name else schema

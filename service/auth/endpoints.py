@@ -8,6 +8,7 @@ from service.auth import service
 from service.auth.access import Admin, SignedIn
 from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role, RotationRequest
 from service.database import ReadSession, WriteSession
+from service.messages import KeyId
 from service.paging import Page, PageRequest, Search
 
 # Not replayable: a stored answer would keep the key in clear.
@@ -40,12 +41,14 @@ def list_api_keys(
 
 
 @router.post("/api-keys/{key_id}/rotate")
-def rotate_api_key(session: WriteSession, caller: Admin, key_id: str, body: RotationRequest) -> CreatedApiKey:
+def rotate_api_key(
+    session: WriteSession, caller: Admin, key_id: KeyId, body: RotationRequest
+) -> CreatedApiKey:
     """Give a key a new secret, shown in this answer only; the old one is good for `grace_seconds` more."""
     return service.rotate_api_key(session, caller, key_id, body)
 
 
 @router.delete("/api-keys/{key_id}")
-def revoke_api_key(session: WriteSession, caller: Admin, key_id: str) -> ApiKeyView:
+def revoke_api_key(session: WriteSession, caller: Admin, key_id: KeyId) -> ApiKeyView:
     """Revoke a key and end the browser sessions that it opened."""
     return service.revoke_api_key(session, caller, key_id)

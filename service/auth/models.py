@@ -5,11 +5,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
 from service.database import UtcDateTime, new_id, utc_now
+from service.messages import Message, example
 
 
 class Role(StrEnum):
@@ -107,41 +108,80 @@ class BrowserSession(SQLModel, table=True):
     expires_at: datetime = Field(sa_type=UtcDateTime)
 
 
-class ApiKeyRequest(BaseModel):
+class ApiKeyRequest(Message):
+    """An API key to be made."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"name": "grafana", "role": "viewer", "expires_at": "2030-01-01T00:00:00Z"},
+        )
+    )
+
     name: str = ModelField(min_length=1, max_length=200)
+    """For people: names need not be unique."""
     role: Role
+    """What the key may do."""
     expires_at: AwareDatetime | None = None
+    """The key ends at this time; null for never."""
 
 
-class RotationRequest(BaseModel):
+class RotationRequest(Message):
+    """How a key gets a new secret."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"grace_seconds": 3600},
+        )
+    )
+
     grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
     """For how long the old secret stays good beside the new one; 0 ends it at once."""
     expires_at: AwareDatetime | None = None
     """When the key expires from now on; left out, that stays as it is."""
 
 
-class ApiKeyView(BaseModel):
+class ApiKeyView(Message):
+    """An API key, without the key."""
+
     id: str
+    """Identifies the key in later calls."""
     name: str
+    """As given when it was made."""
     role: Role
+    """What the key may do."""
     state: KeyState
+    """Whether it can be used."""
     prefix: str
+    """First characters of the key, to tell keys apart."""
     created_at: datetime
+    """When it was made."""
     created_by: str
+    """Name of who made it."""
     expires_at: datetime | None
+    """When it ends; null for never."""
     last_used_at: datetime | None
+    """When it was last used, give or take five minutes; null for never."""
     revoked_at: datetime | None
+    """When it was revoked; null if it was not."""
     rotated_at: datetime | None
+    """When it got its present secret; null if that is its first."""
     previous_expires_at: datetime | None
     """Until when the secret before the last rotation is good."""
 
 
 class CreatedApiKey(ApiKeyView):
+    """A new API key, or one with a new secret."""
+
     key: str
     """Shown once; only its hash is stored."""
 
 
-class Me(BaseModel):
+class Me(Message):
+    """Who the credentials of a request belong to."""
+
     name: str
+    """Of the API key, or of whoever signed in."""
     role: Role
+    """What the caller may do."""
     kind: str
+    """`api_key`, `session` or another kind of credentials."""

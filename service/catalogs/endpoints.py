@@ -10,6 +10,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.messages import CatalogId
 from service.paging import Page, PageRequest, Search
 from service.routing import ApiRoute
 from service.settings import CurrentSettings
@@ -51,7 +52,9 @@ def list_catalogs(
 
 
 @router.get("/{catalog_id}")
-def get_catalog(session: ReadSession, _caller: Viewer, catalog_id: str, response: Response) -> CatalogView:
+def get_catalog(
+    session: ReadSession, _caller: Viewer, catalog_id: CatalogId, response: Response
+) -> CatalogView:
     """One catalog, by id or name."""
     found = service.view(service.get_catalog(session, catalog_id))
     set_etag(response, found.version)
@@ -63,7 +66,7 @@ def update_catalog(
     session: WriteSession,
     settings: CurrentSettings,
     caller: Admin,
-    catalog_id: str,
+    catalog_id: CatalogId,
     body: CatalogPatch,
     if_match: IfMatch,
     response: Response,
@@ -75,7 +78,7 @@ def update_catalog(
 
 
 @router.delete("/{catalog_id}", status_code=204)
-def delete_catalog(session: WriteSession, caller: Admin, catalog_id: str) -> None:
+def delete_catalog(session: WriteSession, caller: Admin, catalog_id: CatalogId) -> None:
     """Forget a catalog; refused while tables are enrolled from it."""
     service.delete_catalog(session, caller, catalog_id)
 
@@ -86,7 +89,7 @@ def check_catalog(
     settings: CurrentSettings,
     catalogs: OpenCatalogs,
     _caller: Viewer,
-    catalog_id: str,
+    catalog_id: CatalogId,
 ) -> CatalogCheck:
     """Try to reach a catalog, and say in words what can be seen."""
     with database.read() as session:
@@ -95,11 +98,12 @@ def check_catalog(
 
 
 @router.post("/{catalog_id}/pause")
-def pause_catalog(session: WriteSession, caller: Operator, catalog_id: str) -> CatalogView:
+def pause_catalog(session: WriteSession, caller: Operator, catalog_id: CatalogId) -> CatalogView:
     """Start no job of any of its tables until resumed; running ones end as usual."""
     return service.pause_catalog(session, caller, catalog_id, paused=True)
 
 
 @router.post("/{catalog_id}/resume")
-def resume_catalog(session: WriteSession, caller: Operator, catalog_id: str) -> CatalogView:
+def resume_catalog(session: WriteSession, caller: Operator, catalog_id: CatalogId) -> CatalogView:
+    """Let jobs of its tables start again."""
     return service.pause_catalog(session, caller, catalog_id, paused=False)

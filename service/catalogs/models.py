@@ -4,12 +4,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlalchemy import Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import Json, UtcDateTime, new_id, utc_now
+from service.messages import Message, example
 
 Name = Annotated[str, ModelField(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 
@@ -53,53 +54,97 @@ Limit = Annotated[
 ]
 
 
-class CatalogRequest(BaseModel):
+class CatalogRequest(Message):
     """For `sql`: `uri` (sqlite:////abs/cat.db or postgresql://...) and `warehouse` (file:///... or s3://...)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {
+                "name": "local",
+                "type": "sql",
+                "properties": {"uri": "sqlite:////data/catalog.db", "warehouse": "file:///data/warehouse"},
+            },
+            {
+                "name": "lake",
+                "type": "rest",
+                "properties": {"uri": "https://catalog.example.com", "token": "env:CATALOG_TOKEN"},
+                "index_warehouse": "s3://lake/icestream-index",
+            },
+        ),
+    )
 
     name: Name
+    """Unique among catalogs; letters, digits and `_.-`."""
     type: CatalogType
+    """What kind of catalog it is."""
     properties: dict[str, str] = ModelField(default_factory=dict)
+    """Those of PyIceberg for this type. Secrets are references: `env:NAME` or `file:/path`."""
     index_warehouse: str | None = None
     """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: Limit = None
 
 
-class CatalogPatch(BaseModel):
+class CatalogPatch(Message):
     """Fields left out stay; a property set to null is removed (RFC 7396)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"properties": {"token": "env:CATALOG_TOKEN", "credential": None}},
+        ),
+    )
 
     name: Name | None = None
+    """A new name; ids and enrolled tables stay."""
     properties: dict[str, str | None] | None = None
+    """Properties to set, or with null to remove."""
     index_warehouse: str | None = None
+    """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: Limit = None
 
 
-class CatalogView(BaseModel):
+class CatalogView(Message):
+    """A registered catalog."""
+
     id: str
+    """Identifies the catalog, whatever its name."""
     name: str
+    """Unique among catalogs."""
     type: CatalogType
+    """What kind of catalog it is."""
     properties: dict[str, str]
+    """With references instead of secrets."""
     index_warehouse: str | None
+    """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: int | None
     """At most this many jobs of its tables run at a time; null for no limit."""
     paused: bool
+    """While true, no job of its tables starts."""
     version: int
+    """Counts its changes; also its ETag."""
     created_at: datetime
+    """When it was registered."""
     updated_at: datetime
+    """When it was changed last."""
 
 
-class CatalogCheck(BaseModel):
+class CatalogCheck(Message):
     """Whether the catalog answers, and what it shows."""
 
     ok: bool
+    """Whether the catalog answered."""
     status: Literal["ok", "warning", "unreachable"]
+    """`warning`: it answered, and shows no tables."""
     explanation: str
+    """What was seen, in words."""
     remedy: str | None
+    """What to do about it; null if there is nothing to do."""
     namespaces: list[str]
+    """Namespaces, as dotted names."""
     tables: list[str]
     """The first tables found, as dotted names."""
     table_count: int
+    """How many tables it shows in all."""
     seconds: float
+    """How long the answer took."""

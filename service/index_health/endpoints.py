@@ -8,6 +8,7 @@ from service.auth.access import Viewer
 from service.database import ReadSession
 from service.index_health import service
 from service.index_health.models import HealthSampleView, HealthView
+from service.messages import TableId
 from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
 from service.tables.service import get_table
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_cl
 
 
 @router.get("")
-def get_health(session: ReadSession, _caller: Viewer, table_id: str) -> HealthView:
+def get_health(session: ReadSession, _caller: Viewer, table_id: TableId) -> HealthView:
     """How a table and its index are doing, why, and what to do."""
     return service.get_health(session, get_table(session, table_id))
 
@@ -26,7 +27,7 @@ def list_history(
     session: ReadSession,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    table_id: str,
+    table_id: TableId,
     since: Since = None,
     until: Until = None,
 ) -> Page[HealthSampleView]:

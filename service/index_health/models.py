@@ -4,11 +4,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel
 from sqlalchemy import BigInteger, Index
 from sqlmodel import Field, SQLModel
 
 from service.database import BigId, Json, UtcDateTime
+from service.messages import Message
 from service.workers.models import KeySetReport, UnconvertibleDelete
 
 
@@ -87,45 +87,77 @@ class HealthSample(SQLModel, table=True):
     unconvertible: int
 
 
-class HealthView(BaseModel):
+class HealthView(Message):
     """Sums over the key sets; `coverage` is their minimum and null while there is no index."""
 
     table_id: str
+    """The table."""
     status: HealthStatus
+    """In one word."""
     status_reason: str
+    """Why the status is what it is, in words."""
     what_to_do: str | None
+    """What to do about it; null if nothing is to be done."""
     coverage: float | None
+    """Share of the data files that the index covers, 0 to 1."""
     lag_seconds: float
     """Age of the oldest live equality delete file; 0 when there is none."""
     pending_equality_deletes: int
     """Rows of live equality delete files."""
     pending_equality_delete_files: int
+    """Live equality delete files."""
     entries: int
+    """Entries of the index."""
     bytes: int
+    """Bytes of the index."""
     sorted_runs: int
+    """Sorted runs of the index; a lookup reads all of them."""
     dead_ratio: float
+    """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: list[UnconvertibleDelete]
+    """Equality delete files that stay in the table, each with its reason."""
     key_sets: list[KeySetReport]
+    """The index of each key set, as last reported by a worker."""
     data_files: int
+    """Data files of the table."""
     unindexed_data_files: int
+    """Data files that the index does not cover yet."""
     iceberg_snapshot_id: int | None
+    """Head of the table's branch when it was last polled; null while the table is empty."""
     measured_at: datetime | None
+    """When the table was last polled; null before the first time."""
     reported_at: datetime | None
+    """When a worker last reported about the index; null before the first time."""
     poll_error: dict[str, Any] | None
+    """Why the last poll failed; null if it did not."""
     decisions: dict[str, Any]
+    """The scheduler's latest decision about each kind of job: what, why, since when."""
 
 
-class HealthSampleView(BaseModel):
+class HealthSampleView(Message):
+    """The health of a table at one time."""
+
     at: datetime
+    """When it was measured."""
     status: HealthStatus
+    """In one word."""
     iceberg_snapshot_id: int | None
+    """Head of the table's branch then; null while the table is empty."""
     pending_equality_delete_files: int
+    """Live equality delete files."""
     pending_equality_deletes: int
+    """Rows of live equality delete files."""
     lag_seconds: float
+    """Age of the oldest live equality delete file; 0 when there is none."""
     coverage: float | None
+    """Share of the data files that the index covers, 0 to 1; null while there is no index."""
     entries: int
+    """Entries of the index."""
     bytes: int
+    """Bytes of the index."""
     sorted_runs: int
+    """Sorted runs of the index; a lookup reads all of them."""
     dead_ratio: float
+    """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: int
     """How many equality delete files cannot be converted."""

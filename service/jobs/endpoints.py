@@ -21,6 +21,7 @@ from service.jobs.models import (
 )
 from service.jobs.status import JobKind, JobStatus
 from service.jobs.stream import stream_events
+from service.messages import JobId, TableId
 from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
 from service.tables.service import get_table
@@ -36,7 +37,7 @@ EventKind = Annotated[
 
 
 @router.post("/tables/{table_id}/jobs", status_code=202)
-def request_job(session: WriteSession, caller: Operator, table_id: str, body: JobRequest) -> JobView:
+def request_job(session: WriteSession, caller: Operator, table_id: TableId, body: JobRequest) -> JobView:
     """Queue a job. If one of its kind is queued already, that one is the answer."""
     return service.request_job(session, caller, table_id, body)
 
@@ -78,7 +79,8 @@ def list_jobs(
 
 
 @router.get("/jobs/{job_id}")
-def get_job(session: ReadSession, _caller: Viewer, job_id: str) -> JobView:
+def get_job(session: ReadSession, _caller: Viewer, job_id: JobId) -> JobView:
+    """One job with its attempts, progress, result and, if it failed, the reason."""
     return service.get_job(session, job_id)
 
 
@@ -87,7 +89,7 @@ def list_job_events(
     session: ReadSession,
     _caller: Viewer,
     page: EventPage,
-    job_id: str,
+    job_id: JobId,
     level: Levels = None,
     kind: EventKind = None,
     since: Since = None,
@@ -101,13 +103,13 @@ def list_job_events(
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202)
-def cancel_job(session: WriteSession, caller: Operator, job_id: str) -> JobView:
+def cancel_job(session: WriteSession, caller: Operator, job_id: JobId) -> JobView:
     """Cancel a queued job at once; a running one stops at its worker's next heartbeat."""
     return service.cancel_job(session, caller, job_id)
 
 
 @router.post("/jobs/{job_id}/retry", status_code=202)
-def retry_job(session: WriteSession, caller: Operator, job_id: str) -> JobView:
+def retry_job(session: WriteSession, caller: Operator, job_id: JobId) -> JobView:
     """Queue a failed or cancelled job again, as a new job."""
     return service.retry_job(session, caller, job_id)
 
@@ -123,7 +125,7 @@ def list_table_events(
     session: ReadSession,
     _caller: Viewer,
     page: EventPage,
-    table_id: str,
+    table_id: TableId,
     level: Levels = None,
     kind: EventKind = None,
     since: Since = None,
@@ -145,8 +147,8 @@ async def follow_events(
     request: Request,
     database: CurrentDatabase,
     _caller: Viewer,
-    table_id: str | None = None,
-    job_id: str | None = None,
+    table_id: Annotated[str | None, Query(description="Only events of this table.")] = None,
+    job_id: Annotated[str | None, Query(description="Only events of this job.")] = None,
     last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
 ) -> EventSourceResponse:
     """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status."""
@@ -166,6 +168,7 @@ async def follow_events(
 
 @router.get("/system")
 def get_system(session: ReadSession, _caller: Viewer) -> SystemView:
+    """Whether the whole system is paused, and the version of the service."""
     return service.system_view(session)
 
 
@@ -177,4 +180,5 @@ def pause_system(session: WriteSession, caller: Admin) -> SystemView:
 
 @router.post("/system/resume")
 def resume_system(session: WriteSession, caller: Admin) -> SystemView:
+    """Let jobs of all tables start again, unless the table or its catalog is paused."""
     return service.pause_system(session, caller, paused=False)

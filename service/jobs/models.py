@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, ConfigDict
 from pydantic import Field as ModelField
 from sqlalchemy import BigInteger, Index, text
 from sqlmodel import Field, SQLModel
@@ -11,6 +11,7 @@ from sqlmodel import Field, SQLModel
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
 from service.errors import Problem
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
+from service.messages import Message, example
 from service.policies.models import EffectivePolicy
 from service.workers.models import (
     AssignedCatalog,
@@ -190,37 +191,60 @@ class SystemState(SQLModel, table=True):
     paused: bool = False
 
 
-class SystemView(BaseModel):
+class SystemView(Message):
+    """The whole installation."""
+
     paused: bool
     """While true, no job of any table starts."""
     version: str
+    """Version of the service."""
 
 
 RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify"]
 
 
-class JobRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class JobRequest(Message):
+    """A job to be queued."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"kind": "convert", "dry_run": True},
+            {"kind": "compact", "priority": 10, "run_at": "2030-01-01T02:00:00Z"},
+        ),
+    )
 
     kind: RequestableKind
+    """What is to be done."""
     dry_run: bool = False
     """Say what a conversion would do; change nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
+    """Options of the worker for this kind of job; usually none."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """Before or behind other waiting jobs; the policy's if left out."""
     run_at: AwareDatetime | None = None
     """Not before this time; at once if left out."""
 
 
-class AttemptView(BaseModel):
+class AttemptView(Message):
+    """One try at a job."""
+
     attempt: int
+    """Counts from 1."""
     worker_id: str
+    """The worker that ran it."""
     worker_name: str
+    """Name of that worker."""
     status: AttemptStatus
+    """How it ended, or that it runs."""
     started_at: datetime
+    """When a worker took it."""
     ended_at: datetime | None
+    """When it ended; null while it runs."""
     lease_expires_at: datetime
+    """When it would have been given up without a further heartbeat."""
     error: dict[str, Any] | None
+    """Why it failed: code, title, detail and remedy; null if it did not."""
     seconds: float
     """How long it ran; 0 while it runs."""
     stages: list[StageReport]
@@ -231,58 +255,95 @@ class AttemptView(BaseModel):
     """Read for lookups, scans and compactions, and written into the index."""
 
 
-class JobView(BaseModel):
+class JobView(Message):
+    """A job and its attempts."""
+
     id: str
+    """Identifies the job."""
     kind: JobKind
+    """What it does."""
     dry_run: bool
+    """Whether it only says what it would do."""
     table_id: str
+    """The table that it works on."""
     table: str
     """Dotted name."""
     catalog: str
+    """Name of the catalog."""
     branch: str
+    """The table's branch that it works on."""
     status: JobStatus
+    """Where it stands."""
     parameters: dict[str, Any]
+    """As requested."""
     trigger: str
     """`request`, or the sentence of the policy trigger that made it."""
     requested_by: str
+    """Who requested it, or `icestream` for a policy."""
     created_at: datetime
+    """When it was queued."""
     available_at: datetime
+    """No worker takes it before: later than `created_at` after a failed attempt."""
     run_at: datetime | None
+    """Earliest time that was asked for; null for at once."""
     priority: int
     """Of waiting jobs, those of the highest run first; the policy's unless the request names one."""
     started_at: datetime | None
+    """When its first attempt started; null before."""
     ended_at: datetime | None
+    """When it ended; null before."""
     waiting_for: str | None
     """Why a queued job does not run yet, in words."""
     cancel_requested: bool
+    """Whether it stops at the next heartbeat."""
     retry_of: str | None
+    """The job that this one repeats; null if it repeats none."""
     max_attempts: int
+    """After so many failed attempts the job has failed."""
     attempts: list[AttemptView]
+    """Oldest first."""
     progress: dict[str, Any] | None
+    """What the running attempt last reported; null if nothing."""
     result: dict[str, Any] | None
+    """What it did, or a dry run would do; null before it succeeded."""
     error: dict[str, Any] | None
+    """Why it failed: code, title, detail and remedy; null if it did not."""
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(Message):
     """One action on many jobs; each is done or refused for itself."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"action": "retry", "job_ids": ["6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"]},
+        ),
+    )
 
     action: Literal["cancel", "retry"]
+    """What to do with each of the jobs."""
     job_ids: Annotated[list[str], ModelField(min_length=1, max_length=100)]
+    """The jobs; one named twice counts once."""
 
 
-class BulkItem(BaseModel):
+class BulkItem(Message):
+    """What became of one of the jobs."""
+
     job_id: str
+    """As in the request."""
     job: JobView | None
     """As it is after the action, or the new job of a retry; null if it was refused."""
     problem: Problem | None
     """Why it was refused."""
 
 
-class BulkResult(BaseModel):
+class BulkResult(Message):
+    """What became of each of the jobs."""
+
     done: int
+    """With how many it was done."""
     refused: int
+    """With how many it was not."""
     items: list[BulkItem]
     """In the order of the request."""
 
@@ -290,55 +351,83 @@ class BulkResult(BaseModel):
 EventLevel = Literal["info", "warning", "error"]
 
 
-class EventView(BaseModel):
+class EventView(Message):
+    """Something that happened to a job or a table."""
+
     id: int
+    """Counts up with every event."""
     at: datetime
+    """When it happened."""
     kind: str
+    """Such as `job.queued`, `job.progress`, `decision.skip`."""
     level: EventLevel
+    """How grave it is."""
     message: str
+    """What happened, in words."""
     table_id: str | None
+    """The table that it is about; null if about none."""
     job_id: str | None
+    """The job that it is about; null if about none."""
     attempt: int | None
+    """The attempt that it is about; null if about none."""
     fields: dict[str, Any]
+    """The same for programs; what there is depends on `kind`."""
 
 
-class PlannedJob(BaseModel):
+class PlannedJob(Message):
+    """When a kind of job starts by itself."""
+
     kind: JobKind
+    """Which kind of job."""
     starts_at: datetime | None
     """When one would start by itself first; null if none would."""
     why: str | None
+    """The trigger that starts it; null if none does."""
     now: str
     """What the scheduler decides at this moment."""
     cron_at: list[datetime]
     """When the policy's cron expression comes; a job starts if there is anything to do by then."""
 
 
-class PolicyPreview(BaseModel):
+class PolicyPreview(Message):
     """What a table's policy makes of it within the next day, if nothing is written to the table meanwhile."""
 
     table_id: str
+    """The table."""
     from_time: datetime
+    """Now."""
     until_time: datetime
+    """A day later."""
     time_zone: str
     """Of the policy; times here are UTC."""
     windows_open_at: list[datetime]
     """When windows open; none without windows."""
     jobs: list[PlannedJob]
+    """One for each kind of job that policies start."""
 
 
-class Assignment(BaseModel):
+class Assignment(Message):
     """All that a worker needs for one attempt."""
 
     job: AssignedJob
+    """What is to be done."""
     attempt: int
+    """Number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
+    """How earlier attempts at the job ended."""
     leftovers: list[Leftovers]
     """Of earlier attempts at jobs of the table; only for jobs that may remove them."""
     lease_seconds: float
+    """Without a heartbeat for so long, the attempt is given up."""
     lease_expires_at: datetime
+    """When that would be now."""
     table: AssignedTable
+    """The table to work on."""
     catalog: AssignedCatalog
+    """The catalog that knows the table."""
     index: AssignedIndex
+    """Where its index lies."""
     policy: EffectivePolicy
+    """What holds for the table."""
     allowed_locations: list[str]
     """Places beyond which the worker opens no file, whatever catalog and table name."""

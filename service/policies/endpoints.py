@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from service.auth.access import Operator, Viewer
 from service.conditional import IfMatch, set_etag
 from service.database import ReadSession, WriteSession
+from service.messages import PolicyId
 from service.paging import Page, PageRequest, Search
 from service.policies import service
 from service.policies.models import (
@@ -45,7 +46,7 @@ def list_policies(
 
 
 @router.get("/policies/{policy_id}")
-def get_policy(session: ReadSession, _caller: Viewer, policy_id: str, response: Response) -> PolicyView:
+def get_policy(session: ReadSession, _caller: Viewer, policy_id: PolicyId, response: Response) -> PolicyView:
     """One policy, by id or name."""
     found = service.view(service.get_policy(session, policy_id))
     set_etag(response, found.version)
@@ -56,7 +57,7 @@ def get_policy(session: ReadSession, _caller: Viewer, policy_id: str, response: 
 def update_policy(
     session: WriteSession,
     caller: Operator,
-    policy_id: str,
+    policy_id: PolicyId,
     body: PolicyPatch,
     if_match: IfMatch,
     response: Response,
@@ -68,7 +69,7 @@ def update_policy(
 
 
 @router.delete("/policies/{policy_id}", status_code=204)
-def delete_policy(session: WriteSession, caller: Operator, policy_id: str) -> None:
+def delete_policy(session: WriteSession, caller: Operator, policy_id: PolicyId) -> None:
     """Remove a policy that is attached nowhere."""
     service.delete_policy(session, caller, policy_id)
 

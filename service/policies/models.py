@@ -8,7 +8,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     ModelWrapValidatorHandler,
     ValidationError,
@@ -20,6 +19,7 @@ from sqlmodel import Field, SQLModel
 
 from service.catalogs.models import Name
 from service.database import Json, UtcDateTime, new_id, utc_now
+from service.messages import Message, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
 
 Count = Annotated[int, ModelField(ge=1, le=10**18)]
@@ -31,12 +31,13 @@ Cron = Annotated[str, AfterValidator(check_cron)]
 """Five fields, in the policy's time zone; empty for none."""
 
 
-class IndexPolicy(BaseModel):
+class IndexPolicy(Message):
     """When new data files are indexed: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
+    """False: never by itself."""
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
     rows: Count | None = None
@@ -49,12 +50,13 @@ class IndexPolicy(BaseModel):
     """Index what is new at these moments, too."""
 
 
-class ConvertPolicy(BaseModel):
+class ConvertPolicy(Message):
     """When equality deletes are converted: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
+    """False: never by itself."""
     delete_files: Count | None = None
     """Live equality delete files."""
     deletes: Count | None = None
@@ -69,13 +71,15 @@ class ConvertPolicy(BaseModel):
     """A job commits after so many equality delete files, those of a partition together; 0: once."""
 
 
-class CompactPolicy(BaseModel):
+class CompactPolicy(Message):
     """When an index is compacted: whichever of the triggers comes first, in any of its key sets."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
+    """False: never by itself."""
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
+    """Compact an index with so many sorted runs."""
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
     """Share of entries that point to files which are gone."""
     dead_bytes: Count | None = None
@@ -86,12 +90,13 @@ class CompactPolicy(BaseModel):
     """Compact at these moments, too, which also deletes files that nothing needs any more."""
 
 
-class VerifyPolicy(BaseModel):
+class VerifyPolicy(Message):
     """When the index is compared with the data files: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
+    """False: never by itself."""
     data_files: Count | None = None
     """Verify once this many data files are new since the last verification."""
     rows: Count | None = None
@@ -101,9 +106,10 @@ class VerifyPolicy(BaseModel):
     age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
     """Verify an index that was not verified for so long."""
     cron: Cron | None = None
+    """Verify at these moments, too."""
 
 
-class SchedulePolicy(BaseModel):
+class SchedulePolicy(Message):
     """When jobs may start by themselves, and which go first. Requests are not held up by windows."""
 
     model_config = ConfigDict(extra="forbid")
@@ -117,23 +123,27 @@ class SchedulePolicy(BaseModel):
     idle_pause_seconds: Seconds | None = None
     """After a job that found nothing to do, unless the table changes; doubled with each further one."""
     max_idle_pause_seconds: Seconds | None = None
+    """The pause does not grow beyond this."""
 
 
-class RetryPolicy(BaseModel):
+class RetryPolicy(Message):
     """Attempts of one job, and the pause after jobs that failed with all their attempts."""
 
     model_config = ConfigDict(extra="forbid")
 
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
+    """After so many failed attempts the job has failed."""
     backoff_seconds: Seconds | None = None
     """Before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
+    """Backoff does not grow beyond this."""
     pause_seconds: Seconds | None = None
     """After a failed job, before the next of its kind starts by itself; doubled with each further failure."""
     max_pause_seconds: Seconds | None = None
+    """The pause does not grow beyond this."""
 
 
-class BudgetPolicy(BaseModel):
+class BudgetPolicy(Message):
     """What jobs may take within a day, in the policy's time zone; 0 for any amount.
 
     Once it is spent, no job starts by itself until the day turns. Requests count, and are not held up.
@@ -148,20 +158,28 @@ class BudgetPolicy(BaseModel):
     catalog_seconds_per_day: Seconds | None = None
     """The same of all tables of the catalog."""
     catalog_bytes_per_day: Amount | None = None
+    """The same of all tables of the catalog."""
 
 
-class PolicySettings(BaseModel):
+class PolicySettings(Message):
     """What a policy says. Every field may be left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     index: IndexPolicy = ModelField(default_factory=IndexPolicy)
+    """When data files are indexed."""
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
+    """When equality deletes are converted."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
+    """When the index is compacted."""
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
+    """When the index is compared with the data files."""
     schedule: SchedulePolicy = ModelField(default_factory=SchedulePolicy)
+    """When jobs may start, and in which order."""
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
+    """What happens after a failed attempt."""
     budget: BudgetPolicy = ModelField(default_factory=BudgetPolicy)
+    """What jobs may take within a day."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -235,7 +253,11 @@ def contradictions(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str
     ]
 
 
-class EffectiveIndexPolicy(BaseModel):
+class EffectiveIndexPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(IndexPolicy)
+
     enabled: bool
     data_files: int
     rows: int
@@ -244,7 +266,11 @@ class EffectiveIndexPolicy(BaseModel):
     cron: str
 
 
-class EffectiveConvertPolicy(BaseModel):
+class EffectiveConvertPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(ConvertPolicy)
+
     enabled: bool
     delete_files: int
     deletes: int
@@ -254,7 +280,11 @@ class EffectiveConvertPolicy(BaseModel):
     max_delete_files_per_commit: int
 
 
-class EffectiveCompactPolicy(BaseModel):
+class EffectiveCompactPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(CompactPolicy)
+
     enabled: bool
     sorted_runs: int
     dead_ratio: float
@@ -263,7 +293,11 @@ class EffectiveCompactPolicy(BaseModel):
     cron: str
 
 
-class EffectiveVerifyPolicy(BaseModel):
+class EffectiveVerifyPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(VerifyPolicy)
+
     enabled: bool
     data_files: int
     rows: int
@@ -272,7 +306,11 @@ class EffectiveVerifyPolicy(BaseModel):
     cron: str
 
 
-class EffectiveSchedulePolicy(BaseModel):
+class EffectiveSchedulePolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(SchedulePolicy)
+
     time_zone: str
     windows: list[Window]
     priority: int
@@ -280,7 +318,11 @@ class EffectiveSchedulePolicy(BaseModel):
     max_idle_pause_seconds: float
 
 
-class EffectiveRetryPolicy(BaseModel):
+class EffectiveRetryPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(RetryPolicy)
+
     max_attempts: int
     backoff_seconds: float
     max_backoff_seconds: float
@@ -288,23 +330,34 @@ class EffectiveRetryPolicy(BaseModel):
     max_pause_seconds: float
 
 
-class EffectiveBudgetPolicy(BaseModel):
+class EffectiveBudgetPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(BudgetPolicy)
+
     table_seconds_per_day: float
     table_bytes_per_day: int
     catalog_seconds_per_day: float
     catalog_bytes_per_day: int
 
 
-class EffectivePolicy(BaseModel):
+class EffectivePolicy(Message):
     """Settings with every value present: what the scheduler and the worker go by."""
 
     index: EffectiveIndexPolicy
+    """When data files are indexed."""
     convert: EffectiveConvertPolicy
+    """When equality deletes are converted."""
     compact: EffectiveCompactPolicy
+    """When the index is compacted."""
     verify: EffectiveVerifyPolicy
+    """When the index is compared with the data files."""
     schedule: EffectiveSchedulePolicy
+    """When jobs may start, and in which order."""
     retries: EffectiveRetryPolicy
+    """What happens after a failed attempt."""
     budget: EffectiveBudgetPolicy
+    """What jobs may take within a day."""
 
     @property
     def digest(self) -> str:
@@ -347,46 +400,95 @@ class PolicyAttachment(SQLModel, table=True):
     updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
 
 
-class PolicyRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class PolicyRequest(Message):
+    """A policy to be made."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {
+                "name": "nightly",
+                "description": "Converts at night only.",
+                "settings": {
+                    "convert": {"enabled": True, "deletes": 100_000, "age_seconds": 3600},
+                    "schedule": {
+                        "time_zone": "Europe/Berlin",
+                        "windows": [{"days": ["sat", "sun"], "start": "22:00", "end": "06:00"}],
+                    },
+                },
+            },
+        ),
+    )
 
     name: Name
+    """Unique among policies; letters, digits and `_.-`."""
     description: str = ""
+    """For people."""
     settings: PolicySettings
+    """What it says; values left out are inherited where it is attached."""
 
 
-class PolicyPatch(BaseModel):
+class PolicyPatch(Message):
     """Fields left out stay; `settings` is replaced as a whole."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"description": "Converts once an hour.", "settings": {"convert": {"age_seconds": 3600}}},
+        ),
+    )
 
     name: Name | None = None
+    """A new name; attachments stay."""
     description: str | None = None
+    """For people."""
     settings: PolicySettings | None = None
+    """All settings that the policy shall have then."""
 
 
-class PolicyView(BaseModel):
+class PolicyView(Message):
+    """A policy."""
+
     id: str
+    """Identifies the policy, whatever its name."""
     name: str
+    """Unique among policies."""
     description: str
+    """For people."""
     built_in: bool
+    """Whether it comes with the service and cannot be changed."""
     settings: dict[str, Any]
+    """What it says; values left out are inherited."""
     version: int
+    """Counts its changes; also its ETag."""
     created_at: datetime
+    """When it was made."""
     updated_at: datetime
+    """When it was changed last."""
 
 
-class AttachmentRequest(BaseModel):
+class AttachmentRequest(Message):
     """Where a policy goes: `catalog` for catalog and namespace level, `namespace` for namespace level,
     `table_id` for table level. A null `policy` detaches."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"level": "system", "policy": "standard"},
+            {"level": "namespace", "catalog": "local", "namespace": ["sales"], "policy": "manual"},
+        ),
+    )
 
     level: Level
+    """How wide the policy holds."""
     catalog: str | None = None
+    """Name or id of a catalog."""
     namespace: list[str] | None = None
+    """Parts of a namespace."""
     table_id: str | None = None
+    """An enrolled table."""
     policy: str | None
+    """Name or id of the policy; null detaches what is attached there."""
 
     @model_validator(mode="after")
     def _check_place(self) -> "AttachmentRequest":
@@ -402,33 +504,52 @@ class AttachmentRequest(BaseModel):
         return self
 
 
-class AttachmentView(BaseModel):
+class AttachmentView(Message):
+    """A policy at the place that it holds for."""
+
     level: Level
+    """How wide it holds."""
     catalog: str | None
+    """Name of the catalog; null at the levels of system and table."""
     namespace: list[str] | None
+    """Parts of the namespace; null at other levels."""
     table_id: str | None
+    """The table; null at other levels."""
     policy: str
+    """Name of the policy."""
     updated_at: datetime
     """When this policy was attached here."""
 
 
-class ValueSource(BaseModel):
+class ValueSource(Message):
+    """A policy at the place that it is attached to."""
+
     level: Level
+    """How wide it holds."""
     place: str
     """In words, such as `catalog local`."""
     policy: str
+    """Name of the policy."""
 
 
-class EffectiveValue(BaseModel):
+class EffectiveValue(Message):
+    """A value and where it comes from."""
+
     value: Any
+    """Of the type that the policy gives it."""
     source: ValueSource
+    """The policy that sets it."""
 
 
-class EffectivePolicyView(BaseModel):
+class EffectivePolicyView(Message):
+    """What holds for a table, and why."""
+
     table_id: str
+    """The table."""
     policy: str
     """The policy attached nearest to the table."""
     effective: EffectivePolicy
+    """All values."""
     values: dict[str, EffectiveValue]
     """Every value by dotted name, with the place that sets it."""
     explanation: list[str]

@@ -10,7 +10,9 @@ from enum import StrEnum
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
+
+from service.messages import Message
 
 
 class Day(StrEnum):
@@ -26,7 +28,7 @@ class Day(StrEnum):
 EVERY_DAY = tuple(Day)
 
 
-class Window(BaseModel):
+class Window(Message):
     """A time of day in which jobs may start by themselves; from `start` up to, not including, `end`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -13,6 +13,7 @@ from service.index_health.models import TableHealth
 from service.jobs.models import JobView, PolicyPreview
 from service.jobs.scheduler import preview
 from service.jobs.service import view
+from service.messages import TableId
 from service.paging import Page, PageRequest, Search
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
@@ -76,8 +77,9 @@ def list_tables(
 
 @router.get("/{table_id}")
 def get_table(
-    session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: str, response: Response
+    session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: TableId, response: Response
 ) -> TableView:
+    """One enrolled table; the ETag of the answer is what a change of it must name."""
     found = service.view(session, settings, service.get_table(session, table_id))
     set_etag(response, found.version)
     return found
@@ -88,7 +90,7 @@ def update_table(
     session: WriteSession,
     settings: CurrentSettings,
     caller: Operator,
-    table_id: str,
+    table_id: TableId,
     body: TablePatch,
     if_match: IfMatch,
     response: Response,
@@ -108,7 +110,7 @@ def update_table(
 def delete_table(
     session: WriteSession,
     caller: Operator,
-    table_id: str,
+    table_id: TableId,
     response: Response,
     drop_index: Annotated[bool, Query(description="Delete the files of its index too.")] = False,
 ) -> JobView | None:
@@ -122,7 +124,7 @@ def delete_table(
 
 @router.post("/{table_id}/pause")
 def pause_table(
-    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: str
+    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: TableId
 ) -> TableView:
     """Start none of its jobs until resumed; a running one ends as usual."""
     return service.pause_table(session, settings, caller, table_id, paused=True)
@@ -130,19 +132,20 @@ def pause_table(
 
 @router.post("/{table_id}/resume")
 def resume_table(
-    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: str
+    session: WriteSession, settings: CurrentSettings, caller: Operator, table_id: TableId
 ) -> TableView:
+    """Let its jobs start again, unless its catalog or the system is paused."""
     return service.pause_table(session, settings, caller, table_id, paused=False)
 
 
 @router.get("/{table_id}/policy")
-def get_table_policy(session: ReadSession, _caller: Viewer, table_id: str) -> EffectivePolicyView:
+def get_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> EffectivePolicyView:
     """The policy that holds for a table, with the place that each value comes from."""
     return explain_policy(session, service.get_table(session, table_id))
 
 
 @router.get("/{table_id}/policy/preview")
-def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: str) -> PolicyPreview:
+def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> PolicyPreview:
     """What the policy would start within the next 24 hours, when and why, if nothing is written meanwhile."""
     table = service.get_table(session, table_id)
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)

@@ -3,12 +3,13 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlalchemy import BigInteger, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import Json, UtcDateTime, new_id, utc_now
+from service.messages import Message, example
 
 Identifier = Annotated[
     list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=2, max_length=20)
@@ -58,73 +59,128 @@ class AddressCounter(SQLModel, table=True):
     next_address: int = Field(default=0, sa_type=BigInteger)
 
 
-class TableRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class TableRequest(Message):
+    """A table to be enrolled."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"catalog": "local", "identifier": ["sales", "orders"], "policy": "standard"},
+        ),
+    )
 
     catalog: str = ModelField(min_length=1)
     """Name or id."""
     identifier: Identifier
     """Namespace parts, then the table name: `["db", "t"]`."""
     branch: str = ModelField(default="main", min_length=1)
+    """The branch whose equality deletes are converted."""
     policy: str | None = None
     """Name or id; null inherits from namespace, catalog, system."""
     key_sets: list[KeySet] | None = None
+    """Keys to index before any equality delete has named them, as column names; others are found."""
 
 
-class PatternRequest(BaseModel):
+class PatternRequest(Message):
     """Enrol every table whose dotted name matches a shell-style pattern, such as `sales.*`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"catalog": "local", "pattern": "sales.*", "exclude": ["sales.tmp_*"], "dry_run": True},
+        ),
+    )
 
     catalog: str = ModelField(min_length=1)
+    """Name or id."""
     pattern: str = ModelField(min_length=1)
+    """`*` stands for anything, `?` for one character, `[abc]` for one of these."""
     exclude: list[str] = ModelField(default_factory=list)
+    """Patterns of tables to leave out."""
     branch: str = ModelField(default="main", min_length=1)
+    """The branch of each table."""
     policy: str | None = None
+    """Name or id of a policy to attach to each; null inherits."""
     dry_run: bool = False
+    """Only say which tables match."""
 
 
-class TablePatch(BaseModel):
+class TablePatch(Message):
     """Fields left out stay."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"policy": "manual", "key_sets": [["id"]]},
+        ),
+    )
 
     policy: str | None = None
     """Null goes back to inheriting."""
     key_sets: list[KeySet] | None = None
+    """Declared keys, as column names; null or an empty list for none."""
 
 
-class TableView(BaseModel):
+class TableView(Message):
+    """An enrolled table."""
+
     id: str
+    """Identifies the enrolment."""
     catalog_id: str
+    """The catalog that knows the table."""
     catalog: str
+    """Name of that catalog."""
     identifier: list[str]
+    """Namespace parts, then the table name."""
     name: str
+    """The identifier with dots."""
     branch: str
+    """The branch that is worked on."""
     policy: str | None
     """The policy attached to this very table; null means inherited."""
     key_sets: list[list[str]]
+    """Declared keys, as column names."""
     table_uuid: str
+    """Iceberg's own id of the table."""
     format_version: int
+    """Of the Iceberg table: 2 or 3."""
     location: str
+    """Where the table lies."""
     index_warehouse: str
+    """Where its index lies."""
     paused: bool
+    """While true, none of its jobs starts."""
     version: int
+    """Counts its changes; also its ETag."""
     created_at: datetime
+    """When it was enrolled."""
     updated_at: datetime
+    """When the enrolment was changed last."""
 
 
-class PatternMiss(BaseModel):
+class PatternMiss(Message):
+    """A table that could not be enrolled."""
+
     identifier: list[str]
+    """Namespace parts, then the table name."""
     type: str
+    """Which problem it was, as in problem documents."""
     detail: str
+    """What happened."""
     remedy: str
+    """What to do about it."""
 
 
-class PatternResult(BaseModel):
+class PatternResult(Message):
+    """What became of each table that the pattern matched."""
+
     dry_run: bool
+    """Whether nothing was enrolled because that was asked for."""
     matched: list[str]
     """Dotted names of every table that the pattern matched."""
     enrolled: list[TableView]
+    """Tables enrolled by this request."""
     already_enrolled: list[TableView]
+    """Tables that were enrolled before."""
     failed: list[PatternMiss]
+    """Tables that could not be enrolled."""

@@ -9,6 +9,7 @@ from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.jobs import queue
 from service.jobs.models import Assignment, JobView
 from service.jobs.service import view
+from service.messages import AttemptNumber, JobId, WorkerId
 from service.paging import Page, PageRequest, Search
 from service.routing import ApiRoute
 from service.settings import CurrentSettings
@@ -60,7 +61,7 @@ async def claim_job(
     settings: CurrentSettings,
     _caller: WorkerCaller,
     request: Request,
-    worker_id: str,
+    worker_id: WorkerId,
     body: ClaimRequest,
 ) -> Assignment | Response:
     """Wait for a job and take it (long poll)."""
@@ -75,8 +76,8 @@ def report_heartbeat(
     session: WriteSession,
     settings: CurrentSettings,
     _caller: WorkerCaller,
-    job_id: str,
-    attempt: int,
+    job_id: JobId,
+    attempt: AttemptNumber,
     body: HeartbeatRequest,
 ) -> HeartbeatAnswer:
     """Extend the lease; report progress and events. 409 `stale-attempt` if another attempt took over."""
@@ -85,7 +86,11 @@ def report_heartbeat(
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/address-ranges", status_code=201)
 def reserve_addresses(
-    session: WriteSession, _caller: WorkerCaller, job_id: str, attempt: int, body: AddressRangeRequest
+    session: WriteSession,
+    _caller: WorkerCaller,
+    job_id: JobId,
+    attempt: AttemptNumber,
+    body: AddressRangeRequest,
 ) -> AddressRange:
     """Reserve row addresses [base_address, base_address + rows) of the table's index."""
     return queue.reserve_addresses(session, job_id, attempt, body)
@@ -93,7 +98,7 @@ def reserve_addresses(
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/finish")
 def finish_attempt(
-    session: WriteSession, _caller: WorkerCaller, job_id: str, attempt: int, body: FinishRequest
+    session: WriteSession, _caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> JobView:
     """End an attempt. `released` hands the job back without using up an attempt."""
     return view(session, queue.finish(session, job_id, attempt, body, utc_now()))

@@ -3,11 +3,12 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
 from service.database import UtcDateTime, new_id, utc_now
+from service.messages import Message, example
 
 
 class Worker(SQLModel, table=True):
@@ -22,81 +23,147 @@ class Worker(SQLModel, table=True):
     last_seen_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
 
 
-class WorkerRequest(BaseModel):
+class WorkerRequest(Message):
+    """A worker process that just started."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"name": "worker-1", "hostname": "node-7", "pid": 4711, "version": "0.1.0"},
+        )
+    )
+
     name: str = ModelField(min_length=1, max_length=200)
+    """For people."""
     hostname: str
+    """Where it runs."""
     pid: int
+    """Its process there."""
     version: str
+    """Of its software."""
 
 
-class WorkerView(BaseModel):
+class WorkerView(Message):
+    """A worker process."""
+
     id: str
+    """Of this process: a restart gets another one."""
     name: str
+    """For people."""
     hostname: str
+    """Where it runs."""
     pid: int
+    """Its process there."""
     version: str
+    """Of its software."""
     registered_at: datetime
+    """When it started."""
     last_seen_at: datetime
+    """When it was heard of last."""
     alive: bool
     """Whether it was heard of within two leases."""
     job_id: str | None
     """What it runs now."""
 
 
-class AttemptId(BaseModel):
+class AttemptId(Message):
+    """One try at a job."""
+
     job_id: str
+    """The job."""
     attempt: int
+    """Counts from 1."""
 
 
-class ClaimRequest(BaseModel):
+class ClaimRequest(Message):
+    """A worker that is free."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"wait_seconds": 20},
+        )
+    )
+
     wait_seconds: float = ModelField(default=20, ge=0, le=60)
+    """How long to wait for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list)
     """Attempts that the worker ran and could not report."""
 
 
-class AssignedJob(BaseModel):
+class AssignedJob(Message):
+    """The job of an assignment."""
+
     id: str
+    """Identifies the job."""
     kind: str
+    """What it does."""
     dry_run: bool
+    """Whether it only says what it would do."""
     parameters: dict[str, Any]
+    """As requested."""
 
 
-class AssignedTable(BaseModel):
+class AssignedTable(Message):
+    """The table of an assignment."""
+
     id: str
+    """Identifies the enrolment."""
     identifier: list[str]
+    """Namespace parts, then the table name."""
     table_uuid: str
+    """Iceberg's own id of the table: another one means another table."""
     branch: str
+    """The branch to work on."""
     key_sets: list[list[str]]
+    """Declared keys, as column names."""
     seen_equality_field_ids: list[list[int]]
     """Of key sets in earlier reports: no equality delete may be left that still names them."""
 
 
-class AssignedCatalog(BaseModel):
+class AssignedCatalog(Message):
+    """What it takes to open the catalog."""
+
     name: str
+    """Its name."""
     type: str
+    """`sql`, `rest`, `hive`, `glue` or `hadoop`."""
     properties: dict[str, str]
     """Secret references are not resolved here."""
 
 
-class AssignedIndex(BaseModel):
+class AssignedIndex(Message):
+    """Where the index lies."""
+
     warehouse: str
+    """Of its Paimon tables, as a URI."""
 
 
-class ProgressReport(BaseModel):
+class ProgressReport(Message):
+    """Where an attempt stands."""
+
     stage: str
+    """What it does now."""
     done: int | None = None
+    """How much of it is done."""
     total: int | None = None
+    """How much there is."""
     unit: str | None = None
+    """Of what, such as `files`."""
     message: str | None = None
+    """The same in words, or more."""
 
 
-class EventReport(BaseModel):
+class EventReport(Message):
+    """Something that happened in an attempt."""
+
     level: Literal["info", "warning", "error"] = "info"
+    """How grave it is."""
     message: str
+    """What happened, in words."""
     fields: dict[str, Any] = ModelField(default_factory=dict)
+    """The same for programs."""
 
 
-class AnnouncedPlan(BaseModel):
+class AnnouncedPlan(Message):
     """Delete files that a conversion is about to write, or then to commit."""
 
     number: int = ModelField(ge=0)
@@ -115,84 +182,171 @@ class Leftovers(AttemptId):
     """What an attempt that ended had announced, and may have left in the table's location."""
 
     plans: list[AnnouncedPlan]
+    """What it had announced."""
 
 
-class HeartbeatRequest(BaseModel):
+class HeartbeatRequest(Message):
+    """A sign of life, with news."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {
+                "progress": {"stage": "read", "done": 12, "total": 80, "unit": "files"},
+                "events": [{"level": "info", "message": "The index covers 80 of 80 data files."}],
+            },
+        )
+    )
+
     progress: ProgressReport | None = None
+    """Where the attempt stands; null for no change."""
     events: list[EventReport] = ModelField(default_factory=list)
+    """What happened since the last heartbeat."""
     plan: AnnouncedPlan | None = None
     """So that the files of an attempt that dies can be found, and removed once no commit needs them."""
 
 
-class HeartbeatAnswer(BaseModel):
+class HeartbeatAnswer(Message):
+    """What a worker goes by."""
+
     lease_expires_at: datetime
+    """When the attempt is given up without a further heartbeat."""
     cancel_requested: bool
+    """Whether to stop."""
 
 
-class AddressRangeRequest(BaseModel):
+class AddressRangeRequest(Message):
+    """Row addresses to be reserved."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"rows": 1_000_000, "at_least": 0},
+        )
+    )
+
     rows: int = ModelField(ge=1)
+    """How many."""
     at_least: int = ModelField(default=0, ge=0)
+    """The range begins here or later: above every address that the index already has."""
 
 
-class AddressRange(BaseModel):
+class AddressRange(Message):
+    """Row addresses that are now the attempt's alone."""
+
     base_address: int
+    """The first one."""
 
 
-class ErrorReport(BaseModel):
+class ErrorReport(Message):
+    """Why an attempt failed."""
+
     model_config = ConfigDict(extra="allow")
 
     code: str
+    """For programs, such as `worker_lost`."""
     title: str
+    """The same in words."""
     detail: str
+    """What happened."""
     remedy: str
+    """What to do about it."""
     retryable: bool = False
+    """Whether another attempt may succeed."""
 
 
-class KeySetReport(BaseModel):
+class KeySetReport(Message):
+    """The index of one key set."""
+
     model_config = ConfigDict(extra="allow")
 
     equality_field_ids: list[int]
+    """Ids of the key fields."""
     columns: list[str]
+    """Names of the key columns."""
     generation: int = 0
+    """Counts indexes of the key set: another key type starts a new one."""
     source: str | None = None
+    """How the key set was found: declared, identifier fields or equality deletes."""
     files_covered: int
+    """Data files that it covers."""
     files_total: int
+    """Data files of the table."""
     coverage: float
+    """The former by the latter, 0 to 1."""
     entries: int
+    """Entries, dead ones too."""
     bytes: int
+    """Bytes of its files."""
     sorted_runs: int
+    """Sorted runs; a lookup reads all of them."""
     dead_ratio: float
+    """Share of entries that point to files which are gone, 0 to 1."""
 
 
-class UnconvertibleDelete(BaseModel):
+class UnconvertibleDelete(Message):
+    """An equality delete file that stays in the table."""
+
     model_config = ConfigDict(extra="allow")
 
     file_path: str
+    """Its path."""
     code: str | None = None
+    """For programs."""
     reason: str
+    """Why it stays."""
     remedy: str | None = None
+    """What to do about it."""
 
 
-class IndexReport(BaseModel):
+class IndexReport(Message):
     """What the worker found to be true of the index and the table after a job."""
 
     iceberg_snapshot_id: int | None
+    """Head of the table's branch that was looked at; null for an empty table."""
     key_sets: list[KeySetReport]
+    """The index of each key set."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list)
+    """Equality delete files that stay, each with its reason."""
     pending_equality_delete_files: int
+    """Live equality delete files."""
     pending_equality_deletes: int
+    """Their rows."""
 
 
-class StageReport(BaseModel):
+class StageReport(Message):
+    """How long a part of an attempt took."""
+
     name: str
+    """Of the part, such as `plan` or `lookup`."""
     seconds: float
+    """How long it took."""
 
 
-class FinishRequest(BaseModel):
+class FinishRequest(Message):
+    """How an attempt ended."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"status": "succeeded", "result": {"commits": 1}},
+            {
+                "status": "failed",
+                "error": {
+                    "code": "catalog_unreachable",
+                    "title": "The catalog did not answer",
+                    "detail": "Connection refused.",
+                    "remedy": "Start the catalog.",
+                    "retryable": True,
+                },
+            },
+        )
+    )
     status: Literal["succeeded", "failed", "cancelled", "released"]
+    """`released` hands the job back."""
     result: dict[str, Any] | None = None
+    """What was done."""
     error: ErrorReport | None = None
+    """Why it failed."""
     health: IndexReport | None = None
+    """What is true of table and index now."""
     stages: list[StageReport] = ModelField(default_factory=list)
     """Where the attempt's time went, however it ended."""
     rows: int = ModelField(default=0, ge=0)
