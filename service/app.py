@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -23,6 +24,7 @@ from service.audit import service as audit
 from service.auth import endpoints as auth_endpoints
 from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal, Role
+from service.auth.oidc import TokenVerifier
 from service.auth.service import ensure_bootstrap_keys
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
@@ -97,6 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.stopping = threading.Event()
+    app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.add_middleware(BodyLimit)
     install_error_handlers(app)
     declare_problems(app)
@@ -204,6 +207,8 @@ def _answer_error(request: Request, error: Exception) -> JSONResponse:
     changes = request.method not in SAFE_METHODS
     if isinstance(error, ForbiddenError) or (changes and isinstance(error, UnauthenticatedError)):
         principal: Principal = getattr(request.state, "principal", _ANONYMOUS)
+        if name := error.extra.get("principal"):
+            principal = replace(_ANONYMOUS, name=name)  # known, but with no role here
         action = error.extra.get("action") or action_of(request)
         target = error.extra.get("target") or request.url.path
         try:

@@ -131,8 +131,11 @@ def _settings(**given: object) -> "Settings":
         return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            sys.exit(f"{reason}.")
         setting = "_".join(("ICESTREAM", *(str(part).upper() for part in first["loc"])))
-        sys.exit(f"{setting} is not valid: {first['msg']}.")
+        sys.exit(f"{setting} is not valid: {reason}.")
 
 
 @contextmanager

@@ -193,6 +193,18 @@ PROBLEMS: dict[str, ProblemType] = {
         "Events are numbered.",
         "Send the id of the last event that was received, or leave the header out to start now.",
     ),
+    "invalid-token": ProblemType(
+        (401,),
+        "This token is not valid",
+        "It is not signed by a key of the issuer, not meant for this service, or not valid now.",
+        "Get a new token from the issuer, for the audience in ICESTREAM_OIDC_AUDIENCE.",
+    ),
+    "issuer-unavailable": ProblemType(
+        (503,),
+        "The issuer of the token did not answer",
+        "Whether the token is valid can't be known without the issuer's keys.",
+        "Send the request again after the seconds in Retry-After, or use an API key.",
+    ),
     "job-already-queued": ProblemType(
         (409,),
         "Such a job is queued already, with other parameters",
@@ -255,6 +267,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "Only conversions can say what they would do.",
         "Leave dry_run out, or request a dry run of `convert`.",
         _ERRORS,
+    ),
+    "no-role": ProblemType(
+        (403,),
+        "The token stands for no role here",
+        "The token is valid, but nothing in its role claim is mapped to a role.",
+        "Ask an admin to map it in ICESTREAM_OIDC_ROLES, or your issuer to put you into a mapped group.",
+        {"principal": "whom the token belongs to, as in the audit log"},
     ),
     "not-found": ProblemType(
         (404,), "Nothing here", "No call has this path.", "Check the path; /docs lists every call."

@@ -7,11 +7,13 @@ so that no other module invents a default.
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from service.auth.models import Role
 from service.errors import StartError
 from service.locations import can_hold_index, is_under, normalize_location
 
@@ -44,6 +46,16 @@ class Settings(BaseSettings):
     """The first admin API key."""
     bootstrap_worker_key: SecretStr | None = None
     """The first key of the role `worker`, so that workers can be deployed together with the service."""
+
+    oidc_issuer: str = ""
+    """The issuer whose tokens are taken, exactly as it calls itself; empty: API keys only."""
+    oidc_audience: str = ""
+    """What the `aud` of a token must name."""
+    oidc_roles: Annotated[dict[str, Role], NoDecode] = {}
+    """What a value of the role claim stands for."""
+    oidc_role_claim: str = Field(default="roles", min_length=1)
+    oidc_name_claim: str = Field(default="sub", min_length=1)
+    """What the holder of a token is called in the audit log."""
 
     poll_interval_seconds: float = Field(default=10, gt=0)
     lease_seconds: float = Field(default=30, gt=0)
@@ -100,6 +112,46 @@ class Settings(BaseSettings):
         if value and not can_hold_index(value):
             raise ValueError("an index can lie on a file system, S3 or Google Cloud Storage only")
         return value
+
+    @field_validator("oidc_roles", mode="before")
+    @classmethod
+    def _split_roles(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.strip().rpartition("=") for part in value.split(",") if part.strip()]
+        if wrong := [word for group, _, word in pairs if not group or word.strip() not in list(Role)]:
+            raise ValueError(
+                f"{wrong[0].strip()!r} is no role; write value=role with commas in between, such as "
+                f"data-team=operator, where a role is one of {', '.join(Role)}"
+            )
+        return {group.strip(): Role(word.strip()) for group, _, word in pairs}
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _check_issuer(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if (
+            value
+            and parts.scheme != "https"
+            and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
+        ):
+            raise ValueError("an issuer is an https:// URL, since its keys decide who gets in")
+        return value
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> Self:
+        needed = {
+            "ICESTREAM_OIDC_ISSUER": self.oidc_issuer,
+            "ICESTREAM_OIDC_AUDIENCE": self.oidc_audience,
+            "ICESTREAM_OIDC_ROLES": self.oidc_roles,
+        }
+        missing = [name for name, value in needed.items() if not value]
+        if 0 < len(missing) < len(needed):
+            raise ValueError(
+                f"{', '.join(needed)} belong together, and {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing"
+            )
+        return self
 
     @model_validator(mode="after")
     def _derive(self) -> Self:

@@ -23,7 +23,7 @@ CSRF_FIELD = "csrf_token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 # Only for the OpenAPI document; `find_principal` does the work.
-_bearer = HTTPBearer(auto_error=False, description="An API key.")
+_bearer = HTTPBearer(auto_error=False, description="An API key, or a token of the issuer.")
 _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="A browser session.")
 
 
@@ -61,8 +61,8 @@ class Access:
             raise UnauthenticatedError(
                 "unauthenticated",
                 "Who are you?",
-                "This call needs an API key, or a browser that is signed in.",
-                "Send `Authorization: Bearer <key>`, or sign in at /login; the first admin key is "
+                "This call needs an API key or a token, or a browser that is signed in.",
+                "Send `Authorization: Bearer <key or token>`, or sign in at /login; the first admin key is "
                 "ICESTREAM_BOOTSTRAP_KEY.",
             )
         request.state.principal = principal

@@ -41,7 +41,7 @@ class KeyState(StrEnum):
 class Principal:
     """Who is calling."""
 
-    kind: Literal["api_key", "session", "system", "anonymous"]
+    kind: Literal["api_key", "session", "oidc", "system", "anonymous"]
     id: str
     name: str
     role: Role

@@ -121,8 +121,8 @@ def rotate_api_key(
         raise ConflictError(
             "api-key-given",
             "This key cannot be rotated",
-            "Its secret is the setting ICESTREAM_BOOTSTRAP_KEY.",
-            "Start the service with another ICESTREAM_BOOTSTRAP_KEY, then revoke this key.",
+            "Its secret is a setting: ICESTREAM_BOOTSTRAP_KEY or ICESTREAM_BOOTSTRAP_WORKER_KEY.",
+            "Start the service with another secret in that setting, then revoke this key.",
         )
     ends_at = now + timedelta(seconds=request.grace_seconds)
     secret = _new_key()
@@ -180,7 +180,7 @@ def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principa
     """Make ICESTREAM_BOOTSTRAP_KEY an admin key and ICESTREAM_BOOTSTRAP_WORKER_KEY a worker's, unless known.
 
     Raises StartError when one is too short, or when the service would be reachable from other machines
-    with no admin key at all.
+    with no admin at all, neither by a key nor by the issuer of tokens.
     """
     settings.check_bootstrap_keys()
     given = (
@@ -195,10 +195,12 @@ def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principa
         return
     now = utc_now()
     admins = session.exec(select(ApiKey).where(ApiKey.role == Role.ADMIN.value)).all()
-    if settings.is_public and not any(key.is_valid(now) for key in admins):
+    has_admin = any(key.is_valid(now) for key in admins) or Role.ADMIN in settings.oidc_roles.values()
+    if settings.is_public and not has_admin:
         raise StartError(
             f"Refusing to listen on {settings.host}, which other machines can reach, without any admin key. "
-            "Set ICESTREAM_BOOTSTRAP_KEY to a secret of 32 characters or more, or listen on 127.0.0.1."
+            "Set ICESTREAM_BOOTSTRAP_KEY to a secret of 32 characters or more, map a group of "
+            "your OpenID Connect issuer to the role admin, or listen on 127.0.0.1."
         )
 
 
