@@ -8,6 +8,7 @@ referenced data file still lives and every delete file to remove is still there.
 
     CommitError                  nothing was committed and planning again will not help
       CommitConflictError        nothing was committed: remove own outputs, plan again
+      ClockBehindError           nothing was committed: remove own outputs, try again later
       CommitStateUnknownError    perhaps committed: remove nothing, ask `find_commits`
 """
 
@@ -49,12 +50,12 @@ _CONFLICTS = frozenset(
         for name in ("ValidationException", "NotFoundException", "NoSuchTableException")
     }
 )
-# These exceptions have many causes; the messages tell of a table that changed since the plan, or of another
-# one that has its name now.
+# These exceptions have many causes, which only their messages tell apart.
 _VAGUE = frozenset(
     f"java.lang.{name}"
     for name in ("IllegalArgumentException", "IllegalStateException", "UnsupportedOperationException")
 )
+# Of a table that changed since the plan, or of another one that has its name now.
 _CONFLICT_MESSAGES = (
     "Table UUID does not match",
     "is not an ancestor of",
@@ -62,6 +63,14 @@ _CONFLICT_MESSAGES = (
     "Must not use DVs",
     "Cannot find partition spec",
     "Type: unknown is not supported",
+)
+# Iceberg takes no commit that is older than the last one by more than this, and says so while it builds the
+# new metadata, before the catalog hears of it.
+_CLOCK_TOLERANCE_MILLIS = 60_000
+_CLOCK_MESSAGES = (
+    "Expected sorted snapshot log entries",
+    "Expected sorted previous metadata log entries",
+    "Invalid update timestamp",
 )
 
 
@@ -71,6 +80,10 @@ class CommitError(Exception):
 
 class CommitConflictError(CommitError):
     """The table changed under the plan and is left as it is: remove own outputs and plan again."""
+
+
+class ClockBehindError(CommitError):
+    """The table was committed to at a time that this machine's clock has not reached; it is unchanged."""
 
 
 class CommitStateUnknownError(CommitError):
@@ -129,6 +142,7 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
         removed = _java_delete_files(java_table, [_removed_json(file) for file in delta.removed])
         referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
     for remaining in reversed(range(_COMMIT_ROUNDS)):
+        check_clock(java_table)
         with _prepared():
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
@@ -164,6 +178,24 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
         if not may_repeat:
             raise said
     raise AssertionError("the last round returns or raises")
+
+
+def check_clock(java_table: JavaObject) -> None:
+    """Whether Iceberg takes a commit at this machine's time: raises ClockBehindError, with both times.
+
+    The table is taken as it was refreshed last.
+    """
+    with _prepared():
+        metadata = java_table.operations().current()
+        last = metadata.lastUpdatedMillis()
+        if metadata.snapshotLog():
+            last = max(last, metadata.snapshotLog()[-1].timestampMillis())
+        now = jvm_of(java_table).java.lang.System.currentTimeMillis()
+    if now < last - _CLOCK_TOLERANCE_MILLIS:
+        raise ClockBehindError(
+            f"the table was last committed to at {_time(last)} by the clock of its writer, and it is"
+            f" {_time(now)} here; Iceberg takes no commit that is more than a minute older than the last one"
+        )
 
 
 def find_commits(java_table: JavaObject, branch: str, job_id: str) -> list[CommittedSnapshot]:
@@ -388,11 +420,15 @@ def _committed(snapshot: Mapping[str, Any]) -> CommittedSnapshot:
         snapshot_id=snapshot["snapshot-id"],
         parent_snapshot_id=snapshot.get("parent-snapshot-id"),
         sequence_number=snapshot["sequence-number"],
-        committed_at=datetime.fromtimestamp(snapshot["timestamp-ms"] / 1000, UTC),
+        committed_at=_time(snapshot["timestamp-ms"]),
         job_id=summary[JOB_ID],
         attempt=int(summary[ATTEMPT]),
         summary=summary,
     )
+
+
+def _time(millis: int) -> datetime:
+    return datetime.fromtimestamp(millis / 1000, UTC)
 
 
 @contextmanager
@@ -409,6 +445,8 @@ def _prepared() -> Iterator[None]:
 def _commit_failure(error: Exception) -> CommitError:
     if _is_conflict(error):
         return CommitConflictError(java_message(error))
+    if _says(error, _CLOCK_MESSAGES):  # another writer committed since the clock was looked at
+        return ClockBehindError(java_message(error))
     # Iceberg marks the errors after which a commit has surely not happened. Whatever else goes wrong while
     # the catalog swaps the metadata, such as a lost connection, leaves that open.
     if _CLEANABLE in java_types(error):
@@ -417,8 +455,9 @@ def _commit_failure(error: Exception) -> CommitError:
 
 
 def _is_conflict(error: Exception) -> bool:
-    types = java_types(error)
-    if types & _CONFLICTS:
-        return True
-    message = java_message(error)
-    return bool(types & _VAGUE) and any(part in message for part in _CONFLICT_MESSAGES)
+    return bool(java_types(error) & _CONFLICTS) or _says(error, _CONFLICT_MESSAGES)
+
+
+def _says(error: Exception, messages: Sequence[str]) -> bool:
+    """Whether an error of a class with many causes has one of these messages."""
+    return bool(java_types(error) & _VAGUE) and any(part in java_message(error) for part in messages)

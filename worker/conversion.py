@@ -13,11 +13,13 @@ from math import ceil
 from typing import Any
 
 from worker.commit import (
+    ClockBehindError,
     CommitConflictError,
     CommitError,
     CommitStateUnknownError,
     CommittedSnapshot,
     RowDelta,
+    check_clock,
     commit_row_delta,
     find_commits,
     find_head,
@@ -146,6 +148,8 @@ class Conversion:
             still = [file for file in batch if file.path in live]
             plan = Plan(job, table, self._warehouse, self._plans, still, commits_left=commits_left)
             try:
+                if still and not plan.dry_run:
+                    check_clock(table.java_table)  # before the work, which would be for nothing
                 part = plan.resolve(is_first=attempt == 0)
                 self._commit(plan, part)
                 self._parts.append(part)
@@ -154,6 +158,16 @@ class Conversion:
                 self._plans += 1
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
                 plan.remove_outputs()
+            except ClockBehindError as error:
+                plan.remove_outputs()
+                raise JobError(
+                    "clock_behind",
+                    "The clock of this worker or of the table's writer is wrong",
+                    str(error),
+                    "Set both clocks right. It is tried again, and succeeds once this worker's clock has"
+                    " reached the time of the last commit.",
+                    retryable=True,
+                ) from error
             except CommitError as error:
                 plan.remove_outputs()
                 raise JobError(
