@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 import worker.commit
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import local
+from tests.jobs import Jobs
 from worker.catalogs import load_table
 from worker.commit import (
+    ClockBehindError,
     CommitConflictError,
     CommitError,
     CommitStateUnknownError,
@@ -27,6 +29,7 @@ from worker.commit import (
     find_commits,
 )
 from worker.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
+from worker.job import JobError
 from worker.manifests import read_snapshot_files
 from worker.plan import DataFile, PartitionKey
 from worker.storage import Storage
@@ -386,6 +389,61 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
     head = plan.table.metadata.snapshots[-1].snapshot_id
     assert head != before
     assert len(visible_rows(plan.spark, plan.table.identifier, snapshot_id=head)) == 8
+
+
+def commit_ahead(table: TableBuilder, seconds: int) -> None:
+    """Makes the last commit one of a writer whose clock is so much ahead of ours."""
+    file = local(table.metadata_location)
+    metadata = json.loads(file.read_text())
+    metadata["last-updated-ms"] += 1000 * seconds
+    metadata["snapshot-log"][-1]["timestamp-ms"] += 1000 * seconds
+    metadata["snapshots"][-1]["timestamp-ms"] += 1000 * seconds
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's
+    file.write_text(json.dumps(metadata))
+
+
+class TestClocks:
+    @pytest.mark.parametrize("format_version", [2, 3])
+    @pytest.mark.parametrize("branch", ["main", "audit"])
+    def test_behind_the_last_commit_nothing_is_written(
+        self, new_plan: NewPlan, format_version: int, branch: str
+    ) -> None:
+        plan = new_plan(format_version, branch)
+        commit_ahead(plan.table, 600)
+        with plan.changes_nothing(ClockBehindError, "last committed to at .* by the clock of its writer"):
+            commit_row_delta(plan.java_table, plan.delta)
+
+    def test_what_iceberg_tolerates_is_committed(self, new_plan: NewPlan) -> None:
+        plan = new_plan()
+        commit_ahead(plan.table, 50)
+        commit_row_delta(plan.java_table, plan.delta)
+        assert len(plan.rows) == 8
+
+    def test_a_writer_that_is_ahead_may_commit_after_the_clock_was_looked_at(
+        self, new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Iceberg's own words are understood."""
+        plan = new_plan()
+        commit_ahead(plan.table, 600)
+        monkeypatch.setattr(worker.commit, "check_clock", lambda _: None)
+        with pytest.raises(ClockBehindError, match=r"sorted snapshot log|Invalid update timestamp"):
+            commit_row_delta(plan.java_table, plan.delta)
+        assert find_commits(plan.java_table, "main", "job-1") == []
+
+    def test_a_conversion_ends_before_its_work_and_the_next_one_converts(
+        self, new_plan: NewPlan, jobs: Jobs
+    ) -> None:
+        plan = new_plan()
+        rows = plan.rows
+        commit_ahead(plan.table, 600)
+        with pytest.raises(JobError) as failed:
+            jobs.run("convert")
+        assert (failed.value.code, failed.value.retryable) == ("clock_behind", True)
+        assert "reached the time of the last commit" in failed.value.remedy
+        assert jobs.reporter.announced == {}
+        commit_ahead(plan.table, -600)
+        assert jobs.run("convert").result["rows_deleted"] == 2
+        assert plan.rows == rows
 
 
 def test_commits_are_found_behind_later_ones_and_not_after_a_rollback(new_plan: NewPlan) -> None:
