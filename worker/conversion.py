@@ -38,6 +38,7 @@ from worker.deletes import (
 )
 from worker.deviations import Deviation
 from worker.index import DamagedIndexError, KeySetIndex, damage_of, open_index
+from worker.indexing import start_anew
 from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.leftovers import output_locations, remove_leftovers, unannounced
 from worker.plan import (
@@ -428,12 +429,9 @@ class Plan:
             return None
 
     def _give_up_index(self, key_set: KeySet, damage: str) -> None:
-        """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
         self.job.decide(f"Key set {key_set}: the index can't be used, so data files are scanned: {damage}.")
         if not self.dry_run:
-            self.job.reporter.confirm_lease()
-            open_index(self.warehouse, self.table.index_database, key_set, rebuild=True)
-            self.job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")
+            start_anew(self.job, self.table, self.warehouse, key_set)
 
     # deletes
 

@@ -266,11 +266,11 @@ def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeyS
 
 
 def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
-    """What is wrong with the index's entries, read to the end; None when all can be read.
+    """What is wrong with the index, of which every file is read to its end; None when all can be read.
 
     Raises OSError when the store doesn't answer (a retry can help).
     """
-    for file in index.entries.files:
+    for file in (*index.files.files, *index.entries.files):
         try:
             with storage.open_input(file.location) as source:
                 for _ in pq.ParquetFile(source).iter_batches(use_threads=False):
@@ -281,6 +281,12 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
             if storage.is_at_fault(error, file.location):
                 raise
             return f"{file.location} can't be decoded: {error}"
+    for table in (index.files_table, index.entries_table):
+        try:
+            table.read_history()
+        except Exception as error:
+            _raise_if_at_fault(storage, error, table.location)
+            return f"a manifest or snapshot in {table.location} can't be read: {error}"
     return None
 
 
@@ -299,11 +305,22 @@ def _raise_if_at_fault(storage: Storage, error: Exception, table_location: str) 
 def load_index(
     key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
 ) -> KeySetIndex:
-    """Reads the dictionary first: entries committed after it only add addresses that it does not know."""
-    files = files_table.live_files()
-    dictionary = FileDictionary(_read_rows(storage, files.files, DICTIONARY_SCHEMA))
-    return KeySetIndex(
-        key_set, generation, entries_table, files_table, files, entries_table.live_files(), dictionary
+    """Reads the dictionary first: entries committed after it only add addresses that it does not know.
+
+    Each table's snapshot says which one of the other it needs. Without its last snapshot a table would show
+    an older state: a dictionary with files whose entries are not there, and deletes would find no row.
+    """
+    for _ in range(2):  # a commit to both may come in between
+        files = files_table.live_files()
+        dictionary = FileDictionary(_read_rows(storage, files.files, DICTIONARY_SCHEMA))
+        entries = entries_table.live_files()
+        found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
+        needed = (entries.beside, files.beside)
+        if all(has >= needs for has, needs in zip(found, needed, strict=True)):
+            return KeySetIndex(key_set, generation, entries_table, files_table, files, entries, dictionary)
+    raise DamagedIndexError(
+        f"snapshots are missing: dictionary and entries are at {found[0]} and {found[1]}, and must be at"
+        f" {needed[0]} and {needed[1]} at least"
     )
 
 
@@ -488,8 +505,11 @@ def commit_index(
     if replaced:
         # A merge drops entries that no file owns. Whoever was about to commit their files can't any more.
         files_planned_on = index.files_table.take_place(index.files)
+    beside = index.entries.paimon_snapshot_id or 0
     if runs or replaced:
-        index.entries_table.commit_files(index.entries, runs, replaced)
+        files_id = files_planned_on.paimon_snapshot_id or 0
+        index.entries_table.commit_files(index.entries, runs, replaced, files_id)
+        beside += 1
     confirm_lease()
     rows = write_run(
         storage,
@@ -498,12 +518,14 @@ def commit_index(
         primary_key=["base_address"],
     )
     # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
-    index.files_table.commit_files(files_planned_on, rows)
+    index.files_table.commit_files(files_planned_on, rows, beside=beside)
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
 
 
-def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> None:
+def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> int:
     """Takes the files that are not in `live_paths` out of the dictionary: they are no longer covered.
+
+    Returns the dictionary's new snapshot.
 
     Merges small files of the dictionary too, with each that is no larger than those before it together.
     Commits in any case, which keeps a late writer from adding files whose entries are about to be dropped:
@@ -531,7 +553,9 @@ def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storag
         if replaced
         else []
     )
-    index.files_table.commit_files(index.files, written, [files[i] for i in replaced])
+    beside = index.entries.paimon_snapshot_id or 0
+    index.files_table.commit_files(index.files, written, [files[i] for i in replaced], beside)
+    return (index.files.paimon_snapshot_id or 0) + 1
 
 
 def _dictionary_rows(files: Sequence[IndexedFile]) -> pa.Table:

@@ -17,8 +17,10 @@ from worker.index import (
     build_tasks,
     commit_batches,
     commit_index,
+    damage_of,
     drop_older_generations,
     forget_files,
+    indexed_key_sets,
     open_index,
     uncovered_files,
 )
@@ -26,7 +28,7 @@ from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, pl
 from worker.leftovers import remove_leftovers
 from worker.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
 from worker.session import JobCancelledError
-from worker.sorted_runs import IndexWarehouse, RunFile
+from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
 
 
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
@@ -71,57 +73,78 @@ def rebuild_key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key
     _index_key_set(job, table, warehouse, key_set, rebuild=True)
 
 
+def start_anew(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
+    """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
+    job.reporter.confirm_lease()
+    open_index(warehouse, table.index_database, key_set, rebuild=True)
+    job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")
+
+
 def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Merges sorted runs of every index where it pays, and drops what belongs to files that are gone."""
     live_paths = frozenset(file.path for file in table.files.data_files)
     results: list[dict[str, Any]] = []
     for index in indexes(job, table, warehouse):
-        dead = index.dead_ratio(live_paths)
-        before = index.entries
-        report: dict[str, Any] = {
-            "equality_field_ids": list(index.key_set.equality_field_ids),
-            "columns": index.key_set.column_names,
-            "generation": index.generation,
-            "sorted_runs_before": before.sorted_runs,
-            "sorted_runs_after": before.sorted_runs,
-            "entries_before": before.rows,
-            "entries_after": before.rows,
-            "bytes_read": 0,
-            "bytes_written": 0,
-            "files_deleted": 0,
-            "bytes_deleted": 0,
-        }
-        results.append(report)
-        merge = choose_merge(before.files, dead)
-        if merge is None:
-            job.decide(
-                f"Key set {index.key_set}: {before.sorted_runs} sorted runs with {dead:.0%} dead entries need"
-                " no compaction."
-            )
-            _clean_up(job, index, report)
-            continue
-        written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_paths))
-        with job.stage("commit_index"):
-            job.reporter.confirm_lease()
-            # The dictionary forgets dead files first: see worker.compaction.
-            forget_files(index, live_paths, table.storage)
-            index.entries_table.commit_files(index.entries, written, merge.files)
-        after = index.entries_table.live_files()
-        report["sorted_runs_after"] = after.sorted_runs
-        report["entries_after"] = after.rows
-        report["bytes_read"] = sum(file.size_bytes for file in merge.files)
-        report["bytes_written"] = sum(file.size_bytes for file in written)
-        job.decide(
-            f"Key set {index.key_set}: {merge.rows:,} of {before.rows:,} entries merged;"
-            f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
-            f" {before.rows - after.rows:,} dead entries dropped."
-        )
-        _clean_up(job, index, report)
-    if not results:
+        try:
+            results.append(_compact(job, table, index, live_paths))
+        except (JobCancelledError, StaleAttemptError, IndexCommitConflictError):
+            raise
+        except Exception:
+            damage = damage_of(index, table.storage)
+            if damage is None:
+                raise
+            job.decide(f"Key set {index.key_set}: the index can't be compacted: {damage}.")
+            start_anew(job, table, warehouse, index.key_set)
+    if not indexed_key_sets(warehouse, table.index_database):
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     cleared = remove_leftovers(job)
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+
+def _compact(job: Job, table: PinnedTable, index: KeySetIndex, live_paths: frozenset[str]) -> dict[str, Any]:
+    """Compacts one index and returns what a job's result tells of it."""
+    dead = index.dead_ratio(live_paths)
+    before = index.entries
+    report: dict[str, Any] = {
+        "equality_field_ids": list(index.key_set.equality_field_ids),
+        "columns": index.key_set.column_names,
+        "generation": index.generation,
+        "sorted_runs_before": before.sorted_runs,
+        "sorted_runs_after": before.sorted_runs,
+        "entries_before": before.rows,
+        "entries_after": before.rows,
+        "bytes_read": 0,
+        "bytes_written": 0,
+        "files_deleted": 0,
+        "bytes_deleted": 0,
+    }
+    merge = choose_merge(before.files, dead)
+    if merge is None:
+        job.decide(
+            f"Key set {index.key_set}: {before.sorted_runs} sorted runs with {dead:.0%} dead entries need"
+            " no compaction."
+        )
+        _clean_up(job, index, report)
+        return report
+    written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_paths))
+    with job.stage("commit_index"):
+        job.reporter.confirm_lease()
+        # The dictionary forgets dead files first: see worker.compaction.
+        forgotten = forget_files(index, live_paths, table.storage)
+        index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
+    after = index.entries_table.live_files()
+    report["sorted_runs_after"] = after.sorted_runs
+    report["entries_after"] = after.rows
+    report["bytes_read"] = sum(file.size_bytes for file in merge.files)
+    report["bytes_written"] = sum(file.size_bytes for file in written)
+    job.decide(
+        f"Key set {index.key_set}: {merge.rows:,} of {before.rows:,} entries merged;"
+        f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
+        f" {before.rows - after.rows:,} dead entries dropped."
+    )
+    _clean_up(job, index, report)
+    return report
 
 
 def _merged(

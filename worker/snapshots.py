@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pypaimon.common.json_util import JSON
@@ -24,9 +24,17 @@ from worker.storage import Storage
 class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
     """Writes the snapshot that follows `planned_on` (None: the table's first)."""
 
-    def __init__(self, manager: SnapshotManager, storage: Storage, planned_on: int | None) -> None:
+    def __init__(
+        self,
+        manager: SnapshotManager,
+        storage: Storage,
+        planned_on: int | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        """properties: to be kept in the snapshot."""
         self._manager = manager
         self._storage = storage
+        self._properties = dict(properties)
         self._id = (planned_on or 0) + 1
         self.was_reached = False
         """Whether pypaimon came as far as the snapshot; before, it looks for conflicts itself."""
@@ -36,6 +44,7 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
 
     def commit(self, _base: str | None, snapshot: Snapshot, _statistics: Sequence[Any]) -> bool:
         self.was_reached = True
+        snapshot.properties = self._properties
         try:
             written = snapshot.id == self._id and self._storage.create(
                 self._manager.get_snapshot_path(snapshot.id), JSON.to_json(snapshot, indent=2).encode()

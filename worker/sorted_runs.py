@@ -43,6 +43,7 @@ DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little
 BUCKET = "bucket-0"
 SYSTEM_COLUMNS = ("_SEQUENCE_NUMBER", "_VALUE_KIND")
 TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
+BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
     "bucket": "1",
@@ -173,10 +174,14 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LiveFiles:
-    """The live files of one Paimon snapshot (None: the table holds nothing yet)."""
+    """The live files of one Paimon snapshot (None: the table holds nothing yet).
+
+    beside: the snapshot of the other table of the index that these files need, that one or a later one.
+    """
 
     paimon_snapshot_id: int | None
     files: tuple[RunFile, ...]
+    beside: int = 0
 
     @property
     def rows(self) -> int:
@@ -289,22 +294,30 @@ class RunTable:
         snapshot = self._table.snapshot_manager().get_latest_snapshot()
         if snapshot is None:
             return LiveFiles(None, ())
-        return LiveFiles(snapshot.id, tuple(self._run_file(meta) for meta in self._live_metas()))
+        files = tuple(self._run_file(meta) for meta in self._live_metas())
+        return LiveFiles(snapshot.id, files, int((snapshot.properties or {}).get(BESIDE, 0)))
 
     def commit_files(
-        self, planned_on: LiveFiles, added: Sequence[RunFile], removed: Sequence[RunFile] = ()
+        self,
+        planned_on: LiveFiles,
+        added: Sequence[RunFile],
+        removed: Sequence[RunFile] = (),
+        beside: int | None = None,
     ) -> None:
         """Makes `added` visible and `removed` dead in the Paimon snapshot that follows the planned one.
 
-        Raises IndexCommitConflictError when such a one has come first, and OSError when
-        the store did not say whether the snapshot was written: then it may still be.
+        beside: see `LiveFiles`; None: as before. Raises IndexCommitConflictError when such a one has come
+        first, and OSError when the store did not say whether the snapshot was written: then it may still be.
         """
         removed_names = {file.file_name for file in removed}
         dead = [meta for meta in self._live_metas() if meta.file_name in removed_names] if removed else []
         if len(dead) != len(removed_names):
             raise IndexCommitConflictError("files to be replaced in the index are no longer live")
         table = self._table.copy({"snapshot.ignore-empty-commit": "false"})
-        next_snapshot = NextSnapshot(table.snapshot_manager(), self._storage, planned_on.paimon_snapshot_id)
+        needed = planned_on.beside if beside is None else beside
+        next_snapshot = NextSnapshot(
+            table.snapshot_manager(), self._storage, planned_on.paimon_snapshot_id, {BESIDE: str(needed)}
+        )
         commit = table.new_batch_write_builder().new_commit()
         commit.file_store_commit.snapshot_commit = next_snapshot
         commit.file_store_commit.commit_max_retries = 0
@@ -348,6 +361,10 @@ class RunTable:
                 count += 1
                 size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
+
+    def read_history(self) -> None:
+        """Reads all snapshots and their manifests, as `clean_up` may have to."""
+        self._unneeded(math.inf)
 
     def _unneeded(self, keep_seconds: float, written_now: str | None = None) -> list[StoredFile]:
         """Files older than `keep_seconds` that no snapshot to be kept needs.
