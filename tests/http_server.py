@@ -3,6 +3,7 @@
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ class Answer:
     body: Any = ""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    delay_seconds: float = 0
 
 
 @dataclass
@@ -51,6 +53,7 @@ def answering(answers: dict[str, Answer], tls: ssl.SSLContext | None = None) -> 
             headers = {name.lower(): value for name, value in self.headers.items()}
             server.requests.append((f"{self.command} {path}", headers))
             answer = answers.get(path, Answer("not found", 404))
+            time.sleep(answer.delay_seconds)
             is_text = isinstance(answer.body, str)
             body = (answer.body if is_text else json.dumps(answer.body)).encode()
             self.send_response(answer.status)

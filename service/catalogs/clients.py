@@ -15,6 +15,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
+from sqlalchemy.engine import make_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -25,7 +26,9 @@ from service.errors import UnreachableError
 from service.settings import Settings
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
-_TIMEOUTS = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
+_CONNECT_SECONDS = 5
+# What libpq knows of those that a record may have; the others are JDBC's.
+_LIBPQ = frozenset(("sslmode", "connect_timeout", "application_name"))
 
 
 class _Guarded:
@@ -51,7 +54,9 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         for adapter in session.adapters.values():
             _guard(adapter, settings)
         session.hooks["response"].append(_refuse_redirect)
-        session.request = partial(session.request, timeout=_TIMEOUTS)  # type: ignore[method-assign]
+        session.request = partial(  # type: ignore[method-assign]
+            session.request, timeout=(_CONNECT_SECONDS, settings.catalog_timeout_seconds)
+        )
 
     def _init_sigv4(self, session: Session) -> None:
         super()._init_sigv4(session)
@@ -77,6 +82,7 @@ def open_catalog(
     if kind is CatalogType.REST:
         return GuardedRestCatalog(name, **given)
     if kind is CatalogType.SQL:
+        given["uri"] = database_url(settings, properties["uri"])
         return GuardedSqlCatalog(name, **given)
     if kind is CatalogType.HIVE:
         from pyiceberg.catalog.hive import HiveCatalog
@@ -91,6 +97,17 @@ def open_catalog(
         pass
 
     return GuardedGlueCatalog(name, **given)
+
+
+def database_url(settings: Settings, uri: str) -> str:
+    """A database's address for SQLAlchemy: by the address that was checked, and with no endless wait."""
+    url = make_url(uri)
+    if url.get_backend_name() != "postgresql" or not url.host:
+        return uri
+    query = {"connect_timeout": str(_CONNECT_SECONDS)}
+    query |= {name: str(value) for name, value in url.query.items() if name in _LIBPQ}
+    query["hostaddr"] = addresses_of(settings, url.host, url.port)[0]
+    return url.set(query=query).render_as_string(hide_password=False)
 
 
 def _guard(adapter: Any, settings: Settings) -> None:

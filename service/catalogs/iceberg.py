@@ -25,7 +25,7 @@ from pyiceberg.table import StaticTable, Table
 from sqlalchemy import create_engine, inspect, select
 from sqlalchemy.engine import make_url
 
-from service.catalogs.clients import open_catalog
+from service.catalogs.clients import database_url, open_catalog
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_reachable, check_record
@@ -236,7 +236,7 @@ def open_source(settings: Settings, catalog: Catalog) -> TableSource:
     """Open a catalog of any type. Raises InvalidError for what the operator does not allow, and whatever
     PyIceberg and its drivers raise."""
     kind = CatalogType(catalog.type)
-    properties = resolved(settings, catalog)
+    properties = _reachable(settings, catalog)
     properties.pop("catalog_name", None)
     if kind is CatalogType.HADOOP:
         return HadoopSource(properties["warehouse"], GuardedFileIO({**properties, SETTINGS: settings}))
@@ -247,12 +247,18 @@ def open_source(settings: Settings, catalog: Catalog) -> TableSource:
     return PyIcebergSource(open_catalog(settings, kind, name_inside(catalog), properties))
 
 
-def resolved(settings: Settings, catalog: Catalog) -> dict[str, str]:
+def resolve_allowed(settings: Settings, catalog: Catalog) -> dict[str, str]:
     """The properties with their secrets. Raises InvalidError for those that are not there, or not allowed."""
     kind = CatalogType(catalog.type)
     check_record(settings, kind, catalog.properties)
     properties = resolve(catalog.properties)
-    check_reachable(settings, kind, properties)
+    check_record(settings, kind, properties)
+    return properties
+
+
+def _reachable(settings: Settings, catalog: Catalog) -> dict[str, str]:
+    properties = resolve_allowed(settings, catalog)
+    check_reachable(settings, CatalogType(catalog.type), properties)
     return properties
 
 
@@ -269,8 +275,9 @@ def _check_sqlite_file(uri: str) -> None:
 
 def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]:
     """The catalog names that a sql catalog's database holds tables or namespaces of."""
-    uri = resolved(settings, catalog)["uri"]
+    uri = _reachable(settings, catalog)["uri"]
     _check_sqlite_file(uri)
+    uri = database_url(settings, uri)
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -129,15 +129,43 @@ class CatalogView(Message):
     """When it was changed last."""
 
 
+StepName = Literal[
+    "secrets",
+    "name_resolution",
+    "connect",
+    "tls",
+    "credentials",
+    "permission",
+    "warehouse",
+    "index_warehouse",
+]
+
+
+class CheckStep(Message):
+    """One thing that was tried."""
+
+    name: StepName
+    """What it was about."""
+    status: Literal["ok", "failed", "skipped"]
+    """`skipped`: there was nothing to do, or it rests on a step that failed."""
+    detail: str
+    """What was seen, in words."""
+    remedy: str | None
+    """What to do about it; null unless it failed."""
+    seconds: float
+    """How long it took."""
+
+
 class CatalogCheck(Message):
-    """Whether the catalog answers, and what it shows."""
+    """Whether the catalog can be used, what it shows, and what fails."""
 
     ok: bool
-    """Whether the catalog answered."""
-    status: Literal["ok", "warning", "unreachable"]
-    """`warning`: it answered, and shows no tables."""
+    """Whether no step failed."""
+    status: Literal["ok", "warning", "unreachable", "unusable"]
+    """`warning`: it answered, and shows no tables. `unreachable`: it does not show its tables. `unusable`: it
+    does, but they can't be read, or the index warehouse not be written."""
     explanation: str
-    """What was seen, in words."""
+    """What was seen, in words: of the first step that failed, if one did."""
     remedy: str | None
     """What to do about it; null if there is nothing to do."""
     namespaces: list[str]
@@ -147,4 +175,6 @@ class CatalogCheck(Message):
     table_count: int
     """How many tables it shows in all."""
     seconds: float
-    """How long the answer took."""
+    """How long it took in all."""
+    steps: list[CheckStep]
+    """In the order in which they were tried."""

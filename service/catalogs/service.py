@@ -1,6 +1,5 @@
 """Register, change, check and remove catalogs."""
 
-import time
 from collections.abc import Mapping
 
 from sqlalchemy import func
@@ -10,6 +9,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs import iceberg
+from service.catalogs.check import CatalogProbe
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import (
     Catalog,
@@ -23,12 +23,11 @@ from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties
 from service.conditional import check_version
 from service.database import utc_now
-from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.errors import ConflictError, InvalidError, NotFoundError
 from service.locations import can_hold_index, is_under
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
-from service.wording import counted
 
 _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.SQL: ("uri", "warehouse"),
@@ -37,7 +36,6 @@ _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.GLUE: (),
     CatalogType.HADOOP: ("warehouse",),
 }
-_SHOWN_TABLES = 50
 SORTING = Sorting(
     {
         "name": Catalog.name,
@@ -172,53 +170,9 @@ def delete_catalog(session: Session, principal: Principal, catalog_id: str) -> N
 
 def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogCheck:
     """Try a catalog and say in words what was seen. Slow: call it outside any transaction."""
-    started = time.monotonic()
     # What was open before may hold old secrets.
     catalogs.forget(catalog.id)
-    try:
-        with catalogs.open(catalog) as source:
-            namespaces = source.namespaces()
-            tables = [".".join(name) for namespace in namespaces for name in source.tables(namespace)]
-    except IcestreamError as error:
-        return CatalogCheck(
-            ok=False,
-            status="unreachable",
-            explanation=error.detail,
-            remedy=error.remedy,
-            namespaces=[],
-            tables=[],
-            table_count=0,
-            seconds=time.monotonic() - started,
-        )
-    explanation = (
-        f"The catalog answers. It shows {counted(len(tables), 'table')} in "
-        f"{counted(len(namespaces), 'namespace')}."
-    )
-    remedy = None
-    if not tables:
-        remedy = "Nothing to enrol yet: check that this is the catalog that the writer uses."
-        if catalog.type == CatalogType.SQL.value:
-            others = [
-                name
-                for name in iceberg.catalog_names_in_database(settings, catalog)
-                if name != iceberg.name_inside(catalog)
-            ]
-            if others:
-                explanation += (
-                    f" Its database holds catalogs with other names: {', '.join(others)}; "
-                    f"this one looks for {iceberg.name_inside(catalog)!r}."
-                )
-                remedy = f"Set the property catalog_name to {others[0]!r} if that is the one."
-    return CatalogCheck(
-        ok=True,
-        status="ok" if tables else "warning",
-        explanation=explanation,
-        remedy=remedy,
-        namespaces=[".".join(namespace) for namespace in namespaces],
-        tables=tables[:_SHOWN_TABLES],
-        table_count=len(tables),
-        seconds=time.monotonic() - started,
-    )
+    return CatalogProbe(settings, catalog, index_warehouse(settings, catalog)).run()
 
 
 def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:

@@ -1,0 +1,362 @@
+"""Try a catalog step by step, and say in words what fails and what to do.
+
+A step that fails ends the check of what rests on it; those are `skipped`. Nothing is left behind.
+"""
+
+import os
+import re
+import socket
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    BadRequestError,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+)
+from requests.certs import where
+from requests.exceptions import ConnectionError as RequestsConnectionError
+from requests.exceptions import Timeout
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from service.catalogs import iceberg
+from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.iceberg import TableSource, name_inside, open_source, redact
+from service.catalogs.models import Catalog, CatalogCheck, CatalogType, CheckStep, StepName
+from service.catalogs.reach import addresses_of
+from service.errors import IcestreamError
+from service.locations import is_absolute, normalize_location
+from service.settings import Settings
+from service.wording import counted
+
+_CONNECT_SECONDS = 5.0
+_SHOWN_TABLES = 50
+_LISTED_NAMESPACES = 200
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "thrift": 9083}
+_Identifier = tuple[str, ...]
+
+
+class StepFailed(Exception):  # noqa: N818
+    """What was seen, and what to do about it."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(detail)
+        self.detail, self.remedy = detail, remedy
+
+
+@dataclass
+class _Seen:
+    properties: dict[str, str] = field(default_factory=dict)
+    source: TableSource | None = None
+    namespaces: list[_Identifier] = field(default_factory=list)
+    tables: list[_Identifier] = field(default_factory=list)
+
+
+class CatalogProbe:
+    """One check of one catalog."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, index_warehouse: str) -> None:
+        self._settings, self._catalog, self._index_warehouse = settings, catalog, index_warehouse
+        self._kind = CatalogType(catalog.type)
+        self._seen = _Seen()
+        self._steps: list[CheckStep] = []
+        self._failed = False
+
+    def run(self) -> CatalogCheck:
+        """Take every step. Slow: call it outside any transaction."""
+        started = time.monotonic()
+        try:
+            self._step("secrets", self._resolve)
+            self._step("name_resolution", self._resolve_names)
+            self._step("connect", self._connect)
+            self._step("tls", self._shake_hands)
+            self._step("credentials", self._open)
+            self._step("permission", self._list)
+            self._step("warehouse", self._read_warehouse)
+        finally:
+            if self._seen.source is not None:
+                self._seen.source.close()
+        # It does not rest on the catalog.
+        self._failed = self._steps[0].status == "failed"
+        self._step("index_warehouse", self._write_index_warehouse)
+        return self._verdict(time.monotonic() - started)
+
+    def _step(self, name: StepName, act: Callable[[], str | None]) -> None:
+        started = time.monotonic()
+        status: Literal["ok", "failed", "skipped"] = "skipped"
+        detail, remedy = "An earlier step failed.", None
+        if not self._failed:
+            try:
+                said = act()
+                status, detail = ("ok", said) if said is not None else ("skipped", "There is nothing to do.")
+            except StepFailed as error:
+                status, detail, remedy = "failed", error.detail, error.remedy
+            except IcestreamError as error:
+                status, detail, remedy = "failed", error.detail, error.remedy
+            except Exception as error:
+                cause = explain(self._catalog, error)
+                status, detail, remedy = "failed", cause.detail, cause.remedy
+            self._failed = status == "failed"
+        self._steps.append(
+            CheckStep(
+                name=name,
+                status=status,
+                detail=redact(detail, self._catalog),
+                remedy=remedy,
+                seconds=time.monotonic() - started,
+            )
+        )
+
+    def _resolve(self) -> str | None:
+        self._seen.properties = iceberg.resolve_allowed(self._settings, self._catalog)
+        references = sum(
+            self._catalog.properties[key] != value for key, value in self._seen.properties.items()
+        )
+        return f"{counted(references, 'reference')} resolved." if references else None
+
+    @property
+    def _servers(self) -> list[tuple[str, str, int]]:
+        """(scheme, host, port) of each server of the catalog itself."""
+        found = []
+        for uri in self._seen.properties.get("uri", "").split(","):
+            parts = urlsplit(uri)
+            scheme = parts.scheme.partition("+")[0]
+            if scheme in _PORTS and parts.hostname:
+                found.append((scheme, parts.hostname, parts.port or _PORTS[scheme]))
+        return found
+
+    def _resolve_names(self) -> str | None:
+        found = {host: addresses_of(self._settings, host, port) for _, host, port in self._servers}
+        return " ".join(f"{host} is {', '.join(addresses)}." for host, addresses in found.items()) or None
+
+    def _connect(self) -> str | None:
+        for _, host, port in self._servers:
+            with self._connection(host, port):
+                pass
+        return " ".join(f"{host} port {port} accepts connections." for _, host, port in self._servers) or None
+
+    @contextmanager
+    def _connection(self, host: str, port: int) -> Iterator[socket.socket]:
+        address = addresses_of(self._settings, host, port)[0]
+        try:
+            connection = socket.create_connection((address, port), _CONNECT_SECONDS)
+        except TimeoutError:
+            raise StepFailed(
+                f"{host} ({address}) does not answer at port {port} within {_CONNECT_SECONDS:.0f} s.",
+                "Check the address; a firewall or network policy may drop what the service sends there.",
+            ) from None
+        except OSError as error:
+            raise StepFailed(
+                f"{host} ({address}) refuses connections at port {port}: {error.strerror or error}.",
+                "Check the port in `uri`, and that the catalog is running.",
+            ) from None
+        with connection:
+            yield connection
+
+    def _shake_hands(self) -> str | None:
+        said = []
+        for scheme, host, port in self._servers:
+            if scheme != "https":
+                continue
+            context = ssl.create_default_context(cafile=os.environ.get("REQUESTS_CA_BUNDLE") or where())
+            with self._connection(host, port) as connection:
+                try:
+                    with context.wrap_socket(connection, server_hostname=host) as secure:
+                        said.append(f"{host} shows a valid certificate ({secure.version()}).")
+                except ssl.SSLCertVerificationError as error:
+                    raise StepFailed(
+                        f"The certificate of {host} is not trusted: {error.verify_message}.",
+                        "Give the service the certificate of its authority (REQUESTS_CA_BUNDLE names a file) "
+                        "or give the catalog a certificate for this name.",
+                    ) from None
+                except (ssl.SSLError, OSError) as error:
+                    raise StepFailed(
+                        f"{host} port {port} does not speak TLS: {getattr(error, 'reason', None) or error}.",
+                        "Use http:// in `uri` if the catalog has no TLS, or its TLS port.",
+                    ) from None
+        return " ".join(said) or None
+
+    def _open(self) -> str | None:
+        self._seen.source = open_source(self._settings, self._catalog)
+        if self._kind is CatalogType.HADOOP:
+            return None
+        if self._kind is CatalogType.SQL:
+            self._seen.source.namespaces()
+        return "The catalog lets this service in."
+
+    def _list(self) -> str:
+        source = self._seen.source
+        assert source is not None
+        self._seen.namespaces = source.namespaces()
+        self._seen.tables = list(
+            chain.from_iterable(map(source.tables, self._seen.namespaces[:_LISTED_NAMESPACES]))
+        )
+        more = "at least " if len(self._seen.namespaces) > _LISTED_NAMESPACES else ""
+        return (
+            f"The catalog answers. It shows {more}{counted(len(self._seen.tables), 'table')} in "
+            f"{counted(len(self._seen.namespaces), 'namespace')}."
+        )
+
+    def _read_warehouse(self) -> str | None:
+        """A place that is named, and the metadata of one table."""
+        said = []
+        place = self._seen.properties.get("warehouse", "")
+        if is_absolute(place):
+            io = GuardedFileIO({**self._seen.properties, SETTINGS: self._settings})
+            scheme, netloc, path = io.parse_location(place, io.properties)
+            found = io.fs_by_scheme(scheme, netloc).get_file_info(path)
+            if not found.is_file and found.type.name == "NotFound" and self._seen.tables:
+                said.append(f"{place} does not exist yet; the tables lie elsewhere.")
+            elif found.type.name == "NotFound":
+                raise StepFailed(
+                    f"The warehouse {place} does not exist.",
+                    "Check `warehouse`; the bucket or directory must be there, and visible to the service.",
+                )
+            else:
+                said.append(f"{place} can be read.")
+        source = self._seen.source
+        assert source is not None
+        for identifier in self._seen.tables[:1]:
+            with suppress(NoSuchTableError, NoSuchNamespaceError):  # dropped meanwhile
+                table = source.load(identifier)
+                head = table.current_snapshot()
+                if head is not None:
+                    head.manifests(table.io)
+                said.append(f"The metadata of {'.'.join(identifier)} can be read.")
+        return " ".join(said) or None
+
+    def _write_index_warehouse(self) -> str:
+        place = self._index_warehouse.rstrip("/")
+        io = GuardedFileIO({**self._seen.properties, SETTINGS: self._settings})
+        location = f"{place}/.icestream-check-{uuid.uuid4().hex}"
+        try:
+            scheme, netloc, path = io.parse_location(location, io.properties)
+            filesystem = io.fs_by_scheme(scheme, netloc)
+            if normalize_location(place).startswith("file:"):
+                filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with filesystem.open_output_stream(path) as sink:
+                sink.write(b"icestream")
+            filesystem.delete_file(path)
+        except OSError as error:
+            raise StepFailed(
+                f"The index warehouse {place} cannot be written to: {' '.join(str(error).split())[:400]}",
+                "Let the service and the workers write there, or set another index_warehouse on the catalog.",
+            ) from None
+        return f"Files can be written to {place} and deleted."
+
+    def _verdict(self, seconds: float) -> CatalogCheck:
+        by_name = {step.name: step for step in self._steps}
+        failed = next((step for step in self._steps if step.status == "failed"), None)
+        listed = by_name["permission"]
+        remedy: str | None = None
+        status: Literal["ok", "warning", "unreachable", "unusable"] = "ok"
+        explanation = listed.detail
+        if failed is not None:
+            explanation, remedy = failed.detail, failed.remedy
+            status = "unusable" if listed.status == "ok" else "unreachable"
+        elif not self._seen.tables:
+            status, remedy = (
+                "warning",
+                "Nothing to enrol yet: check that this is the catalog that the writer uses.",
+            )
+            if self._kind is CatalogType.SQL:
+                explanation, remedy = self._other_names(explanation, remedy)
+        return CatalogCheck(
+            ok=failed is None,
+            status=status,
+            explanation=explanation,
+            remedy=remedy,
+            namespaces=[".".join(namespace) for namespace in self._seen.namespaces],
+            tables=[".".join(table) for table in self._seen.tables[:_SHOWN_TABLES]],
+            table_count=len(self._seen.tables),
+            seconds=seconds,
+            steps=self._steps,
+        )
+
+    def _other_names(self, explanation: str, remedy: str) -> tuple[str, str]:
+        own = name_inside(self._catalog)
+        others = [
+            name for name in iceberg.catalog_names_in_database(self._settings, self._catalog) if name != own
+        ]
+        if not others:
+            return explanation, remedy
+        return (
+            f"{explanation} Its database holds catalogs with other names: {', '.join(others)}; this one "
+            f"looks for {own!r}.",
+            f"Set the property catalog_name to {others[0]!r} if that is the one.",
+        )
+
+
+_NOT_REST = "The server answers, but not as an Iceberg REST catalog does"
+
+
+def explain(catalog: Catalog, error: Exception) -> StepFailed:
+    """Words for what PyIceberg and its drivers raise, without the secrets that their messages may contain."""
+    said = redact(" ".join(str(getattr(error, "orig", None) or error).split()), catalog)[:400]
+    lowered = said.lower()
+    if isinstance(error, UnauthorizedError | OAuthError | AuthorizationExpiredError):
+        return StepFailed(
+            f"The catalog refuses the credentials: {said}",
+            "Check `credential` (id:secret), `token`, `scope` and `oauth2-server-uri`, and the secrets "
+            "that they refer to.",
+        )
+    if isinstance(error, ForbiddenError):
+        return StepFailed(
+            f"The catalog knows the credentials, but forbids what is asked: {said}",
+            "Grant this principal to list namespaces and tables, and to load tables.",
+        )
+    if isinstance(error, Timeout | TimeoutError):
+        return StepFailed(
+            "The catalog accepts the connection, but does not answer in time.",
+            "Look at the catalog's own log; ICESTREAM_CATALOG_TIMEOUT_SECONDS says how long is waited.",
+        )
+    if re.search(r"RESTError 5\d\d|ServerError|ServiceUnavailable", f"{type(error).__name__} {said}"):
+        return StepFailed(f"The catalog fails itself: {said}", "Look at the catalog's own log.")
+    if isinstance(error, BadRequestError) and "invalid_client" in lowered:
+        return explain(catalog, UnauthorizedError(said))
+    if isinstance(error, RESTError | ValueError) and catalog.type == CatalogType.REST.value:
+        return StepFailed(f"{_NOT_REST}: {said}", "Check the path in `uri`: it ends before /v1/config.")
+    if isinstance(error, RequestsConnectionError):
+        return StepFailed(f"The connection broke: {said}", "Check `uri`, and that the catalog is running.")
+    if isinstance(error, OperationalError | ProgrammingError):
+        return _explain_database(said, lowered)
+    if isinstance(error, FileNotFoundError):
+        return StepFailed(said, "Check the path: it must be the one that the writer uses.")
+    if isinstance(error, PermissionError) or "access denied" in lowered or "access_denied" in lowered:
+        return StepFailed(
+            f"Access is denied: {said}", "Let the service's user or credentials read that place."
+        )
+    return StepFailed(
+        f"{type(error).__name__}: {said}",
+        "Check that the properties of the catalog are right, and that the service can reach what they name.",
+    )
+
+
+def _explain_database(said: str, lowered: str) -> StepFailed:
+    if "authentication failed" in lowered or "no password supplied" in lowered:
+        return StepFailed(
+            f"The database refuses the credentials: {said}", "Check user and password in the secret of `uri`."
+        )
+    if "permission denied" in lowered:
+        return StepFailed(
+            f"The database's user may not read the catalog: {said}",
+            "Grant SELECT on iceberg_tables and iceberg_namespace_properties.",
+        )
+    if "no such table" in lowered or "does not exist" in lowered or "undefinedtable" in lowered:
+        return StepFailed(
+            f"The database answers, but holds no Iceberg catalog: {said}",
+            "Check the database's name in `uri`.",
+        )
+    return StepFailed(f"The database cannot be used: {said}", "Check `uri`, and the database's own log.")

@@ -1,0 +1,223 @@
+"""A check takes a catalog step by step, and says in words what fails: against real servers that fail so."""
+
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalogBaseTable
+from sqlalchemy import create_engine, text
+
+from tests.http_server import Answer, answering, rest_catalog
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.test_reach import metadata_of
+
+ORDER = [
+    "secrets",
+    "name_resolution",
+    "connect",
+    "tls",
+    "credentials",
+    "permission",
+    "warehouse",
+    "index_warehouse",
+]
+
+
+def check(service: Running, kind: str, properties: dict[str, str], **fields: Any) -> dict[str, Any]:
+    body = {"name": "c", "type": kind, "properties": properties} | fields
+    created = service.admin.post("/catalogs", json=body)
+    assert created.status_code == 201, created.text
+    return dict(service.admin.post("/catalogs/c/check").json())
+
+
+def expect(checked: dict[str, Any], failed: str, words: str, remedy: str) -> None:
+    """One step failed, in these words, and those that rest on it were skipped."""
+    assert [step["name"] for step in checked["steps"]] == ORDER
+    assert [step["name"] for step in checked["steps"] if step["status"] == "failed"] == [failed], checked
+    step = checked["steps"][ORDER.index(failed)]
+    assert words in step["detail"]
+    assert remedy in step["remedy"]
+    assert (checked["ok"], checked["explanation"], checked["remedy"]) == (
+        False,
+        step["detail"],
+        step["remedy"],
+    )
+    for later in checked["steps"][ORDER.index(failed) + 1 : -1]:
+        assert (later["status"], later["detail"]) == ("skipped", "An earlier step failed.")
+
+
+def test_a_catalog_that_works_passes_every_step(service: Running, iceberg: IcebergCatalog) -> None:
+    with answering(rest_catalog(metadata_of(iceberg))) as server:
+        checked = check(service, "rest", {"uri": server.url})
+    assert (checked["ok"], checked["status"], checked["tables"]) == (True, "ok", ["db.t"])
+    assert {step["name"]: step["status"] for step in checked["steps"]} == dict.fromkeys(ORDER, "ok") | {
+        "secrets": "skipped",
+        "tls": "skipped",
+    }
+    assert checked["steps"][1]["detail"] == "127.0.0.1 is 127.0.0.1."
+    assert list(Path(service.settings.data_dir / "index").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "failed", "words", "remedy"),
+    [
+        (
+            "http://no-such-host.invalid",
+            "name_resolution",
+            "'no-such-host.invalid' cannot be resolved",
+            "name",
+        ),
+        ("http://127.0.0.1:1", "connect", "refuses connections at port 1", "Check the port"),
+        ("https://127.0.0.1:1", "connect", "refuses connections at port 1", "Check the port"),
+    ],
+)
+def test_a_server_that_is_not_there(service: Running, uri: str, failed: str, words: str, remedy: str) -> None:
+    expect(check(service, "rest", {"uri": uri}), failed, words, remedy)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "failed", "words", "remedy"),
+    [
+        ("/v1/config", Answer({"error": {}}, 401), "credentials", "refuses the credentials", "`token`"),
+        ("/v1/config", Answer("no", 403), "credentials", "knows the credentials, but forbids", "Grant"),
+        ("/v1/config", Answer("boom", 500), "credentials", "The catalog fails itself", "own log"),
+        ("/v1/config", Answer("down", 503), "credentials", "The catalog fails itself", "own log"),
+        (
+            "/v1/config",
+            Answer("<html>"),
+            "credentials",
+            "not as an Iceberg REST catalog does",
+            "path in `uri`",
+        ),
+        (
+            "/v1/config",
+            Answer("<html>", 404),
+            "credentials",
+            "not as an Iceberg REST catalog",
+            "path in `uri`",
+        ),
+        ("/v1/config", Answer(delay_seconds=2), "credentials", "does not answer in time", "own log"),
+        ("/v1/namespaces", Answer("no", 403), "permission", "knows the credentials, but forbids", "Grant"),
+        ("/v1/namespaces/db/tables", Answer("", 500), "permission", "The catalog fails itself", "own log"),
+        ("/v1/namespaces/db/tables/t", Answer("no", 403), "warehouse", "but forbids", "load tables"),
+    ],
+)
+def test_a_server_that_answers_otherwise(
+    service: Running,
+    iceberg: IcebergCatalog,
+    path: str,
+    answer: Answer,
+    failed: str,
+    words: str,
+    remedy: str,
+) -> None:
+    service.settings.catalog_timeout_seconds = 0.5
+    with answering(rest_catalog(metadata_of(iceberg)) | {path: answer}) as server:
+        checked = check(service, "rest", {"uri": server.url})
+    expect(checked, failed, words, remedy)
+    assert checked["status"] == ("unusable" if failed == "warehouse" else "unreachable")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed certificate of 127.0.0.1, with its key in the same file."""
+    file = tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=127.0.0.1"
+    )
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", file, "-out", f"{file}.crt"],
+        check=True,
+        capture_output=True,
+    )
+    with file.open("a") as pem:
+        pem.write(Path(f"{file}.crt").read_text())
+    return file
+
+
+def test_a_certificate_that_nobody_vouches_for(
+    service: Running, iceberg: IcebergCatalog, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with answering(rest_catalog(metadata_of(iceberg)), tls) as server:
+        checked = check(service, "rest", {"uri": server.url})
+        expect(checked, "tls", "is not trusted: self-signed certificate", "REQUESTS_CA_BUNDLE")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", f"{certificate}.crt")
+        trusted = service.admin.post("/catalogs/c/check").json()
+        assert (trusted["ok"], trusted["steps"][ORDER.index("tls")]["status"]) == (True, "ok"), trusted
+
+
+def test_a_server_without_tls(service: Running) -> None:
+    with answering({}) as server:
+        checked = check(service, "rest", {"uri": server.url.replace("http:", "https:")})
+    expect(checked, "tls", "does not speak TLS", "http://")
+
+
+def test_a_secret_that_is_not_there(service: Running) -> None:
+    checked = check(service, "rest", {"uri": "http://127.0.0.1:1", "token": "env:NOT_SET_ANYWHERE"})
+    expect(checked, "secrets", "NOT_SET_ANYWHERE is not set", "available")
+
+
+def test_a_warehouse_that_is_missing(service: Running) -> None:
+    place = f"file://{service.settings.data_dir}/nowhere"
+    expect(check(service, "hadoop", {"warehouse": place}), "warehouse", "does not exist", "Check `warehouse`")
+
+
+def test_an_index_warehouse_that_cannot_be_written(service: Running, iceberg: IcebergCatalog) -> None:
+    # Not even root writes there.
+    service.settings.allowed_locations = ("file:///proc/icestream",)
+    checked = check(service, "sql", iceberg.properties, name="c", index_warehouse="file:///proc/icestream")
+    assert checked["explanation"] != ""
+    expect(
+        service.admin.post("/catalogs/c/check").json(),
+        "index_warehouse",
+        "cannot be written",
+        "index_warehouse",
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("user", "failed", "words", "remedy"),
+    [
+        ("reader:wrong", "credentials", "password authentication failed", "user and password"),
+        ("reader:right", "credentials", "permission denied", "Grant SELECT"),
+        ("icestream:any@nowhere", "credentials", "does not exist", "database's name"),
+        ("icestream:any", "credentials", "holds no Iceberg catalog", "database's name"),
+    ],
+)
+def test_a_database_that_refuses(
+    service: Running,
+    postgresql: str,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    failed: str,
+    words: str,
+    remedy: str,
+) -> None:
+    name, _, password = user.partition(":")
+    password, _, missing = password.partition("@")
+    engine = create_engine(f"{postgresql}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        hba = Path(str(connection.execute(text("SHOW hba_file")).scalar()))
+        rules = "host all reader 127.0.0.1/32 scram-sha-256\n"
+        if rules not in hba.read_text():
+            hba.write_text(rules + hba.read_text())
+            connection.execute(text("CREATE ROLE reader LOGIN PASSWORD 'right'"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        if name == "reader":
+            SqlCatalogBaseTable.metadata.create_all(connection)
+        else:
+            SqlCatalogBaseTable.metadata.drop_all(connection)
+    engine.dispose()
+    server = postgresql.partition("@")[2]
+    uri = f"postgresql+psycopg://{name}:{password}@{server}/{missing or 'postgres'}"
+    monkeypatch.setenv("CATALOG_URI", uri)
+    warehouse = f"file://{service.settings.data_dir}/w"
+    checked = check(service, "sql", {"uri": "env:CATALOG_URI", "warehouse": warehouse})
+    expect(checked, failed, words, remedy)
+    assert password not in str(checked).replace(f"{password} authentication", "")
