@@ -26,9 +26,9 @@ from pyiceberg.exceptions import (
     RESTError,
     UnauthorizedError,
 )
-from requests.certs import where
 from requests.exceptions import ConnectionError as RequestsConnectionError
 from requests.exceptions import Timeout
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from service.catalogs import iceberg
@@ -170,7 +170,9 @@ class CatalogProbe:
         for scheme, host, port in self._servers:
             if scheme != "https":
                 continue
-            context = ssl.create_default_context(cafile=os.environ.get("REQUESTS_CA_BUNDLE") or where())
+            context = ssl.create_default_context(
+                cafile=os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
+            )
             with self._connection(host, port) as connection:
                 try:
                     with context.wrap_socket(connection, server_hostname=host) as secure:
