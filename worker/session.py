@@ -85,6 +85,12 @@ def cached_jars(folder: Path) -> list[Path]:
     return jars if all(jar.is_file() for jar in jars) else []
 
 
+def _processors(spark: SparkSession) -> int:
+    """CPUs that this process may use; Java knows the limit of a container, Python before 3.13 does not."""
+    jvm: Any = spark.sparkContext._jvm
+    return int(jvm.java.lang.Runtime.getRuntime().availableProcessors())
+
+
 class TaskRunner:
     """Runs the tasks of a stage and yields each result as it comes, in any order."""
 
@@ -99,7 +105,7 @@ class TaskRunner:
         """is_limited: no more tasks than `parallelism` run at a time on Spark either."""
         self.spark = spark
         self.local_rows = local_rows
-        self.parallelism = parallelism or max(2, os.cpu_count() or 2, spark.sparkContext.defaultParallelism)
+        self.parallelism = parallelism or max(2, _processors(spark), spark.sparkContext.defaultParallelism)
         self._is_limited = is_limited
 
     def smaller(self, halvings: int) -> TaskRunner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,12 @@ def test_a_full_heap_of_java_is_told_as_such(
     done = jobs.run("convert", job_id="full", attempt=2, out_of_memory=1)
     assert done.result["rows_deleted"] == 1
     assert equality_delete_files(spark, table_name) == []
+
+
+@pytest.mark.integration
+def test_the_processors_of_a_node_that_a_container_may_not_use_start_no_tasks(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task holds its part of the memory. Java knows what a container may use."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert TaskRunner(spark).parallelism < 64
