@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
@@ -47,6 +47,10 @@ class TableSource(Protocol):
         """The current metadata of a table. Raises NoSuchTableError or NoSuchNamespaceError."""
         ...
 
+    def heads(self) -> dict[str, str] | None:
+        """Where the current metadata of every table lies, by dotted name; None if one call can't tell."""
+        ...
+
     def namespaces(self) -> list[Identifier]: ...
 
     def tables(self, namespace: Identifier) -> list[Identifier]: ...
@@ -62,6 +66,17 @@ class PyIcebergSource:
 
     def load(self, identifier: Identifier) -> Table:
         return self.catalog.load_table(identifier)
+
+    def heads(self) -> dict[str, str] | None:
+        if not isinstance(self.catalog, SqlCatalog):
+            return None
+        query = select(
+            IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
+        ).where(IcebergTables.catalog_name == self.catalog.name)
+        with self.catalog.engine.connect() as connection:
+            return {
+                f"{namespace}.{name}": head for namespace, name, head in connection.execute(query) if head
+            }
 
     def namespaces(self) -> list[Identifier]:
         """All namespaces, parents before children."""
@@ -104,6 +119,9 @@ class HadoopSource:
         # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
         read = FromInputFile.table_metadata(self.io.new_input(location))
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
+
+    def heads(self) -> None:
+        """Each table's directory has to be listed."""
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in self._walk()})

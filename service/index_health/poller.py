@@ -4,16 +4,20 @@ Each poll is: read the row, look at Iceberg with no transaction open, then store
 transaction. Only the replica that holds the scheduling lease polls (service.background).
 """
 
+import heapq
 import logging
 import random
 import threading
 import time
-from collections import Counter
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pyiceberg.table import Table
+from sqlalchemy import func, update
+from sqlalchemy import select as select_columns
+from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
 from service.catalogs.iceberg import IcebergCatalogs
@@ -26,94 +30,246 @@ from service.index_health.models import TableHealth
 from service.index_health.reports import health_of
 from service.index_health.service import record_sample
 from service.jobs.events import record_table_event
-from service.jobs.scheduler import schedule
+from service.jobs.models import Job
+from service.jobs.queue import is_system_paused
+from service.jobs.scheduler import Action, schedule
 from service.locations import normalize_location
+from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 
 _log = logging.getLogger("icestream.poller")
 _LONGEST_BACKOFF_SECONDS = 300.0
+_LONGEST_FRESH_SECONDS = 900.0
+_QUEUED_POLLS = 25
+"""For each thread, so that it has work until the next tick."""
+_LOOKED_AT_ONCE = 500
+"""Rows in one transaction."""
 
 
 @dataclass(frozen=True)
-class Due:
-    """What the poller needs to know of a table to plan its next poll."""
+class Polled:
+    """What a poll found out about when to look again."""
 
-    table_id: str
-    catalog_id: str
-    reported_at: datetime | None
+    is_reachable: bool
+    head: str | None = None
+    """Where the table's metadata lay."""
+    is_settled: bool = False
+    """Nothing is pending or new, so that only another head, news or time can change anything."""
+    decide_at: datetime | None = None
+    """When time can."""
+
+
+@dataclass
+class _Tracked:
+    """An enrolled table, between its polls."""
+
+    name: str
+    known: Hashable
+    """What decisions depend on, besides the Iceberg table and time."""
+    polled: Hashable = None
+    """The same at the last poll; other than `known` if there is news."""
+    next_at: float = 0.0
+    fresh_until: float = 0.0
+    """While its head stays, no look at it can find anything else until then."""
+    head: str | None = None
+    is_busy: bool = False
+
+
+@dataclass
+class _Lane:
+    """The tables of one catalog: a slow catalog keeps its own threads busy and nobody else's."""
+
+    threads: ThreadPoolExecutor
+    tables: dict[str, _Tracked] = field(default_factory=dict)
+    busy: int = 0
+    failures: int = 0
+    next_at: float = 0.0
+    is_sweeping: bool = False
+    tells_heads: bool = True
 
 
 class Poller:
-    """Plans polls with jitter, a backoff per catalog, and a limit per catalog; polls in threads."""
+    """Plans polls with jitter, and with threads, a limit and a backoff for each catalog.
+
+    Where a catalog tells the heads of all its tables at once, tables in which nothing goes on are only
+    compared with that. All that is kept in memory is a few hundred bytes for each enrolled table.
+    """
 
     def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
         self._database, self._settings, self._catalogs = database, settings, catalogs
         self._cache = ManifestCache()
-        self._pool = ThreadPoolExecutor(settings.poller_threads, thread_name_prefix="poller")
         self._lock = threading.Lock()
-        self._next: dict[str, float] = {}
-        self._seen_report: dict[str, datetime | None] = {}
-        self._catalog_failures: Counter[str] = Counter()
-        self._catalog_next: dict[str, float] = {}
-        self._busy: dict[str, str] = {}
-        """Tables being polled now, with their catalogs."""
+        self._lanes: dict[str, _Lane] = {}
+        self._list_at = 0.0
+        self._ended_at: datetime | None = None
 
     def poll_due(self) -> None:
-        """Start a poll of every table whose time has come, or about which a worker just reported."""
+        """Start to poll every table whose time has come, or about which there is news."""
         now = time.monotonic()
         with self._database.read() as session:
-            rows = session.exec(
-                select(EnrolledTable.id, EnrolledTable.catalog_id, TableHealth.reported_at)
-                .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
-                .where(col(EnrolledTable.deleted_at).is_(None))
-            ).all()
-        for due in (Due(*row) for row in rows):
+            if now >= self._list_at:
+                self._list_at = now + self._settings.poll_interval_seconds / 10
+                self._list(session)
+            self._hear_of_ended_jobs(session)
+        for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
-                if not self._is_due(due, now):
-                    continue
-                self._busy[due.table_id] = due.catalog_id
-            self._pool.submit(self._poll_and_plan, due)
+                if now >= lane.next_at:
+                    self._start_due(catalog_id, lane, now)
 
     def stop(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.threads.shutdown(wait=True, cancel_futures=True)
 
-    def _is_due(self, due: Due, now: float) -> bool:
-        if due.table_id in self._busy or now < self._catalog_next.get(due.catalog_id, 0.0):
-            return False
-        if (
-            sum(catalog == due.catalog_id for catalog in self._busy.values())
-            >= self._settings.polls_per_catalog
-        ):
-            return False
-        is_news = due.reported_at is not None and due.reported_at != self._seen_report.get(due.table_id)
-        return is_news or now >= self._next.get(due.table_id, 0.0)
-
-    def _poll_and_plan(self, due: Due) -> None:
-        is_reachable = True
-        try:
-            is_reachable = self.poll(due.table_id)
-        except Exception:
-            _log.exception("Polling table %s failed", due.table_id)
-        interval = self._settings.poll_interval_seconds
+    def _list(self, session: Session) -> None:
+        """Follow which tables there are, and what is known of them."""
+        attached = session.exec(select(func.count(), func.max(PolicyAttachment.updated_at))).one()
+        policies = (*attached, session.exec(select(func.max(Policy.updated_at))).one())
+        general = (policies, is_system_paused(session))
+        rows = session.execute(
+            select_columns(
+                col(EnrolledTable.id),
+                col(EnrolledTable.catalog_id),
+                col(EnrolledTable.name),
+                col(EnrolledTable.version),
+                col(Catalog.version),
+                col(TableHealth.reported_at),
+            )
+            .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+            .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
+            .where(col(EnrolledTable.deleted_at).is_(None))
+        ).all()
         with self._lock:
-            self._busy.pop(due.table_id, None)
-            self._seen_report[due.table_id] = due.reported_at
-            self._next[due.table_id] = time.monotonic() + interval * random.uniform(0.9, 1.1)  # noqa: S311
-            if is_reachable:
-                self._catalog_failures.pop(due.catalog_id, None)
-                self._catalog_next.pop(due.catalog_id, None)
-            else:
-                self._catalog_failures[due.catalog_id] += 1
-                doubled = interval * 2.0 ** min(self._catalog_failures[due.catalog_id], 30)
-                self._catalog_next[due.catalog_id] = time.monotonic() + min(doubled, _LONGEST_BACKOFF_SECONDS)
+            found: dict[str, set[str]] = {}
+            for table_id, catalog_id, name, *versions in rows:
+                found.setdefault(catalog_id, set()).add(table_id)
+                known = (general, *versions)
+                tracked = self._lane(catalog_id).tables.setdefault(table_id, _Tracked(name, known))
+                tracked.known = known
+            for catalog_id, lane in list(self._lanes.items()):
+                for table_id in lane.tables.keys() - found.get(catalog_id, set()):
+                    del lane.tables[table_id]
+                if not lane.tables and not lane.busy:
+                    lane.threads.shutdown(wait=False)
+                    del self._lanes[catalog_id]
 
-    def poll(self, table_id: str) -> bool:
-        """Measure one table now, store it, schedule. False if the catalog could not be reached."""
+    def _lane(self, catalog_id: str) -> _Lane:
+        if catalog_id not in self._lanes:
+            threads = ThreadPoolExecutor(self._settings.polls_per_catalog, f"poller-{catalog_id[:8]}")
+            self._lanes[catalog_id] = _Lane(threads)
+        return self._lanes[catalog_id]
+
+    def _hear_of_ended_jobs(self, session: Session) -> None:
+        query = select(Job.table_id, Job.ended_at)
+        if self._ended_at is None:
+            self._ended_at = session.exec(select(func.max(Job.ended_at))).one() or utc_now()
+            return
+        ended = session.exec(query.where(col(Job.ended_at) > self._ended_at)).all()
+        with self._lock:
+            for table_id, ended_at in ended:
+                assert ended_at is not None
+                self._ended_at = max(self._ended_at, ended_at)
+                for lane in self._lanes.values():
+                    if table_id in lane.tables:
+                        lane.tables[table_id].polled = None
+
+    def _start_due(self, catalog_id: str, lane: _Lane, now: float) -> None:
+        due: list[tuple[bool, float, str]] = []
+        fresh: list[str] = []
+        for table_id, table in lane.tables.items():
+            has_news = table.known != table.polled
+            if table.is_busy or (now < table.next_at and not has_news):
+                continue
+            if lane.tells_heads and not has_news and now < table.fresh_until:
+                fresh.append(table_id)
+            else:
+                due.append((not has_news, table.next_at, table_id))
+        if fresh and not lane.is_sweeping:
+            lane.is_sweeping = True
+            lane.threads.submit(self._sweep, catalog_id, lane, fresh)
+        # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
+        room = max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
+        for _, _, table_id in heapq.nsmallest(room, due):
+            lane.tables[table_id].is_busy = True
+            lane.busy += 1
+            lane.threads.submit(self._poll_and_plan, lane, table_id, lane.tables[table_id])
+
+    def _sweep(self, catalog_id: str, lane: _Lane, fresh: list[str]) -> None:
+        """Compare the heads of tables in which nothing goes on; those that moved are polled next."""
+        heads: dict[str, str] | None = {}
+        try:
+            with self._database.read() as session:
+                catalog = session.get_one(Catalog, catalog_id)
+            with self._catalogs.open(catalog) as source:
+                heads = source.heads()
+        except IcestreamError:
+            pass  # polling each table tells it
+        except Exception:
+            _log.exception("Asking catalog %s for the heads of its tables failed", catalog_id)
+        now, same = time.monotonic(), []
+        with self._lock:
+            lane.tells_heads = heads is not None
+            for table_id in fresh:
+                table = lane.tables.get(table_id)
+                if table is None or heads is None:
+                    continue
+                if heads.get(table.name) == table.head:
+                    table.next_at = now + self._interval()
+                    same.append(table_id)
+                else:
+                    table.fresh_until = 0.0
+        try:
+            for start in range(0, len(same), _LOOKED_AT_ONCE):
+                chosen = same[start : start + _LOOKED_AT_ONCE]
+                with self._database.write() as session:
+                    session.execute(
+                        update(TableHealth)
+                        .where(col(TableHealth.table_id).in_(chosen))
+                        .values(measured_at=utc_now())
+                    )
+        except SQLAlchemyError as error:
+            _log.warning("That nothing changed could not be noted: %s", error)
+        finally:
+            with self._lock:
+                lane.is_sweeping = False
+
+    def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
+        known = table.known
+        found = Polled(is_reachable=True)
+        try:
+            found = self.poll(table_id)
+        except Exception:
+            _log.exception("Polling table %s failed", table_id)
+        now = time.monotonic()
+        with self._lock:
+            lane.busy -= 1
+            table.is_busy, table.polled, table.head = False, known, found.head
+            table.next_at, table.fresh_until = now + self._interval(), 0.0
+            if found.is_settled:
+                table.fresh_until = now + self._fresh_seconds(found.decide_at)
+            if found.is_reachable:
+                lane.failures, lane.next_at = 0, 0.0
+            else:
+                lane.failures += 1
+                doubled = self._settings.poll_interval_seconds * 2.0 ** min(lane.failures, 30)
+                lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
+
+    def _interval(self) -> float:
+        return self._settings.poll_interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+
+    @staticmethod
+    def _fresh_seconds(decide_at: datetime | None) -> float:
+        # Looked at anyway now and then, whatever else there may be that decisions depend on.
+        longest = _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        left = (decide_at - utc_now()).total_seconds() if decide_at is not None else longest
+        return min(left, longest)
+
+    def poll(self, table_id: str) -> Polled:
+        """Measure one table now, store it, schedule."""
         with self._database.read() as session:
             table = session.get(EnrolledTable, table_id)
             if table is None or table.deleted_at is not None:
-                return True
+                return Polled(is_reachable=True)
             catalog = session.get_one(Catalog, table.catalog_id)
             known = session.get(TableHealth, table_id) or TableHealth(table_id=table_id)
         try:
@@ -121,10 +277,9 @@ class Poller:
         except IcestreamError as error:
             with self._database.write() as session:
                 self._store_failure(session, table_id, error)
-            return not isinstance(error, UnreachableError)
+            return Polled(is_reachable=not isinstance(error, UnreachableError))
         with self._database.write() as session:
-            self._store(session, table_id, loaded, found)
-        return True
+            return self._store(session, table_id, loaded, found)
 
     def _look(self, table: EnrolledTable, catalog: Catalog, known: TableHealth) -> tuple[Table, Measurement]:
         with self._catalogs.open(catalog):
@@ -146,11 +301,11 @@ class Poller:
         health.poll_error = problem
         session.add(health)
 
-    def _store(self, session: Session, table_id: str, loaded: Table, found: Measurement) -> None:
+    def _store(self, session: Session, table_id: str, loaded: Table, found: Measurement) -> Polled:
         now = utc_now()
         table = session.get_one(EnrolledTable, table_id)
         if table.deleted_at is not None:
-            return
+            return Polled(is_reachable=True)
         health = health_of(session, table_id)
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
@@ -186,8 +341,15 @@ class Poller:
         health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
         session.add(health)
         session.flush()
-        schedule(session, table, health, now)
+        decide_at = schedule(session, table, health, now)
         record_sample(session, table, now)
+        decided = {decision["action"] for decision in health.decisions.values()}
+        return Polled(
+            is_reachable=True,
+            head=loaded.metadata_location,
+            is_settled=not (pending or health.new_data_files or Action.TRIGGER.value in decided),
+            decide_at=decide_at,
+        )
 
     def _follow(
         self, session: Session, table: EnrolledTable, health: TableHealth, loaded: Table, now: datetime

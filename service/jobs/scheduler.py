@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import takewhile
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
 from sqlmodel import Session, col, select
@@ -441,11 +441,13 @@ def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]
             yield pause_ends
 
 
-def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> list[Job]:
-    """Queue what the table's policy asks for; record each decision. Returns the jobs that were added."""
+def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> datetime | None:
+    """Queue what the table's policy asks for; record each decision.
+
+    Returns when time alone may make another decision; None if it never does.
+    """
     policy = effective_policy(session, table)
     state = _state(session, table, health, policy, now)
-    added = []
     decisions = dict(health.decisions)
     if state.held and state.spent is None:
         queue.release_held(session, table.id, now)
@@ -459,11 +461,9 @@ def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: d
             "since": _rfc3339(now) if began else before["since"],
         }
         if decision.action is Action.TRIGGER:
-            job, is_new = queue.enqueue(
+            queue.enqueue(
                 session, table, decision.kind, policy, now, trigger=decision.sentence, requested_by=SCHEDULER
             )
-            if is_new:
-                added.append(job)
         elif began and decision.action is not Action.WAIT:
             record_table_event(
                 session,
@@ -476,7 +476,18 @@ def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: d
             )
     health.decisions = decisions
     session.add(health)
-    return added
+    return min(_changes(state, policy, now), default=None)
+
+
+def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Iterator[datetime]:
+    """The next moments, of each kind, at which time alone may make another decision."""
+    yield from (deadline for deadline in _deadlines(state, policy) if deadline > now)
+    zone, windows = policy.schedule.time_zone, policy.schedule.windows
+    for cron in (policy.index.cron, policy.convert.cron, policy.compact.cron, policy.verify.cron):
+        if cron:
+            yield from islice(fires(cron, zone, now, now + timedelta(days=366)), 1)
+    if windows:
+        yield next_opening(windows, zone, now)
 
 
 def _state(
@@ -489,7 +500,11 @@ def _state(
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
-    last = {kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED}
+    ended = select(Job.kind).where(Job.table_id == table.id, col(Job.ended_at).is_not(None)).distinct()
+    kinds = set(session.exec(ended))
+    last = {
+        kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED if kind.value in kinds
+    }
     return TableState(
         paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
         has_keys=health.has_keys,
