@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -13,6 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableRequest
+
+Body: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,38 @@ class RestCatalog:
     name: str
     url: str
     requests: list[str]
+    statuses_after_commit: list[int] = field(default_factory=list)
+    """With which to answer the next commits, once they are done."""
+    further: Mapping[str, str] = field(default_factory=dict)
     type: str = "rest"
 
     @property
     def properties(self) -> dict[str, str]:
-        return {"uri": self.url}
+        return {"uri": self.url, **self.further}
 
 
 @contextmanager
-def running_rest_catalog(catalog: Catalog) -> Iterator[RestCatalog]:
-    """Serves the tables of `catalog`."""
+def running_rest_catalog(
+    catalog: Catalog, commit: Callable[[Body], object] | None = None
+) -> Iterator[RestCatalog]:
+    """Serves the tables of `catalog`.
+
+    commit: carries out a request in the form of the protocol; PyIceberg's, which knows no tables of V3.
+    """
+
+    def commit_by_pyiceberg(body: Body) -> object:
+        request = CommitTableRequest.model_validate(body)
+        table = catalog.load_table((*request.identifier.namespace.root, request.identifier.name))
+        return catalog.commit_table(table, request.requirements, request.updates)
+
     requests: list[str] = []
-    config = uvicorn.Config(_app(catalog, requests), host="127.0.0.1", port=0, log_level="warning")
+    statuses: list[int] = []
+    config = uvicorn.Config(
+        _app(catalog, requests, statuses, commit or commit_by_pyiceberg),
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -42,13 +64,15 @@ def running_rest_catalog(catalog: Catalog) -> Iterator[RestCatalog]:
             assert thread.is_alive()
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield RestCatalog("rest_lake", f"http://127.0.0.1:{port}", requests)
+        yield RestCatalog("rest_lake", f"http://127.0.0.1:{port}", requests, statuses)
     finally:
         server.should_exit = True
         thread.join(10)
 
 
-def _app(catalog: Catalog, requests: list[str]) -> FastAPI:
+def _app(
+    catalog: Catalog, requests: list[str], statuses_after_commit: list[int], commit: Callable[[Body], object]
+) -> FastAPI:
     app = FastAPI()
 
     @app.middleware("http")
@@ -85,12 +109,12 @@ def _app(catalog: Catalog, requests: list[str]) -> FastAPI:
         return _loaded(table.metadata_location, table.metadata)
 
     @app.post("/v1/namespaces/{namespace}/tables/{name}")
-    def commit(namespace: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        table = catalog.load_table((namespace, name))
+    def update(namespace: str, name: str, body: Body) -> Any:
         body.setdefault("identifier", {"namespace": [namespace], "name": name})
-        request = CommitTableRequest.model_validate(body)
-        done = catalog.commit_table(table, request.requirements, request.updates)
-        return _loaded(done.metadata_location, done.metadata)
+        commit(body)
+        if statuses_after_commit:
+            return Response(status_code=statuses_after_commit.pop(0))
+        return load(namespace, name)
 
     @app.post("/v1/namespaces/{namespace}/tables/{name}/metrics", status_code=204)
     def report_metrics(namespace: str, name: str) -> None:

@@ -1,0 +1,135 @@
+"""A REST catalog whose network or gateway breaks in a commit: the table stays whole, the job ends it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, visible_rows
+from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose
+from tests.faults.tables import assert_next_attempt_converts, assert_nothing_is_left, commits_by_job, local
+from tests.jobs import Jobs
+from tests.rest_catalog import Body, RestCatalog, running_rest_catalog
+from worker.catalogs import java_map, java_message, java_properties, java_types
+from worker.job import JobError
+
+pytestmark = pytest.mark.integration
+
+ROWS = 60
+EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
+OURS = b"icestream.commit-id"
+"""What the answer to our commit holds, and no answer before it."""
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def rest(spark: SparkSession, catalog: Catalog) -> Iterator[RestCatalog]:
+    """The same tables as Spark's catalog `faults`, which stays well."""
+    iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    properties = java_map(spark.sparkContext._jvm, java_properties("sql", catalog.properties))
+    backend = iceberg.CatalogUtil.buildIcebergCatalog(catalog.name, properties, None)
+
+    def commit(body: Body) -> None:
+        name = body["identifier"]
+        identifier = iceberg.catalog.TableIdentifier.parse(".".join([*name["namespace"], name["name"]]))
+        request = iceberg.rest.requests.UpdateTableRequestParser.fromJson(json.dumps(body))
+        try:
+            iceberg.rest.CatalogHandlers.updateTable(backend, identifier, request)
+        except Py4JJavaError as error:
+            if any(name.endswith(".CommitFailedException") for name in java_types(error)):
+                raise CommitFailedException(java_message(error)) from None
+            raise
+
+    with (
+        SqlCatalog(catalog.name, **catalog.properties) as tables,
+        running_rest_catalog(tables, commit) as rest,
+    ):
+        yield rest
+
+
+@pytest.fixture
+def proxy(rest: RestCatalog) -> Iterator[Proxy]:
+    port = urlsplit(rest.url).port
+    assert port is not None
+    with Proxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=[2, 3])
+def table(request: pytest.FixtureRequest, spark: SparkSession, catalog: Catalog) -> TableBuilder:
+    """Two data files, and deletes of every third row."""
+    name = f"{catalog.name}.rest.t{next(_numbers)}"
+    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=request.param)
+    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
+    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
+    return table
+
+
+@pytest.fixture
+def jobs(spark: SparkSession, rest: RestCatalog, proxy: Proxy, table: TableBuilder, tmp_path: Path) -> Jobs:
+    impatient = {"rest.client.socket-timeout-ms": "2000", "rest.client.max-retries": "1"}
+    catalog = RestCatalog(rest.name, f"http://127.0.0.1:{proxy.port}", rest.requests, further=impatient)
+    return Jobs(spark, catalog, table.identifier, tmp_path)
+
+
+def check_manifests(table: TableBuilder) -> None:
+    """Each manifest is there that some snapshot names, and no other."""
+    metadata = f"{table.identifier}.all_manifests", f"{table.identifier}.snapshots"
+    named = table.spark.sql(f"SELECT path FROM {metadata[0]}").collect()
+    named += table.spark.sql(f"SELECT manifest_list FROM {metadata[1]}").collect()
+    written = local(table.metadata_location).parent.glob("*.avro")
+    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
+
+
+@pytest.mark.parametrize("status", [None, 500, 503, 504])
+def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
+    status: int | None, jobs: Jobs, proxy: Proxy, rest: RestCatalog, table: TableBuilder, spark: SparkSession
+) -> None:
+    """In the network, or by a gateway that answers for the catalog. Iceberg posts the commit again on 503."""
+    if status is None:
+        jobs.reporter.before_commit = lambda: proxy.set(lose(OURS))
+    else:
+        rest.statuses_after_commit.append(status)
+    done = jobs.run("convert", job_id="lost")
+    assert (proxy.mode, rest.statuses_after_commit) == (PASS, [])
+    assert done.result["rows_deleted"] == ROWS // 3
+    assert commits_by_job(table) == {"lost": 1}
+    check_manifests(table)
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert_nothing_is_left(table)
+
+
+# Away before the commit, in the middle of it, and after it with the answer.
+OUTAGES = [
+    (CUT, "commit_failed"),
+    (HANG, "commit_failed"),
+    (answer(503), "commit_failed"),
+    (lose(OURS, then=CUT), "commit_state_unknown"),
+    (lose(OURS, then=HANG), "commit_state_unknown"),
+    (lose(OURS, then=answer(503)), "commit_state_unknown"),
+]
+
+
+@pytest.mark.parametrize(("mode", "code"), OUTAGES)
+def test_a_catalog_that_is_away_in_a_commit_costs_an_attempt(
+    mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+) -> None:
+    jobs.reporter.before_commit = lambda: proxy.set(mode)
+    with pytest.raises(JobError) as failed:
+        jobs.run("convert", job_id="broken")
+    assert (failed.value.code, failed.value.retryable) == (code, True)
+    assert visible_rows(spark, table.identifier) == EXPECTED
+
+    jobs.reporter.before_commit = lambda: None
+    proxy.set(PASS)
+    assert_next_attempt_converts(jobs, table, "broken", EXPECTED)
