@@ -49,6 +49,7 @@ from service.limits import BodyLimit
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
+from service.rate_limits import RateLimits
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
@@ -101,6 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.add_middleware(BodyLimit)
+    app.add_middleware(RateLimits, settings=settings)
     install_error_handlers(app)
     declare_problems(app)
     app.add_exception_handler(IcestreamError, _answer_error)

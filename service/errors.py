@@ -182,6 +182,8 @@ def problem_of(error: IcestreamError, instance: str, request_id: str | None = No
 def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
     problem = problem_of(error, request.url.path, getattr(request.state, "request_id", None))
     headers = _HEADERS.get(error.status_code)
+    if error.status_code == 429:
+        headers = {"Retry-After": str(error.extra["retry_after_seconds"])}
     return JSONResponse(
         problem.model_dump(mode="json"), error.status_code, headers=headers, media_type=PROBLEM_JSON
     )

@@ -1,16 +1,44 @@
-"""How large a request's body may be: nobody makes the service hold more than it was meant to."""
+"""How large and how deep a request's body may be: nobody makes the service hold more than it was meant to."""
 
 import re
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import IcestreamError, problem_response
+from service.errors import IcestreamError, InvalidError, problem_response
 
 MAX_BODY_BYTES = 1024**2
+MAX_BODY_DEPTH = 64
+"""Objects and lists within each other, in JSON."""
 MAX_REPORT_BYTES = 64 * 1024**2
 """Of a worker's report, which may name many files."""
 _REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
+
+
+async def check_body_depth(request: Request) -> None:
+    """Raise InvalidError for JSON that is nested too deep; what is no JSON is for others to refuse."""
+    try:
+        level: list[Any] = [await request.json()]
+    except (ValueError, RecursionError):
+        return
+    for _ in range(MAX_BODY_DEPTH):
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidError(
+        "body-too-deep",
+        "The request's body is nested too deep",
+        f"Its objects and lists lie within each other more than {MAX_BODY_DEPTH} times.",
+        "Send a flatter body; /docs describes what every call takes.",
+        limit_depth=MAX_BODY_DEPTH,
+    )
 
 
 class BodyLimit:

@@ -43,6 +43,13 @@ PROBLEMS: dict[str, ProblemType] = {
     "api-key-not-found": ProblemType(
         (404,), "No such API key", "No API key has the id in the path.", "List them: GET /api/v1/api-keys."
     ),
+    "body-too-deep": ProblemType(
+        (422,),
+        "The request's body is nested too deep",
+        "Objects and lists of a body may lie within each other 64 times.",
+        "Send a flatter body; /docs describes what every call takes.",
+        {"limit_depth": "how many levels it may have"},
+    ),
     "body-too-large": ProblemType(
         (413,),
         "The request body is too large",
@@ -393,6 +400,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "The table's metadata cannot be read",
         "The catalog knows the table, and its metadata is missing, damaged or of an unknown version.",
         "Look at what `detail` says of the metadata file.",
+    ),
+    "too-many-requests": ProblemType(
+        (429,),
+        "Too many requests",
+        "You called, or failed to sign in from your address, more often in a minute than the settings allow.",
+        "Wait for the seconds in Retry-After. Scripts that wait for a job can follow /api/v1/events instead.",
+        {"retry_after_seconds": "the same as in Retry-After"},
     ),
     "unauthenticated": ProblemType(
         (401,),

@@ -1,4 +1,4 @@
-"""The route class of the API: `Idempotency-Key` on POST, replayed from the same transaction as the work.
+"""The route classes of the API: `Idempotency-Key` on POST, replayed from the same transaction as the work.
 
 The answer is stored by the session that did the work, so either both are committed or neither is.
 Only successful answers are stored: a refused request changed nothing and may simply be sent again.
@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from service.auth.principals import find_principal
 from service.database import Database, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
+from service.limits import check_body_depth
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 _MAX_KEY_CHARACTERS = 255
@@ -45,7 +46,22 @@ class IdempotentAnswer(SQLModel, table=True):
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime, index=True)
 
 
-class ApiRoute(APIRoute):
+class CallRoute(APIRoute):
+    """Reads no body that is nested too deep."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_call(request: Request) -> Response:
+            await check_body_depth(request)
+            return await handle(request)
+
+        return handle_call
+
+
+class ApiRoute(CallRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Without the session of its work, an answer can't be stored: the claim of a job has none.

@@ -47,6 +47,10 @@ class Settings(BaseSettings):
     bootstrap_worker_key: SecretStr | None = None
     """The first key of the role `worker`, so that workers can be deployed together with the service."""
 
+    requests_per_minute: int = Field(default=6000, ge=0)
+    """Of one caller; workers are not counted. 0: no limit."""
+    failed_logins_per_minute: int = Field(default=20, ge=0)
+    """From one address. 0: no limit."""
     oidc_issuer: str = ""
     """The issuer whose tokens are taken, exactly as it calls itself; empty: API keys only."""
     oidc_audience: str = ""

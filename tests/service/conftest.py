@@ -101,6 +101,7 @@ def settings(tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings
         database_url=new_database_url("sqlite"),
         bootstrap_key=ADMIN_KEY,
         background=False,
+        failed_logins_per_minute=0,  # many tests are strangers on purpose
         poll_interval_seconds=0.2,
         scheduler_interval_seconds=0.1,
     )

@@ -5,7 +5,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from service.limits import MAX_BODY_BYTES, MAX_REPORT_BYTES
+from service.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES
 from tests.service.conftest import Running
 
 
@@ -42,9 +42,26 @@ def test_a_worker_may_report_more(service: Running) -> None:
     connection.close()
 
 
-def test_a_body_that_is_nested_too_deep_is_refused(service: Running) -> None:
-    depth = 200_000
-    body = b'{"name": "deep", "settings": ' + b"[" * depth + b"]" * depth + b"}"
-    answer = service.admin.post("/policies", content=body, headers={"content-type": "application/json"})
-    assert 400 <= answer.status_code < 500
+def nested(depth: int) -> bytes:
+    """A policy whose settings make the body so deep."""
+    return b'{"name": "deep", "settings": {"x": ' + b"[" * (depth - 2) + b"]" * (depth - 2) + b"}}"
+
+
+@pytest.mark.parametrize("depth", [MAX_BODY_DEPTH + 1, 900, 200_000])
+@pytest.mark.parametrize("call", ["/policies", "/api-keys"])
+def test_a_body_that_is_nested_too_deep_is_refused(service: Running, depth: int, call: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = service.admin.post(call, content=nested(depth), headers=headers)
     assert answer.headers["content-type"] == "application/problem+json"
+    if depth < 1000:
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/body-too-deep")
+        assert answer.json()["limit_depth"] == MAX_BODY_DEPTH
+    else:  # no JSON parser goes so deep
+        assert answer.status_code in (400, 422)
+    deepest = service.admin.post(call, content=nested(MAX_BODY_DEPTH), headers=headers)
+    assert deepest.json()["type"] == "/problems/validation-error"
+
+
+def test_a_wide_body_is_not_deep(service: Running) -> None:
+    body = {"name": "wide", "settings": {f"x{number}": [] for number in range(1000)}}
+    assert service.admin.post("/policies", json=body).json()["type"] == "/problems/validation-error"

@@ -1,0 +1,137 @@
+"""Names like SQL, HTML and paths are just names: in every list, filter and page, and in the log."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from sqlmodel import func, select
+
+from service.auth.models import Role
+from service.auth.principals import SESSION_COOKIE
+from service.database import Database
+from service.schema import TABLES
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.test_access import sign_in
+
+NAMES = [
+    "x'; DROP TABLE tables; --",
+    "' OR '1'='1",
+    '"; DELETE FROM jobs WHERE "1"="1',
+    "%_\\%",
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7 * 7 }}${7*7}",
+    "Ω≈ç√ 表 \N{ZERO WIDTH SPACE}",
+]
+
+
+def rows(database: Database) -> dict[str, int]:
+    with database.read() as session:
+        return {
+            table.__name__: session.exec(select(func.count()).select_from(table)).one() for table in TABLES
+        }
+
+
+def page(service: Running, path: str) -> str:
+    secret = sign_in(service, Role.ADMIN)
+    answer = httpx.get(service.url + path, headers={"Cookie": f"{SESSION_COOKIE}={secret}"})
+    assert answer.status_code in (200, 404, 422), (path, answer.status_code)
+    return answer.text
+
+
+def check_page(service: Running, path: str) -> str:
+    text = page(service, path)
+    for name in ("<script>alert", "<img src=x", "<h1>49", ">49$"):
+        assert name not in text, path
+    return text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_of_any_name_is_listed_found_shown_and_removed(
+    service: Running, tmp_path: Path, name: str
+) -> None:
+    iceberg = IcebergCatalog(tmp_path)
+    iceberg.create(f"db.{name}")
+    iceberg.create("db.other")
+    service.register(iceberg)
+    made = service.admin.post("/tables", json={"catalog": "local", "identifier": ["db", name]})
+    assert made.status_code == 201, made.text
+    table, other = made.json(), service.enroll("db.other")
+    job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "verify"}).json()
+    assert table["identifier"] == ["db", name]
+
+    def found(**query: Any) -> list[str]:
+        return [item["id"] for item in service.admin.get("/tables", params=query).json()["items"]]
+
+    assert set(found()) == {table["id"], other["id"]}
+    assert found(search=name) == [table["id"]], "what it is searched by is text, and no pattern"
+    assert found(catalog=name) == []
+    dotted = f"db.{name}"
+    assert service.admin.get("/audit", params={"target": dotted}).json()["items"]
+    for path in ("/", f"/?search={quote(name)}", f"/tables/{table['id']}", f"/jobs/{job['id']}", "/jobs"):
+        check_page(service, path)
+    assert service.admin.delete(f"/tables/{table['id']}").status_code == 204
+    assert found() == [other["id"]]
+    iceberg.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_filter_or_identifier_is_more_than_a_value(
+    service: Running, iceberg: IcebergCatalog, name: str
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    before = rows(service.database)
+    lists = ("/tables", "/jobs", "/workers", "/audit", "/policies", "/catalogs", "/api-keys")
+    parameters = (
+        *("search", "catalog", "table_id", "principal", "action", "target", "request_id", "sort", "cursor"),
+        *("status", "kind", "state", "role", "namespace", "policy"),
+    )
+    for path in lists:
+        for parameter in parameters:
+            answer = service.admin.get(path, params={parameter: name})
+            assert answer.status_code in (200, 400, 404, 422), (path, parameter, answer.text)
+            filtered = parameter in ("principal", "action", "target", "request_id") and path == "/audit"
+            if filtered or (parameter == "search" and path == "/tables"):
+                assert answer.json()["items"] == [], (path, parameter)
+    for path in ("/tables/", "/jobs/", "/catalogs/", "/policies/"):
+        assert service.admin.get(path + quote(name, safe="")).status_code == 404
+    assert service.admin.delete(f"/api-keys/{quote(name, safe='')}").status_code == 404
+    for path in (f"/?search={quote(name)}", f"/jobs?table_id={quote(name)}", f"/jobs/{quote(name, safe='')}"):
+        check_page(service, path)
+    for target in (name, f"//elsewhere.example/{name}", f"https://elsewhere.example/{name}"):
+        form = httpx.get(f"{service.url}/login", params={"next": target}).text
+        assert 'name="next" value="/"' in form, target
+    assert rows(service.database) == before
+    assert service.admin.get(f"/tables/{table['id']}").status_code == 200
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_policies_keys_workers_and_catalogs_of_any_name(
+    service: Running, iceberg: IcebergCatalog, name: str
+) -> None:
+    """Each is either refused with a problem, or kept exactly as it was given."""
+    service.register(iceberg)
+    table = service.enroll()
+    worker = {"name": name, "hostname": name, "pid": 1, "version": name}
+    catalog = {"name": name, "type": "sql", "properties": iceberg.properties}
+    for path, body in (
+        ("/policies", {"name": name, "settings": {}}),
+        ("/api-keys", {"name": name, "role": "viewer"}),
+        ("/workers", worker),
+        ("/catalogs", catalog),
+    ):
+        answer = service.admin.post(path, json=body)
+        assert answer.status_code in (201, 422), (path, answer.text)
+        if answer.status_code == 201:
+            assert answer.json()["name"] == name
+            assert name in [item["name"] for item in service.admin.get(path).json()["items"]]
+    attached = service.admin.put(
+        "/policy-attachments", json={"level": "table", "table_id": table["id"], "policy": name}
+    )
+    assert attached.status_code in (200, 422), attached.text
+    for path in ("/", "/workers", "/tables/new", f"/tables/{table['id']}"):
+        check_page(service, path)

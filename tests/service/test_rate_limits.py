@@ -1,0 +1,194 @@
+"""Whoever calls too often waits, strangers sooner; nobody else notices, and workers are never held up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service import rate_limits
+from service.app import create_app, prepare
+from service.auth.models import SYSTEM, ApiKeyRequest, Role
+from service.auth.service import create_api_key
+from service.rate_limits import RateLimits
+from service.settings import Settings
+from tests.service.conftest import ADMIN_KEY, ManualTime, running
+
+CALLS, FAILURES = 20, 5
+Call = Callable[..., Awaitable[httpx.Response]]
+
+
+class Limited:
+    """The service without limits of its own behind limits whose clock a test sets."""
+
+    def __init__(self, settings: Settings) -> None:
+        prepare(settings)
+        unlimited = {"requests_per_minute": 0, "failed_logins_per_minute": 0}
+        self.app: FastAPI = create_app(settings.model_copy(update=unlimited))
+        self.time = ManualTime()
+        given = {"requests_per_minute": CALLS, "failed_logins_per_minute": FAILURES}
+        self.limits = RateLimits(self.app, settings.model_copy(update=given), lambda: self.time.monotonic)
+
+    def key(self, role: Role) -> str:
+        with self.app.state.database.write() as session:
+            return create_api_key(session, SYSTEM, ApiKeyRequest(name=role.value, role=role)).key
+
+    def call(
+        self,
+        path: str = "/api/v1/me",
+        key: str | None = None,
+        *,
+        times: int = 1,
+        address: str = "10.0.0.1",
+        method: str = "GET",
+        **options: object,
+    ) -> list[httpx.Response]:
+        """The answers to so many calls, one after the other."""
+
+        async def call() -> list[httpx.Response]:
+            transport = httpx.ASGITransport(self.limits, client=(address, 4711))
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://service", headers=headers
+            ) as client:
+                return [await client.request(method, path, **options) for _ in range(times)]  # type: ignore[arg-type]
+
+        return asyncio.run(call())
+
+
+@pytest.fixture
+def limited(settings: Settings) -> Iterator[Limited]:
+    limited = Limited(settings)
+    yield limited
+    limited.app.state.database.dispose()
+
+
+def statuses(answers: list[httpx.Response]) -> list[int]:
+    return [answer.status_code for answer in answers]
+
+
+def test_who_calls_too_often_is_told_when_to_come_back(limited: Limited) -> None:
+    answers = limited.call(key=ADMIN_KEY, times=CALLS + 2)
+    refused = answers[-1]
+    # The first call is counted by the address, the others by the key, which turned out to be good.
+    assert statuses(answers) == [200] * (CALLS + 1) + [429]
+    problem = refused.json()
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert (problem["type"], problem["status"]) == ("/problems/too-many-requests", 429)
+    wait = int(refused.headers["retry-after"])
+    assert problem["retry_after_seconds"] == wait == 60 // CALLS
+    limited.time.pass_by(wait)
+    assert statuses(limited.call(key=ADMIN_KEY, times=2)) == [200, 429]
+    limited.time.pass_by(3600)
+    assert statuses(limited.call(key=ADMIN_KEY, times=CALLS + 1)) == [200] * CALLS + [429]
+
+
+def test_everybody_is_counted_alone(limited: Limited) -> None:
+    one, other = limited.key(Role.VIEWER), limited.key(Role.VIEWER)
+    assert statuses(limited.call(key=other)) == [200]
+    assert statuses(limited.call(key=one, times=CALLS + 2))[-1] == 429
+    assert statuses(limited.call(key=other, times=CALLS)) == [200] * CALLS
+    # Another address does not help who is counted by his key.
+    assert statuses(limited.call(key=one, address="10.9.9.9")) == [429]
+
+
+def test_strangers_are_counted_by_their_address(limited: Limited) -> None:
+    answers = limited.call("/login", times=CALLS + 1)
+    assert statuses(answers) == [200] * CALLS + [429]
+    assert statuses(limited.call("/login", address="10.0.0.2")) == [200]
+    assert statuses(limited.call(address="2001:db8::1", path="/login", times=CALLS)) == [200] * CALLS
+    assert statuses(limited.call(address="2001:db8::ffff:1", path="/login")) == [429]
+    assert statuses(limited.call(address="2001:db8:0:1::1", path="/login")) == [200]
+
+
+def test_a_worker_is_not_counted(limited: Limited) -> None:
+    key = limited.key(Role.WORKER)
+    assert statuses(limited.call(key=key, times=3 * CALLS)) == [200] * (3 * CALLS)
+
+
+def test_probes_are_not_counted(limited: Limited) -> None:
+    for probe in ("/livez", "/readyz"):
+        assert statuses(limited.call(probe, times=2 * CALLS)) == [200] * (2 * CALLS)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        {"path": "/api/v1/jobs", "key": "guessed"},
+        {"path": "/login", "method": "POST", "data": {"api_key": "guessed"}},
+        {"path": "/login?token=guessed"},
+        {"path": "/api/v1/tables/x/pause", "method": "POST"},
+    ],
+)
+def test_who_fails_to_sign_in_waits_sooner(limited: Limited, attempt: dict[str, str]) -> None:
+    known = limited.key(Role.VIEWER)
+    assert statuses(limited.call(key=known)) == [200]
+    answers = limited.call(**attempt, times=FAILURES + 1)
+    assert statuses(answers) == [401] * FAILURES + [429]
+    assert "failed to sign in" in answers[-1].json()["detail"]
+    wait = int(answers[-1].headers["retry-after"])
+    assert wait == 60 // FAILURES
+    # Every other attempt from there waits too, though it may be right; what was good before goes on.
+    assert statuses(limited.call(key=ADMIN_KEY)) == [429]
+    assert statuses(limited.call(key=known)) == [200]
+    assert statuses(limited.call("/login")) == [200]
+    assert statuses(limited.call(key=ADMIN_KEY, address="10.0.0.2")) == [200]
+    limited.time.pass_by(wait)
+    assert statuses(limited.call(key=ADMIN_KEY)) == [200]
+
+
+def test_a_key_that_was_good_and_was_revoked_is_a_strangers(limited: Limited) -> None:
+    with limited.app.state.database.write() as session:
+        made = create_api_key(session, SYSTEM, ApiKeyRequest(name="v", role=Role.VIEWER))
+    assert statuses(limited.call(key=made.key)) == [200]
+    limited.call(f"/api/v1/api-keys/{made.id}", ADMIN_KEY, method="DELETE")
+    answers = limited.call(key=made.key, times=FAILURES + 1)
+    assert statuses(answers) == [401] * FAILURES + [429]
+
+
+def test_strangers_fill_the_audit_log_no_faster_than_that(limited: Limited) -> None:
+    limited.call("/api/v1/tables/x/pause", method="POST", times=10 * FAILURES)
+    (answer,) = limited.call("/api/v1/audit?outcome=denied", ADMIN_KEY, address="10.0.0.2")
+    assert len(answer.json()["items"]) == FAILURES
+
+
+def test_memory_is_bounded(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "REMEMBERED", 3)
+    for number in range(10):
+        limited.call(key=limited.key(Role.VIEWER), address=f"10.0.1.{number}")
+        limited.call(key="guessed", address=f"10.0.2.{number}")
+    limits = limited.limits
+    assert (len(limits.calls), len(limits.failures), len(limits.known)) == (3, 3, 3)
+
+
+def test_zero_means_no_limit(settings: Settings) -> None:
+    prepare(settings)
+    limited = Limited(settings)
+    limited.limits = RateLimits(
+        limited.app,
+        settings.model_copy(update={"requests_per_minute": 0, "failed_logins_per_minute": 0}),
+    )
+    assert statuses(limited.call(key="guessed", times=50)) == [401] * 50
+    assert statuses(limited.call(key=ADMIN_KEY, times=50)) == [200] * 50
+    limited.app.state.database.dispose()
+
+
+def test_the_settings_hold_in_the_running_service(settings: Settings) -> None:
+    given = {"requests_per_minute": 6, "failed_logins_per_minute": 2}
+    with running(settings.model_copy(update=given)) as service:
+        stranger = service.client_with({"Authorization": "Bearer guessed"})
+        answers = [stranger.get("/me") for _ in range(3)]
+        assert statuses(answers) == [401, 401, 429]
+        assert answers[-1].headers["x-request-id"]
+        assert answers[-1].headers["x-content-type-options"] == "nosniff"
+
+
+def test_behind_a_trusted_proxy_everybody_has_his_own_address(settings: Settings) -> None:
+    given = {"failed_logins_per_minute": 1, "trusted_proxies": ("127.0.0.1",)}
+    with running(settings.model_copy(update=given)) as service:
+        stranger = service.client_with({"Authorization": "Bearer guessed"})
+        for address in ("203.0.113.1", "203.0.113.2"):
+            forwarded = {"X-Forwarded-For": address}
+            assert stranger.get("/me", headers=forwarded).status_code == 401
+            assert stranger.get("/me", headers=forwarded).status_code == 429
