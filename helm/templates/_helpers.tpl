@@ -158,6 +158,20 @@ capabilities:
 - name: ICESTREAM_ALLOWED_SECRETS
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with .Values.auth.oidc }}
+{{- if .issuer }}
+- name: ICESTREAM_OIDC_ISSUER
+  value: {{ .issuer | quote }}
+- name: ICESTREAM_OIDC_AUDIENCE
+  value: {{ .audience | quote }}
+- name: ICESTREAM_OIDC_ROLES
+  value: "{{ range $index, $value := keys .roles | sortAlpha }}{{ if $index }},{{ end }}{{ $value }}={{ get $.Values.auth.oidc.roles $value }}{{ end }}"
+- name: ICESTREAM_OIDC_ROLE_CLAIM
+  value: {{ .roleClaim | quote }}
+- name: ICESTREAM_OIDC_NAME_CLAIM
+  value: {{ .nameClaim | quote }}
+{{- end }}
+{{- end }}
 {{- if and .Values.ingress.enabled .Values.ingress.trustedProxies }}
 # Only so is it known that a session's cookie travels by TLS, and whose address a failed login has.
 - name: ICESTREAM_TRUSTED_PROXIES

@@ -10,6 +10,7 @@ SECRETS = {
     "admin-key": "admin-key-of-these-tests-0123456789",
     "worker-key": "worker-key-of-these-tests-0123456789",
     "password": "p@ss:w/rd",
+    "url": "postgresql+psycopg://user:password@host/name",
 }
 JARS = Path(os.environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from service import __version__
+from service.auth.models import Role
 from service.serving import STOP_SECONDS
 from service.settings import Settings
 from tests.deployment.chart import (
@@ -26,6 +27,8 @@ from tests.deployment.chart import (
     run_helm,
     template,
 )
+from tests.deployment.pods import SECRETS, given
+from worker.main import WorkerSettings
 from worker.session import DRAIN_SECONDS
 
 pytestmark = pytest.mark.integration
@@ -93,6 +96,8 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ),
         ({"worker": {"settings": {"ICESTREAM_API_KEY": "k"}}}, "is a secret and must not lie in values"),
         ({"ingress": {"enabled": True}}, "Name a host: ingress.hosts"),
+        ({"auth": {"oidc": {"issuer": "https://i"}}}, "auth.oidc.roles belong together: set all three"),
+        ({"auth": {"oidc": {"roles": {"g": "root"}}}}, "value must be one of 'viewer', 'operator'"),
         ({"service": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is greater than"),
         ({"worker": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is greater than"),
         ({"worker": {"spark": {"executor": {"minExecutors": 9}}}}, "minExecutors is greater than"),
@@ -218,6 +223,33 @@ def test_the_migration_is_done_before_and_needs_nothing_of_the_release() -> None
     assert migration["spec"].get("serviceAccountName") not in own
     assert not [volume for volume in migration["spec"]["volumes"] if "configMap" in volume]
     assert not of_kind(render(migration={"enabled": False}), "Job")
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_programs_know_every_setting_that_the_chart_gives(
+    example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that they do not know they would ignore."""
+    manifests = render(example)
+    service = given(pod(manifests, "service"), {}, {})
+    facts = {"metadata.name": "p", "status.podIP": "127.0.0.1", "limits.cpu": "2"}
+    worker = given(pod(manifests, "worker"), facts, {})
+    elsewhere = {"driver_memory", "jars_dir"}
+    for variables, known in (
+        (service, {*Settings.model_fields, *elsewhere}),
+        (worker, {*WorkerSettings.model_fields, *elsewhere}),
+    ):
+        names = {name.removeprefix("ICESTREAM_").lower() for name in variables if "ICESTREAM_" in name}
+        assert names <= known
+    for name, value in (service | worker).items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    settings.check_bootstrap_keys()
+    assert settings.is_public
+    assert settings.allows_location(settings.index_warehouse)
+    assert WorkerSettings().api_key == SECRETS["worker-key"]
+    if example == "production":
+        assert settings.oidc_roles == {"lake-admins": Role.ADMIN, "data-team": Role.OPERATOR}
 
 
 def test_service_and_migration_get_the_same_settings() -> None:
