@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from fastapi import Depends, Request
+from psycopg.abc import PQGen
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -41,15 +43,17 @@ from service.errors import DatabaseError, StartError, is_database_trouble
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only for INTEGER keys.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
+T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # Less than the 10 s for which a worker waits for an answer, so that it gets one.
 _LOCK_SECONDS = 5
 _POOL_SECONDS = 5
+_ANSWER_SECONDS = 6.0
 _IDLE_SECONDS = 10
 _REMEMBERED_SECONDS = 10.0
 # Without these, a server that the network lost is waited for many minutes.
 _TCP = {
-    "connect_timeout": 5,
+    "connect_timeout": 3,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -98,8 +102,7 @@ class Database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
         if not self.is_sqlite:
-            tcp = {key: value for key, value in _TCP.items() if key not in parsed.query}
-            options |= {"pool_pre_ping": True, "pool_size": 10, "connect_args": tcp}
+            options |= {"pool_pre_ping": True, "pool_size": 10}
         elif not parsed.database:
             # In memory, which has no pool to wait for.
             options = {}
@@ -108,6 +111,7 @@ class Database:
             event.listen(self.engine, "connect", _configure_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
         else:
+            bound_waiting(self.engine, _ANSWER_SECONDS)
             event.listen(self.engine, "connect", _configure_postgresql)
         self._write_failed_at: float | None = None
         self._write_failure = ""
@@ -165,6 +169,33 @@ class Database:
         self.engine.dispose()
 
 
+class _AnsweredConnection(psycopg.Connection[Any]):
+    """Gives up a server that takes what it is sent and does not answer, which no option of TCP notices."""
+
+    answer_seconds: float | None = None
+    """None: waits for ever."""
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        seconds = timeout or self.answer_seconds
+        try:
+            return super().wait(gen, interval, seconds)
+        except psycopg.errors._WaitTimeout:
+            self.close()
+            raise psycopg.OperationalError(f"the server did not answer within {seconds:.0f} s") from None
+
+
+def bound_waiting(engine: Engine, answer_seconds: float) -> None:
+    """Let no statement wait for PostgreSQL for longer than this, whatever its server or the network does."""
+
+    def connect(_dialect: Dialect, _record: Any, arguments: list[str], options: dict[str, Any]) -> Any:
+        connection = _AnsweredConnection.connect(*arguments, **{**_TCP, **options})
+        connection.answer_seconds = answer_seconds
+        return connection
+
+    if engine.dialect.name == "postgresql" and engine.dialect.driver == "psycopg":
+        event.listen(engine, "do_connect", connect)
+
+
 def _configure_sqlite(connection: Any, _record: Any) -> None:
     # The driver must not begin transactions by itself: see the module's invariant.
     connection.isolation_level = None
@@ -207,6 +238,7 @@ def migrate(url: str, down_to: str | None = None) -> None:
     try:
         with database._writing_engine.connect() as connection:
             if not database.is_sqlite:
+                _wait_for_ever(connection)
                 # Replicas that start together migrate one after the other.
                 connection.execute(text("SET lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_lock(727074)"))
@@ -222,6 +254,12 @@ def migrate(url: str, down_to: str | None = None) -> None:
             connection.commit()
     finally:
         database.dispose()
+
+
+def _wait_for_ever(connection: Connection) -> None:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, _AnsweredConnection)
+    raw.answer_seconds = None
 
 
 def _downgrade(config: Config, connection: Connection, revision: str) -> None:

@@ -1,12 +1,14 @@
-"""PyIceberg's catalogs, held to what the operator allows, whatever a catalog answers.
+"""PyIceberg's catalogs, held to what the operator allows, whatever a catalog answers, or if it never does.
 
 PyIceberg trusts what a catalog says: a REST catalog's configuration may name classes to load and certificates
 to read, a table's properties may name the FileIO, a redirect may lead anywhere. None of that gets through.
+And it waits for ever: a server that accepts connections and never answers would keep a thread for good.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.rest import RestCatalog
@@ -15,6 +17,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
+from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -22,6 +25,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import CatalogType
 from service.catalogs.reach import addresses_of
+from service.database import bound_waiting
 from service.errors import UnreachableError
 from service.settings import Settings
 
@@ -29,6 +33,7 @@ FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
 # What libpq knows of those that a record may have; the others are JDBC's.
 _LIBPQ = frozenset(("sslmode", "connect_timeout", "application_name"))
+_GLUE_RETRIES = 3
 
 
 class _Guarded:
@@ -42,6 +47,11 @@ class _Guarded:
 
 class GuardedSqlCatalog(_Guarded, SqlCatalog):
     """Of a database; its properties were checked."""
+
+    def _init_catalog(self) -> None:
+        # Of the engine that PyIceberg made, a pooled connection would fail after a restart of the database.
+        self.engine = open_engine(self.properties[SETTINGS], self.properties["uri"])
+        super()._init_catalog()
 
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
@@ -82,24 +92,60 @@ def open_catalog(
     if kind is CatalogType.REST:
         return GuardedRestCatalog(name, **given)
     if kind is CatalogType.SQL:
-        given["uri"] = database_url(settings, properties["uri"])
         return GuardedSqlCatalog(name, **given)
     if kind is CatalogType.HIVE:
-        from pyiceberg.catalog.hive import HiveCatalog
+        return _open_hive(settings, name, given)
+    return _open_glue(settings, name, given)
 
-        class GuardedHiveCatalog(_Guarded, HiveCatalog):
-            pass
 
-        return GuardedHiveCatalog(name, **given)
-    from pyiceberg.catalog.glue import GlueCatalog
+def open_engine(settings: Settings, uri: str) -> Engine:
+    """For the database of a sql catalog; keeps no connection open."""
+    engine = create_engine(_database_url(settings, uri), poolclass=NullPool)
+    bound_waiting(engine, settings.catalog_timeout_seconds)
+    return engine
+
+
+def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIcebergCatalog:
+    from pyiceberg.catalog.hive import HiveCatalog, _HiveClient
+    from thrift.transport import TSocket, TTransport
+
+    class BoundedClient(_HiveClient):
+        def _init_thrift_transport(self) -> TTransport:
+            address = urlsplit(self._uri)
+            socket = TSocket.TSocket(address.hostname, address.port)
+            socket.setTimeout(settings.catalog_timeout_seconds * 1000)
+            if self._kerberos_auth:
+                return TTransport.TSaslClientTransport(
+                    socket, host=address.hostname, service=self._kerberos_service_name
+                )
+            return TTransport.TBufferedTransport(socket)
+
+    class GuardedHiveCatalog(_Guarded, HiveCatalog):
+        @staticmethod
+        def _create_hive_client(properties: dict[str, str]) -> _HiveClient:
+            made = HiveCatalog._create_hive_client(properties)
+            ugi = ":".join(made._ugi) if made._ugi else None
+            return BoundedClient(made._uri, ugi, made._kerberos_auth, made._kerberos_service_name)
+
+    return GuardedHiveCatalog(name, **given)
+
+
+def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIcebergCatalog:
+    import botocore.session
+    from botocore.config import Config
+    from pyiceberg.catalog.glue import GLUE_MAX_RETRIES, GlueCatalog
 
     class GuardedGlueCatalog(_Guarded, GlueCatalog):
         pass
 
-    return GuardedGlueCatalog(name, **given)
+    session = botocore.session.get_session()
+    timeouts = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=settings.catalog_timeout_seconds)
+    session.set_default_client_config(timeouts)
+    bounded = {GLUE_MAX_RETRIES: _GLUE_RETRIES, **given, "botocore_session": session}
+    return GuardedGlueCatalog(name, **bounded)
 
 
-def database_url(settings: Settings, uri: str) -> str:
+def _database_url(settings: Settings, uri: str) -> str:
     """A database's address for SQLAlchemy: by the address that was checked, and with no endless wait."""
     url = make_url(uri)
     if url.get_backend_name() != "postgresql" or not url.host:

@@ -22,10 +22,10 @@ from pyiceberg.catalog.sql import IcebergTables, SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
-from sqlalchemy import create_engine, inspect, select
+from sqlalchemy import inspect, select
 from sqlalchemy.engine import make_url
 
-from service.catalogs.clients import database_url, open_catalog
+from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_reachable, check_record
@@ -295,8 +295,7 @@ def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]
     """The catalog names that a sql catalog's database holds tables or namespaces of."""
     uri = _reachable(settings, catalog)["uri"]
     _check_sqlite_file(uri)
-    uri = database_url(settings, uri)
-    engine = create_engine(uri)
+    engine = open_engine(settings, uri)
     try:
         with engine.connect() as connection:
             present = set(inspect(connection).get_table_names())

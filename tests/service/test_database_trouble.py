@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sqlmodel import select
 from service.auth.models import ApiKey
 from service.jobs.models import Event, Job
 from service.settings import Settings
+from tests.faults.proxy import HANG, PASS, Proxy
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import restartable_server
 from tests.service.queue_calls import add_tables
@@ -120,6 +121,26 @@ def test_a_denial_that_cannot_be_recorded_is_answered_with_503(service: Running)
         assert stranger.post("/system/pause").status_code == 401
         with locked(service.settings.database_url):
             check_unavailable(stranger.post("/system/pause"))
+
+
+@pytest.mark.integration
+def test_postgresql_that_stands_still_is_answered_with_503_until_it_goes_on(
+    settings: Settings, new_database_url: Callable[[str], str]
+) -> None:
+    url = make_url(new_database_url("postgresql"))
+    assert url.port is not None
+    with Proxy(url.port) as proxy:
+        settings.database_url = url.set(port=proxy.port).render_as_string(hide_password=False)
+        with running(settings) as service:
+            (table_id,) = add_tables(service.database, ["a"])
+            assert is_ready(service)
+            proxy.set(HANG)
+            check_unavailable(request_job(service, table_id))
+            assert not is_ready(service)
+            proxy.set(PASS)
+            wait_until_ready(service)
+            assert request_job(service, table_id).status_code == 202
+            assert len(rows(service, Job)) == 1
 
 
 @pytest.mark.integration
