@@ -30,6 +30,7 @@ from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, ReadSession, get_database, migrate
+from service.discovery import endpoints as discovery_endpoints
 from service.documentation import router as documentation_router
 from service.errors import (
     PROBLEM_RESPONSES,
@@ -112,6 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
         auth_endpoints,
         catalogs_endpoints,
         tables_endpoints,
+        discovery_endpoints,
         policies_endpoints,
         jobs_endpoints,
         health_endpoints,

@@ -18,6 +18,7 @@ from sqlmodel import col, select
 
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database, new_id, utc_now
+from service.discovery.patterns import PatternRunner
 from service.errors import is_database_trouble
 from service.index_health.poller import Poller
 from service.jobs import queue
@@ -54,6 +55,7 @@ class Background:
     ) -> None:
         self._database, self._settings, self._clock = database, settings, clock
         self.poller = Poller(database, settings, catalogs)
+        self.patterns = PatternRunner(database, settings, catalogs)
         self._holder = new_id()
         # Half, so that another replica has taken over before an attempt's lease runs out.
         self._lease_seconds = settings.lease_seconds / 2
@@ -72,6 +74,7 @@ class Background:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        self.patterns.stop()
         self.poller.stop()
         self._release_lease()
 
@@ -97,6 +100,7 @@ class Background:
         if expired:
             self._give_up(expired)
         self._follow_clock()
+        self.patterns.run_due()
         self.poller.poll_due()
         if self._clock.monotonic() >= self._clean_up_at:
             # A little with each tick, so that nothing else waits for it.

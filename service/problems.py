@@ -231,6 +231,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The job waits, runs or has succeeded.",
         "Request a new job: POST /api/v1/tables/{id}/jobs.",
     ),
+    "key-not-supported": ProblemType(
+        (422,),
+        "Its key cannot be converted",
+        "Equality deletes of the table compare floating-point numbers, about which engines disagree.",
+        "Nothing to do: such delete files stay in the table, and others are converted.",
+    ),
     "location-not-absolute": ProblemType(
         (422,),
         "The location is not absolute",
@@ -268,6 +274,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "A catalog of this type needs properties that were not given.",
         "Add those named in `detail` under `properties`.",
     ),
+    "namespace-not-found": ProblemType(
+        (422,),
+        "The catalog has no such namespace",
+        "The catalog answers, and has no namespace of that name.",
+        "Name one that the catalog's check shows, or leave it out.",
+    ),
     "no-dry-run": ProblemType(
         (422,),
         "This kind of job has no dry run",
@@ -290,6 +302,9 @@ PROBLEMS: dict[str, ProblemType] = {
         "Not ready",
         "The database cannot be used, or is not migrated.",
         "See the service's log; it tries again by itself.",
+    ),
+    "pattern-not-found": ProblemType(
+        (404,), "No such pattern", "No standing pattern has this id.", "List them: GET /api/v1/patterns."
     ),
     "paused": ProblemType(
         (409,),

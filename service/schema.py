@@ -5,6 +5,7 @@ from sqlmodel import SQLModel
 from service.audit.models import AuditEntry
 from service.auth.models import ApiKey, BrowserSession, LoginToken
 from service.catalogs.models import Catalog
+from service.discovery.models import EnrollmentPattern
 from service.index_health.models import HealthSample, TableHealth
 from service.jobs.models import Attempt, Event, Job, Lease, SystemState, Turn
 from service.policies.models import Policy, PolicyAttachment
@@ -20,6 +21,7 @@ TABLES: tuple[type[SQLModel], ...] = (
     BrowserSession,
     Catalog,
     EnrolledTable,
+    EnrollmentPattern,
     Event,
     HealthSample,
     IdempotentAnswer,

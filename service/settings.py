@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     """False: this replica polls no catalogs and schedules nothing."""
     catalog_timeout_seconds: float = Field(default=30, gt=0)
     """How long a catalog may let the service wait between two bytes of an answer."""
+    pattern_interval_seconds: float = Field(default=60, gt=0)
+    """How often a standing pattern is compared with its catalog."""
     polls_per_catalog: int = Field(default=4, ge=1)
     """At most this many tables of one catalog are polled at a time; other catalogs don't wait for them."""
     session_hours: float = Field(default=12, gt=0)

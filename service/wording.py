@@ -10,6 +10,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def aged(seconds: float) -> str:
+    """`45 seconds`, `3 days`: in the largest unit of which there is at least one, cut off."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            return counted(int(seconds // length), unit)
+    return counted(int(seconds), "second")
+
+
 def sized(value_bytes: float) -> str:
     """`999 B`, `1.5 MB`: decimal units, as object stores bill them."""
     power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0

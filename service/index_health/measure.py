@@ -99,7 +99,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     for manifest in head.manifests(table.io):
         if manifest.content == ManifestContent.DELETES:
             for path, deleted, size, snapshot_id in cache.equality_deletes(manifest, table.io):
-                deletes.append(EqualityDelete(path, deleted, size, _committed_at(table, snapshot_id)))
+                deletes.append(EqualityDelete(path, deleted, size, committed_at(table, snapshot_id)))
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
             rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
@@ -128,7 +128,8 @@ def branch_head(table: Table, branch: str) -> Snapshot | None:
     return head
 
 
-def _committed_at(table: Table, snapshot_id: int | None) -> datetime:
+def committed_at(table: Table, snapshot_id: int | None) -> datetime:
+    """When a snapshot was committed; the time of the oldest one left for one that expired."""
     snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
     if snapshot is not None:
         return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)

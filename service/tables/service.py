@@ -162,7 +162,7 @@ def load_pattern(
             _check_branch(table, request.branch)
             loaded.append(_loaded(catalog, identifier, table))
         except (IcestreamError, NoSuchTableError, NoSuchNamespaceError) as error:
-            failed.append(_miss(identifier, error))
+            failed.append(miss(identifier, error))
     return [".".join(identifier) for identifier in matched], loaded, failed
 
 
@@ -205,7 +205,7 @@ def enroll_pattern(
         try:
             result.enrolled.append(enroll_table(session, settings, principal, single, table))
         except IcestreamError as error:
-            result.failed.append(_miss(table.identifier, error))
+            result.failed.append(miss(table.identifier, error))
     return result
 
 
@@ -366,8 +366,18 @@ def _check_branch(table: Table, branch: str) -> None:
     )
 
 
+def check_places(settings: Settings, index_warehouse: str, table: Table) -> None:
+    """Raise InvalidError unless a table lies where it may, outside its index."""
+    for location in (table.location(), *_other_locations(table)):
+        check_location(settings, location)
+    check_index_place(index_warehouse, table.location())
+
+
+def _other_locations(table: Table) -> tuple[str, ...]:
+    return tuple(table.properties[name] for name in _LOCATION_PROPERTIES if name in table.properties)
+
+
 def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> LoadedTable:
-    others = tuple(table.properties[name] for name in _LOCATION_PROPERTIES if name in table.properties)
     return LoadedTable(
         catalog,
         identifier,
@@ -375,7 +385,7 @@ def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> Load
         table.metadata.format_version,
         table.location(),
         frozenset(table.schema().column_names),
-        others,
+        _other_locations(table),
     )
 
 
@@ -400,7 +410,8 @@ def _already_enrolled(row: EnrolledTable) -> ConflictError:
     )
 
 
-def _miss(identifier: tuple[str, ...], error: Exception) -> PatternMiss:
+def miss(identifier: tuple[str, ...], error: Exception) -> PatternMiss:
+    """Why a table can't be had, as an item of a list."""
     if isinstance(error, IcestreamError):
         return PatternMiss(
             identifier=list(identifier), type=error.type, detail=error.detail, remedy=error.remedy

@@ -1,0 +1,1 @@
+"""Tables that could be enrolled, and patterns that enrol them as they appear."""

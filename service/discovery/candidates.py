@@ -1,0 +1,213 @@
+"""Which tables of a catalog hold equality deletes: a few tables with each call, however many there are."""
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import datetime
+
+from pydantic import TypeAdapter
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.types import DoubleType, FloatType
+from sqlmodel import col, select
+
+from service.catalogs.iceberg import IcebergCatalogs, Identifier, unreachable
+from service.catalogs.models import Catalog
+from service.catalogs.service import get_catalog, index_warehouse
+from service.database import Database, utc_now
+from service.discovery.models import Candidate, CandidatePage
+from service.errors import IcestreamError, InvalidError
+from service.index_health.measure import branch_head, committed_at
+from service.settings import Settings
+from service.tables.models import EnrolledTable
+from service.tables.service import check_places, miss
+from service.wording import aged, counted
+
+_AT_ONCE = 4
+_TABLE_SECONDS = 20.0
+
+
+def find_candidates(
+    database: Database,
+    settings: Settings,
+    catalogs: IcebergCatalogs,
+    catalog_id: str,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    namespace: Sequence[str] | None = None,
+    only_with_deletes: bool = True,
+) -> CandidatePage:
+    """Look at the next `limit` tables after `cursor`, in the order of names. Slow: outside any transaction.
+
+    Raises NotFoundError, UnreachableError, or InvalidError for a namespace that is not there.
+    """
+    with database.read() as session:
+        catalog = get_catalog(session, catalog_id)
+        rows = session.exec(
+            select(EnrolledTable).where(
+                EnrolledTable.catalog_id == catalog.id,
+                EnrolledTable.branch == "main",
+                col(EnrolledTable.deleted_at).is_(None),
+            )
+        ).all()
+    enrolled = {tuple(row.identifier): row.id for row in rows}
+    names = list_names(catalogs, catalog, tuple(namespace) if namespace else None)
+    after = _decode(cursor) if cursor else ()
+    waiting = [name for name in names if name > after]
+    chosen = waiting[:limit]
+    items = _look_at_all(settings, catalogs, catalog, chosen, enrolled)
+    shown = [one for one in items if not only_with_deletes or one.equality_delete_files or one.problem]
+    following = _encode(chosen[-1]) if len(waiting) > limit else None
+    return CandidatePage(items=shown, next_cursor=following, looked_at=len(chosen), tables=len(names))
+
+
+def _encode(name: Identifier) -> str:
+    return base64.urlsafe_b64encode(json.dumps(name).encode()).decode()
+
+
+def _decode(cursor: str) -> Identifier:
+    try:
+        return TypeAdapter(tuple[str, ...]).validate_json(base64.urlsafe_b64decode(cursor.encode()))
+    except ValueError as error:
+        raise InvalidError(
+            "invalid-cursor",
+            "The cursor is not one of ours",
+            f"{cursor!r} cannot be read.",
+            "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
+            status=400,
+        ) from error
+
+
+def list_names(
+    catalogs: IcebergCatalogs, catalog: Catalog, namespace: Identifier | None = None
+) -> list[Identifier]:
+    """The identifiers of all tables of a catalog, or of one namespace, in order."""
+    try:
+        with catalogs.open(catalog) as source:
+            namespaces = source.namespaces() if namespace is None else [namespace]
+            return sorted({name for each in namespaces for name in source.tables(each)})
+    except NoSuchNamespaceError as error:
+        raise InvalidError(
+            "namespace-not-found",
+            "The catalog has no such namespace",
+            f"Catalog {catalog.name!r} has no namespace {'.'.join(namespace or ())!r}.",
+            "Name one that the catalog's check shows, or leave it out.",
+        ) from error
+
+
+def _look_at_all(
+    settings: Settings,
+    catalogs: IcebergCatalogs,
+    catalog: Catalog,
+    names: list[Identifier],
+    enrolled: dict[Identifier, str],
+) -> list[Candidate]:
+    """A table that does not answer in time holds up no other one."""
+    threads = ThreadPoolExecutor(_AT_ONCE, "candidates")
+    try:
+        futures: list[tuple[Identifier, Future[Candidate]]] = [
+            (name, threads.submit(_look_at, settings, catalogs, catalog, name, enrolled.get(name)))
+            for name in names
+        ]
+        deadline = time.monotonic() + _TABLE_SECONDS * (1 + len(names) / _AT_ONCE)
+        found = []
+        for name, future in futures:
+            try:
+                found.append(future.result(max(deadline - time.monotonic(), 0)))
+            except FutureTimeoutError:
+                late = unreachable(catalog, TimeoutError("the table's metadata did not come in time"))
+                found.append(_problem(name, enrolled.get(name), late))
+        return found
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_at(
+    settings: Settings, catalogs: IcebergCatalogs, catalog: Catalog, name: Identifier, table_id: str | None
+) -> Candidate:
+    try:
+        table = catalogs.load(catalog, name)
+        with catalogs.open(catalog), catalogs.reading(catalog, name):
+            found = _equality_deletes(table)
+    except (NoSuchTableError, IcestreamError) as error:
+        return _problem(name, table_id, error)
+    now = utc_now()
+    oldest = min((at for _, at in found), default=None)
+    problem = None
+    try:
+        check_places(settings, index_warehouse(settings, catalog), table)
+        _check_keys(table, [file for file, _ in found])
+    except InvalidError as error:
+        problem = miss(name, error)
+    summary = "It holds no equality deletes."
+    if oldest is not None:
+        age = aged((now - oldest).total_seconds())
+        summary = f"It holds equality deletes: {counted(len(found), 'file')}, the oldest {age} old."
+    return Candidate(
+        identifier=list(name),
+        name=".".join(name),
+        summary=summary,
+        table_id=table_id,
+        format_version=table.metadata.format_version,
+        equality_delete_files=len(found),
+        equality_deletes=sum(file.record_count for file, _ in found),
+        equality_delete_bytes=sum(file.file_size_in_bytes for file, _ in found),
+        oldest_at=oldest,
+        key_sets=_key_sets(table, [file for file, _ in found]),
+        problem=problem,
+    )
+
+
+def _equality_deletes(table: Table) -> list[tuple[DataFile, datetime]]:
+    head = branch_head(table, "main")
+    if head is None:
+        return []
+    return [
+        (entry.data_file, committed_at(table, entry.snapshot_id))
+        for manifest in head.manifests(table.io)
+        if manifest.content == ManifestContent.DELETES
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES
+    ]
+
+
+def _key_sets(table: Table, files: list[DataFile]) -> list[list[str]]:
+    """Columns that were dropped since are shown by their field ids."""
+    ids = sorted({tuple(sorted(file.equality_ids or ())) for file in files})
+    schema = table.schema()
+    return [[schema.find_column_name(one) or f"field {one}" for one in key_set] for key_set in ids]
+
+
+def _check_keys(table: Table, files: list[DataFile]) -> None:
+    schemas = table.schemas().values()
+    for one in sorted({one for file in files for one in file.equality_ids or ()}):
+        kinds = [field.field_type for schema in schemas for field in schema.fields if field.field_id == one]
+        if any(isinstance(kind, FloatType | DoubleType) for kind in kinds):
+            raise InvalidError(
+                "key-not-supported",
+                "Its key cannot be converted",
+                f"Equality deletes on {_key_sets(table, files)} compare floating-point numbers, about which "
+                "engines disagree.",
+                "Such delete files stay in the table; the others would be converted.",
+            )
+
+
+def _problem(name: Identifier, table_id: str | None, error: Exception) -> Candidate:
+    return Candidate(
+        identifier=list(name),
+        name=".".join(name),
+        summary="It could not be looked at.",
+        table_id=table_id,
+        format_version=None,
+        equality_delete_files=0,
+        equality_deletes=0,
+        equality_delete_bytes=0,
+        oldest_at=None,
+        key_sets=[],
+        problem=miss(name, error),
+    )

@@ -1,0 +1,106 @@
+"""HTTP calls about tables that could be enrolled, and patterns that enrol them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from service.auth.access import Operator, Viewer
+from service.catalogs.endpoints import OpenCatalogs
+from service.conditional import IfMatch, set_etag
+from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.discovery import candidates, patterns
+from service.discovery.models import (
+    CandidatePage,
+    StandingPatternPatch,
+    StandingPatternRequest,
+    StandingPatternView,
+)
+from service.errors import UNREACHABLE_RESPONSE
+from service.messages import CatalogId
+from service.paging import Page, PageRequest
+from service.routing import ApiRoute
+from service.settings import CurrentSettings
+
+router = APIRouter(tags=["discovery"], route_class=ApiRoute)
+PatternId = Annotated[str, Path(description="Id of a standing pattern.")]
+
+
+@router.get("/catalogs/{catalog_id}/candidates", responses=UNREACHABLE_RESPONSE)
+def find_candidates(
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    catalogs: OpenCatalogs,
+    _caller: Operator,
+    catalog_id: CatalogId,
+    limit: Annotated[int, Query(ge=1, le=100, description="At most this many tables are looked at.")] = 20,
+    cursor: Annotated[
+        str | None, Query(max_length=4000, description="`next_cursor` of the last call.")
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, Query(description="Only tables of this namespace: its parts, one after the other.")
+    ] = None,
+    all_tables: Annotated[bool, Query(description="Also tables without equality deletes.")] = False,
+) -> CandidatePage:
+    """Which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete."""
+    return candidates.find_candidates(
+        database,
+        settings,
+        catalogs,
+        catalog_id,
+        limit=limit,
+        cursor=cursor,
+        namespace=namespace,
+        only_with_deletes=not all_tables,
+    )
+
+
+@router.post("/patterns", status_code=201)
+def create_pattern(
+    session: WriteSession, caller: Operator, body: StandingPatternRequest, response: Response
+) -> StandingPatternView:
+    """Make a standing pattern: it enrols what matches, and tables that are created later too."""
+    created = patterns.create_pattern(session, caller, body)
+    set_etag(response, created.version)
+    return created
+
+
+@router.get("/patterns")
+def list_patterns(
+    session: ReadSession,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(patterns.SORTING.page_request)],
+    catalog: Annotated[str | None, Query(description="Only those of this catalog: its name or id.")] = None,
+) -> Page[StandingPatternView]:
+    """Standing patterns, with what came of them."""
+    return patterns.list_patterns(session, page, catalog=catalog)
+
+
+@router.get("/patterns/{pattern_id}")
+def get_pattern(
+    session: ReadSession, _caller: Viewer, pattern_id: PatternId, response: Response
+) -> StandingPatternView:
+    """One standing pattern; the ETag of the answer is what a change of it must name."""
+    found = patterns.view(session, patterns.get_pattern(session, pattern_id))
+    set_etag(response, found.version)
+    return found
+
+
+@router.patch("/patterns/{pattern_id}")
+def update_pattern(
+    session: WriteSession,
+    caller: Operator,
+    pattern_id: PatternId,
+    body: StandingPatternPatch,
+    if_match: IfMatch,
+    response: Response,
+) -> StandingPatternView:
+    """Change, pause or resume a standing pattern; needs If-Match."""
+    updated = patterns.update_pattern(session, caller, pattern_id, body, if_match)
+    set_etag(response, updated.version)
+    return updated
+
+
+@router.delete("/patterns/{pattern_id}", status_code=204)
+def delete_pattern(session: WriteSession, caller: Operator, pattern_id: PatternId) -> None:
+    """Forget a standing pattern; what it has enrolled stays enrolled."""
+    patterns.delete_pattern(session, caller, pattern_id)

@@ -1,0 +1,149 @@
+"""Standing patterns, and candidates: tables of a catalog with what conversion would do for them."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import ConfigDict
+from pydantic import Field as ModelField
+from sqlmodel import Field, SQLModel
+
+from service.database import Json, UtcDateTime, new_id, utc_now
+from service.messages import Message, example
+from service.tables.models import PatternMiss
+
+NamePattern = Annotated[str, ModelField(min_length=1, max_length=500)]
+
+
+class EnrollmentPattern(SQLModel, table=True):
+    __tablename__ = "enrollment_patterns"
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    catalog_id: str = Field(foreign_key="catalogs.id", index=True)
+    pattern: str
+    exclude: list[str] = Field(default_factory=list, sa_type=Json)
+    branch: str = "main"
+    policy_id: str | None = None
+    paused: bool = False
+    version: int = 1
+    created_by: str
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime, index=True)
+    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    evaluated_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    matched: int = 0
+    enrolled: int = 0
+    error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    failures: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+
+
+class StandingPatternRequest(Message):
+    """Enrol every table whose dotted name matches, those that are created later too."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example({"catalog": "lake", "pattern": "sales.*", "exclude": ["sales.tmp_*"]}),
+    )
+
+    catalog: str = ModelField(min_length=1)
+    """Name or id of the catalog."""
+    pattern: NamePattern
+    """A shell-style pattern of dotted names: `*` is any text, `?` any character, `[ab]` one of these."""
+    exclude: list[NamePattern] = ModelField(default_factory=list, max_length=100)
+    """Patterns of tables to leave out."""
+    branch: str = ModelField(default="main", min_length=1)
+    """The branch to enrol of each table."""
+    policy: str | None = None
+    """Name or id of a policy for each table; null inherits."""
+
+
+class StandingPatternPatch(Message):
+    """Fields left out stay. Tables that are enrolled already stay enrolled."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=example({"paused": True}))
+
+    pattern: NamePattern | None = None
+    """A shell-style pattern of dotted names."""
+    exclude: Annotated[list[NamePattern], ModelField(max_length=100)] | None = None
+    """Patterns of tables to leave out."""
+    policy: str | None = None
+    """Name or id of a policy for tables to come; null inherits."""
+    paused: bool | None = None
+    """While true, it enrols nothing."""
+
+
+class StandingPatternView(Message):
+    """A pattern, and what came of it when it was last compared with the catalog."""
+
+    id: str
+    """Its id."""
+    catalog_id: str
+    """Id of the catalog."""
+    catalog: str
+    """Name of the catalog."""
+    pattern: str
+    """A shell-style pattern of dotted names."""
+    exclude: list[str]
+    """Patterns of tables that it leaves out."""
+    branch: str
+    """The branch that it enrols."""
+    policy: str | None
+    """Name of the policy that it attaches; null means inherited."""
+    paused: bool
+    """While true, it enrols nothing."""
+    version: int
+    """Counts its changes; also its ETag."""
+    created_by: str
+    """Who made it."""
+    created_at: datetime
+    """When it was made."""
+    updated_at: datetime
+    """When it was changed last."""
+    evaluated_at: datetime | None
+    """When it was last compared with the catalog; null means never."""
+    matched: int
+    """How many tables matched then."""
+    enrolled: int
+    """How many tables it has enrolled so far."""
+    error: dict[str, Any] | None
+    """Why the catalog could not be looked at then: `type`, `detail` and `remedy`; null if it could."""
+    failures: list[PatternMiss]
+    """Tables that match and could not be enrolled then, with the reason; they are tried again."""
+
+
+class Candidate(Message):
+    """A table of a catalog, and the equality deletes in it."""
+
+    identifier: list[str]
+    """Namespace parts, then the table name."""
+    name: str
+    """The identifier with dots."""
+    summary: str
+    """What it holds, in words."""
+    table_id: str | None
+    """Under which id its branch main is enrolled; null if it is not."""
+    format_version: int | None
+    """Of the Iceberg table; null if it could not be read."""
+    equality_delete_files: int
+    """Live equality delete files on branch main."""
+    equality_deletes: int
+    """Rows of those files."""
+    equality_delete_bytes: int
+    """Size of those files."""
+    oldest_at: datetime | None
+    """When the oldest of them was committed; null without any."""
+    key_sets: list[list[str]]
+    """By which columns they delete."""
+    problem: PatternMiss | None
+    """Why it cannot be looked at or enrolled; null if it can."""
+
+
+class CandidatePage(Message):
+    """Some tables of a catalog, in the order of their names."""
+
+    items: list[Candidate]
+    """Those that were looked at and fit the request."""
+    next_cursor: str | None
+    """`cursor` of the next call; null once all tables were looked at."""
+    looked_at: int
+    """How many tables this call looked at."""
+    tables: int
+    """How many tables the catalog has."""

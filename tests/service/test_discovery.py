@@ -1,0 +1,212 @@
+"""Candidates tell which tables hold equality deletes; standing patterns enrol tables, later ones too."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, NestedField
+
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+ODD = [
+    "it's",
+    'a "quoted" name',
+    "ünï.çødé",
+    "'; DROP TABLE tables; --",
+    "100%_sure",
+    "<b>bold</b>",
+    "a b?c#d",
+]
+
+
+@pytest.fixture
+def local(service: Running, iceberg: IcebergCatalog) -> Running:
+    service.register(iceberg)
+    return service
+
+
+def candidates(service: Running, **parameters: Any) -> dict[str, Any]:
+    answer = service.admin.get("/catalogs/local/candidates", params=parameters)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def create_pattern(service: Running, pattern: str = "db.*", **fields: Any) -> str:
+    answer = service.admin.post("/patterns", json={"catalog": "local", "pattern": pattern} | fields)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def run(service: Running, pattern_id: str) -> dict[str, Any]:
+    service.background.patterns.run(pattern_id)
+    return dict(service.admin.get(f"/patterns/{pattern_id}").json())
+
+
+def enrolled(service: Running) -> list[str]:
+    return [table["name"] for table in service.admin.get("/tables").json()["items"]]
+
+
+def test_candidates_are_the_tables_with_equality_deletes(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.clean")
+    iceberg.create("other.later")
+    sizes = [
+        Path(iceberg.delete_keys("db.t", ids).removeprefix("file://")).stat().st_size for ids in ([1], [2, 3])
+    ]
+    table = local.enroll()
+    found = candidates(local)
+    (one,) = found["items"]
+    assert (found["looked_at"], found["tables"], found["next_cursor"]) == (3, 3, None)
+    assert (one["name"], one["table_id"], one["problem"]) == ("db.t", table["id"], None)
+    assert (one["equality_delete_files"], one["equality_deletes"]) == (2, 3)
+    assert (one["equality_delete_bytes"], one["key_sets"]) == (sum(sizes), [["id"]])
+    assert one["summary"].startswith("It holds equality deletes: 2 files, the oldest ")
+    every = candidates(local, all_tables=True)["items"]
+    assert [each["name"] for each in every] == ["db.clean", "db.t", "other.later"]
+    assert (every[0]["oldest_at"], every[0]["summary"]) == (None, "It holds no equality deletes.")
+    assert [each["name"] for each in candidates(local, all_tables=True, namespace="other")["items"]] == [
+        "other.later"
+    ]
+
+
+def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, iceberg: IcebergCatalog) -> None:
+    for number in range(4):
+        iceberg.create(f"db.n{number}")
+    seen, cursor, calls = [], None, 0
+    while calls == 0 or cursor:
+        page = candidates(local, limit=2, all_tables=True, **({"cursor": cursor} if cursor else {}))
+        assert page["looked_at"] <= 2
+        seen += [one["name"] for one in page["items"]]
+        cursor, calls = page["next_cursor"], calls + 1
+    assert (seen, calls) == (["db.n0", "db.n1", "db.n2", "db.n3", "db.t"], 3)
+
+
+def test_what_cannot_be_enrolled_is_told_with_the_reason(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.broken")
+    Path(iceberg.catalog.load_table("db.broken").metadata_location.removeprefix("file://")).unlink()
+    iceberg.create("db.floats", Schema(NestedField(1, "id", DoubleType(), required=True)))
+    iceberg.delete_keys("db.floats", [1])
+    problems = {one["name"]: one["problem"] for one in candidates(local)["items"]}
+    assert problems["db.broken"]["type"] == "/problems/table-unreadable"
+    assert problems["db.floats"]["type"] == "/problems/key-not-supported"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "slug"),
+    [({"cursor": "x"}, 400, "invalid-cursor"), ({"limit": 0}, 422, "validation-error")],
+)
+def test_a_wrong_request_is_refused(
+    local: Running, parameters: dict[str, Any], status: int, slug: str
+) -> None:
+    answer = local.admin.get("/catalogs/local/candidates", params=parameters)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{slug}")
+
+
+def test_a_pattern_enrols_what_is_there_and_what_comes_later(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.tmp_x")
+    iceberg.create("other.x")
+    pattern = create_pattern(local, exclude=["db.tmp_*"], policy="manual")
+    first = run(local, pattern)
+    assert (first["matched"], first["enrolled"], first["policy"], enrolled(local)) == (
+        1,
+        1,
+        "manual",
+        ["db.t"],
+    )
+    iceberg.create("db.later")
+    second = run(local, pattern)
+    assert (second["matched"], second["enrolled"], enrolled(local)) == (2, 2, ["db.later", "db.t"])
+    table = local.admin.get("/tables").json()["items"][0]
+    assert table["policy"] == "manual"
+    (event,) = local.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    assert (event["kind"], event["fields"]) == ("table.enrolled", {"pattern_id": pattern})
+    audit = local.admin.get("/audit", params={"action": "table.enroll"}).json()["items"]
+    assert {entry["target"] for entry in audit} == {"local.db.t", "local.db.later"}
+
+
+def test_a_table_that_somebody_removed_stays_removed(local: Running) -> None:
+    pattern = create_pattern(local)
+    run(local, pattern)
+    local.admin.delete(f"/tables/{local.admin.get('/tables').json()['items'][0]['id']}")
+    assert run(local, pattern)["enrolled"] == 1
+    assert enrolled(local) == []
+    run(local, create_pattern(local))  # one that is made afterwards means it
+    assert enrolled(local) == ["db.t"]
+
+
+def test_what_a_pattern_cannot_enrol_is_visible_and_tried_again(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("db.broken")
+    metadata = Path(iceberg.catalog.load_table("db.broken").metadata_location.removeprefix("file://"))
+    content = metadata.read_bytes()
+    metadata.unlink()
+    pattern = create_pattern(local)
+    (failure,) = run(local, pattern)["failures"]
+    assert (failure["identifier"], failure["type"]) == (["db", "broken"], "/problems/table-unreadable")
+    assert enrolled(local) == ["db.t"]
+    metadata.write_bytes(content)
+    assert run(local, pattern)["failures"] == []
+    assert enrolled(local) == ["db.broken", "db.t"]
+
+
+def test_a_pattern_tells_that_its_catalog_cannot_be_reached(local: Running, iceberg: IcebergCatalog) -> None:
+    pattern = create_pattern(local)
+    database = iceberg.directory / "cat.db"
+    database.rename(f"{database}.away")
+    assert "does not exist" in run(local, pattern)["error"]["detail"]
+    Path(f"{database}.away").rename(database)
+    assert run(local, pattern)["error"] is None
+    assert enrolled(local) == ["db.t"]
+
+
+def test_a_pattern_is_changed_paused_and_removed(local: Running) -> None:
+    pattern = create_pattern(local, "nothing.*")
+    patch = {"pattern": "db.*", "paused": True}
+    assert local.admin.patch(f"/patterns/{pattern}", json=patch).status_code == 428
+    changed = local.admin.patch(f"/patterns/{pattern}", json=patch, headers={"If-Match": '"1"'})
+    assert (changed.status_code, changed.headers["etag"], changed.json()["paused"]) == (200, '"2"', True)
+    runner = local.background.patterns
+    runner.run_due()
+    runner._pool.submit(lambda: None).result()
+    assert enrolled(local) == []
+    local.admin.patch(f"/patterns/{pattern}", json={"paused": False}, headers={"If-Match": "*"})
+    local.background.tick()
+    until = time.monotonic() + 30
+    while enrolled(local) != ["db.t"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert local.admin.delete(f"/patterns/{pattern}").status_code == 204
+    assert local.admin.get(f"/patterns/{pattern}").status_code == 404
+    assert local.admin.get("/patterns").json()["items"] == []
+    assert enrolled(local) == ["db.t"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_work_in_every_call(local: Running, iceberg: IcebergCatalog, name: str) -> None:
+    iceberg.catalog.create_namespace_if_not_exists(("odd",))
+    table = iceberg.catalog.load_table("db.t")
+    iceberg.catalog.create_table(("odd", name), table.schema(), properties={"format-version": "2"})
+    shown = {tuple(one["identifier"]) for one in candidates(local, all_tables=True)["items"]}
+    assert ("odd", name) in shown
+    body = {"catalog": "local", "identifier": ["odd", name], "policy": "manual"}
+    created = local.admin.post("/tables", json=body)
+    assert created.status_code == 201, created.text
+    path = f"/tables/{created.json()['id']}"
+    assert created.json()["identifier"] == ["odd", name]
+    local.poll(created.json()["id"])
+    assert local.admin.get(f"{path}/health").json()["status"] == "healthy"
+    assert [one["id"] for one in local.admin.get("/tables", params={"search": name}).json()["items"]] == [
+        created.json()["id"]
+    ]
+    for call in ("pause", "resume"):
+        assert local.admin.post(f"{path}/{call}").status_code == 200
+    assert local.admin.get(f"{path}/policy").status_code == 200
+    assert local.admin.get(f"{path}/health/history").json()["items"]
+    job = local.admin.post(f"{path}/jobs", json={"kind": "index"})
+    assert job.status_code == 202
+    assert local.admin.get("/jobs", params={"table_id": created.json()["id"]}).json()["items"]
+    assert local.admin.delete(path).status_code == 204
+    assert enrolled(local) == []
