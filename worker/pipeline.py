@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 
 from py4j.protocol import Py4JError
@@ -22,6 +23,7 @@ from worker.verification import verify_index
 _ABROAD = (Py4JError, PySparkException)
 # Of a Python process of Spark's, the system kills whichever takes most; Spark knows only that it is gone.
 _SIGNS = ("MemoryError", "OutOfMemoryError", "Python worker exited unexpectedly")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "index": index_table,
@@ -70,15 +72,21 @@ def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> O
                 "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
                 retryable=True,
             ) from error
-        if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = lack_of_room(error)
+        if full is not None:
             raise JobError(
-                "storage_full" if full else "storage_error",
-                "There is no room left" if full else "The storage failed",
+                "storage_full",
+                "There is no room left",
+                full,
+                "Make room where the table, its index, or temporary files of the worker or of Spark lie.",
+                retryable=True,
+            ) from error
+        if isinstance(error, OSError):
+            raise JobError(
+                "storage_error",
+                "The storage failed",
                 str(error),
-                "Make room where the table, its index or the worker's temporary files lie."
-                if full
-                else "It is tried again. If it stays, check the store, its address and the worker's rights.",
+                "It is tried again. If it stays, check the store, its address and the worker's rights.",
                 retryable=True,
             ) from error
         raise
@@ -91,6 +99,19 @@ def lacks_memory(error: BaseException) -> bool:
         if isinstance(one, MemoryError) or any(sign in words for sign in _SIGNS):
             return True
     return False
+
+
+def lack_of_room(error: BaseException) -> str | None:
+    """What a full disk said, here, in Java or in a task; None if the error tells of nothing such."""
+    for one in causes_of(error):
+        if isinstance(one, OSError) and one.errno in _FULL:
+            return str(one)
+        if isinstance(one, _ABROAD):
+            lines = str(one).splitlines()
+            found = [line.strip() for line in lines if any(os.strerror(code) in line for code in _FULL)]
+            if found:
+                return found[0]
+    return None
 
 
 def _run(job: Job) -> Outcome:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from collections import Counter
 from itertools import count
 from pathlib import Path
@@ -12,8 +14,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+import worker.positions
+import worker.resolution
 from tests.factories import Catalog, TableBuilder, visible_rows
-from tests.faults.tables import assert_next_attempt_converts, local
+from tests.faults.tables import (
+    assert_next_attempt_converts,
+    assert_nothing_is_left,
+    commits_by_job,
+    local,
+)
 from tests.jobs import Jobs
 from worker.job import JobError
 
@@ -27,7 +36,7 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         self._mount("-t", "tmpfs", "-o", "size=1g", "tmpfs", str(path))
 
     def resize(self, size: str) -> None:
@@ -46,6 +55,18 @@ class Disk:
 
     def _mount(self, *arguments: str) -> None:
         subprocess.run(["mount", *arguments], check=True)
+
+
+@pytest.fixture(scope="session")
+def spark_disk() -> Disk:
+    """Where Spark keeps what it shuffles."""
+    return Disk(Path(os.environ["SPARK_LOCAL_DIRS"]))
+
+
+@pytest.fixture(scope="session")
+def spark(spark_disk: Disk, spark: SparkSession) -> SparkSession:
+    """The session of the other tests, started once that disk is there."""
+    return spark
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -79,6 +100,37 @@ def test_a_full_disk_of_the_index(
     place.resize("1g")
     assert jobs.run("index", job_id="full", attempt=2).result["key_sets"][0]["rows_indexed"] == ROWS
     assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+
+
+@pytest.fixture(params=["positions", "spark"])
+def temporary_files(
+    request: pytest.FixtureRequest, spark_disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Disk:
+    """Where what a job does not hold in memory lies."""
+    if request.param == "spark":
+        monkeypatch.setattr(worker.resolution, "DRIVER_KEYS", ROWS // 10)
+        return spark_disk
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(worker.positions, "MEMORY_POSITIONS", ROWS // 10)
+    return Disk(tmp_path / "temporary")
+
+
+def test_a_full_disk_of_temporary_files(
+    spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path: Path, temporary_files: Disk
+) -> None:
+    jobs = Jobs(spark, catalog, table.identifier, tmp_path / "index")
+    temporary_files.fill()
+    with pytest.raises(JobError) as failed:
+        jobs.run("convert", job_id="full")
+    assert (failed.value.code, failed.value.retryable) == ("storage_full", True)
+    assert "No space left on device" in failed.value.detail
+    assert "\n" not in failed.value.detail
+    temporary_files.clear()
+    done = jobs.run("convert", job_id="full", attempt=2)
+    assert done.result["rows_deleted"] == ROWS // 2
+    assert commits_by_job(table) == {"full": 1}
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert_nothing_is_left(table)
 
 
 @pytest.mark.parametrize("when", ["before the delete files", "before the commit"])

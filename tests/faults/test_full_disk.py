@@ -1,5 +1,6 @@
 """A disk that is really full: a small file system in memory, mounted where nobody else sees it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ def test_a_full_disk_costs_an_attempt_and_no_row(tmp_path: Path) -> None:
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/disks"]
     done = subprocess.run(
         [*apart, *tests, str(Path(__file__).with_name("small_disk.py"))],
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "spark")},
         capture_output=True,
         text=True,
         check=False,
