@@ -54,6 +54,7 @@ from service.rate_limits import RateLimits
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
+from service.values import RefuseNul
 from service.workers import endpoints as workers_endpoints
 
 _ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)
@@ -102,6 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.stopping = threading.Event()
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
+    app.add_middleware(RefuseNul)
     app.add_middleware(BodyLimit)
     app.add_middleware(RateLimits, settings=settings)
     install_error_handlers(app)

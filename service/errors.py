@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
@@ -205,6 +205,15 @@ def validation_error(error: RequestValidationError) -> IcestreamError:
     )
 
 
+def _unusable_value(error: DataError) -> IcestreamError:
+    return InvalidError(
+        "unusable-value",
+        "A value cannot be stored",
+        str(error.orig).splitlines()[0],
+        "Send text without NUL characters, and smaller numbers.",
+    )
+
+
 _HTTP_PROBLEMS = {
     400: (
         "malformed-request",
@@ -237,6 +246,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
+        if isinstance(error, DataError):
+            return problem_response(request, _unusable_value(error))
         if not is_database_trouble(error):
             raise error
         _log.warning("%s %s: %s", request.method, request.url.path, error)

@@ -1,9 +1,10 @@
 """What requests and answers are made of."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 
 class Message(BaseModel):
@@ -26,6 +27,24 @@ def example(*bodies: dict[str, Any]) -> dict[str, Any]:
     """`json_schema_extra` of a request: what /docs shows, and tests send."""
     return {"examples": list(bodies)}
 
+
+def to_utc(value: datetime) -> datetime:
+    """Raises ValueError for a time that is no UTC time of the years 1 to 9999."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("should be a time of the years 1 to 9999 in UTC") from None
+
+
+def _refuse_number(value: object) -> object:
+    # pydantic would take one for seconds or milliseconds, by its size.
+    if isinstance(value, int | float) or (isinstance(value, str) and value.strip("+-.0123456789") == ""):
+        raise ValueError("should be a time as in RFC 3339, such as 2030-01-01T00:00:00Z")
+    return value
+
+
+UtcTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(to_utc)]
+"""A time in a request, with any time zone."""
 
 CatalogId = Annotated[str, Path(description="Id or name of a catalog.")]
 PolicyId = Annotated[str, Path(description="Id or name of a policy.")]

@@ -9,18 +9,18 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query, Request
-from pydantic import AfterValidator, AwareDatetime, TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
 from sqlalchemy.orm import QueryableAttribute
 from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.errors import InvalidError
-from service.messages import Message
+from service.messages import Message, UtcTime, to_utc
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
@@ -185,16 +185,6 @@ def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
     return to_utc(read) if isinstance(read, datetime) else read
 
 
-def to_utc(value: datetime) -> datetime:
-    """Raises ValueError for a time that is no UTC time of the years 1 to 9999."""
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("should be a time of the years 1 to 9999 in UTC") from None
-
-
-UtcTime = Annotated[AwareDatetime, AfterValidator(to_utc)]
-"""A time in a request, with any time zone."""
 Since = Annotated[UtcTime | None, Query(description="Only items of this time or later.")]
 Until = Annotated[UtcTime | None, Query(description="Only items before this time.")]
 Search = Annotated[

@@ -435,6 +435,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The scheme of `uri` does not fit the type of the catalog, or it names no host.",
         "Correct `uri`; `detail` says what it may be.",
     ),
+    "unusable-value": ProblemType(
+        (422,),
+        "A value cannot be stored",
+        "A text has a NUL character or half of a surrogate pair, or a number is not finite or too large.",
+        "Send text without these, and finite numbers of 64 bits at most.",
+    ),
     "validation-error": ProblemType(
         (422,),
         "The request is not valid",

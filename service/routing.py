@@ -2,14 +2,18 @@
 
 The answer is stored by the session that did the work, so either both are committed or neither is.
 Only successful answers are stored: a refused request changed nothing and may simply be sent again.
+They are sealed with the Idempotency-Key, of which only a hash is stored: an answer may hold a new API key,
+and whoever reads the database must not learn it.
 """
 
 import base64
 import hashlib
+import secrets
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import IntegrityError
@@ -20,6 +24,7 @@ from service.auth.principals import find_principal
 from service.database import Database, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
 from service.limits import check_body_depth
+from service.values import check_body
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 _MAX_KEY_CHARACTERS = 255
@@ -38,30 +43,19 @@ class IdempotentAnswer(SQLModel, table=True):
 
     principal: str = Field(primary_key=True)
     key: str = Field(primary_key=True)
+    """Hash of the Idempotency-Key."""
     fingerprint: str
     """Of method, path, query and body: the same key with another request is a mistake."""
     status_code: int
     content_type: str
     body: str
+    """Encrypted with the Idempotency-Key, in base64."""
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime, index=True)
 
 
-class CallRoute(APIRoute):
-    """Reads no body that is nested too deep."""
+class ApiRoute(APIRoute):
+    """Reads no body that is nested too deep or that no database keeps, and does a POST with a key once."""
 
-    def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-
-        async def handle_call(request: Request) -> Response:
-            await check_body_depth(request)
-            return await handle(request)
-
-        return handle_call
-
-
-class ApiRoute(CallRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Without the session of its work, an answer can't be stored: the claim of a job has none.
@@ -70,7 +64,16 @@ class ApiRoute(CallRoute):
             self.openapi_extra = {**(self.openapi_extra or {}), "parameters": [_IDEMPOTENCY_PARAMETER]}
 
     def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
+        read = super().get_route_handler()
+
+        has_body = self.body_field is not None
+
+        async def handle(request: Request) -> Response:
+            if has_body:
+                await check_body_depth(request)
+                check_body(await request.body())
+            return await read(request)
+
         if "POST" not in (self.methods or ()):
             return handle
 
@@ -94,11 +97,11 @@ class ApiRoute(CallRoute):
                 return answer
             row = IdempotentAnswer(
                 principal=owner,
-                key=key,
+                key=_digest("row", key).hex(),
                 fingerprint=fingerprint,
                 status_code=answer.status_code,
                 content_type=answer.headers.get("content-type", ""),
-                body=base64.b64encode(bytes(answer.body)).decode(),
+                body=_seal(key, bytes(answer.body)),
             )
             try:
                 await run_in_threadpool(_store, session, row)
@@ -131,7 +134,7 @@ def _fingerprint(request: Request, body: bytes) -> str:
 
 def _find(database: Database, owner: str, key: str, fingerprint: str) -> Response | None:
     with database.read() as session:
-        row = session.get(IdempotentAnswer, (owner, key))
+        row = session.get(IdempotentAnswer, (owner, _digest("row", key).hex()))
     if row is None:
         return None
     if row.fingerprint != fingerprint:
@@ -142,11 +145,25 @@ def _find(database: Database, owner: str, key: str, fingerprint: str) -> Respons
             "Send a new key with a new request.",
         )
     return Response(
-        base64.b64decode(row.body),
+        _open(key, row.body),
         row.status_code,
         headers={"Idempotency-Replayed": "true"},
         media_type=row.content_type or None,
     )
+
+
+def _digest(purpose: str, key: str) -> bytes:
+    return hashlib.sha256(f"icestream idempotent {purpose}\0{key}".encode()).digest()
+
+
+def _seal(key: str, body: bytes) -> str:
+    nonce = secrets.token_bytes(12)
+    return base64.b64encode(nonce + AESGCM(_digest("answer", key)).encrypt(nonce, body, None)).decode()
+
+
+def _open(key: str, sealed: str) -> bytes:
+    content = base64.b64decode(sealed)
+    return AESGCM(_digest("answer", key)).decrypt(content[:12], content[12:], None)
 
 
 def _store(session: Session, row: IdempotentAnswer) -> None:

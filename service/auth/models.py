@@ -5,12 +5,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import AwareDatetime, ConfigDict
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
 from service.database import UtcDateTime, new_id, utc_now
-from service.messages import Message, example
+from service.messages import Message, UtcTime, example
 
 
 class Role(StrEnum):
@@ -121,7 +121,7 @@ class ApiKeyRequest(Message):
     """For people: names need not be unique."""
     role: Role
     """What the key may do."""
-    expires_at: AwareDatetime | None = None
+    expires_at: UtcTime | None = None
     """The key ends at this time; null for never."""
 
 
@@ -136,7 +136,7 @@ class RotationRequest(Message):
 
     grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
     """For how long the old secret stays good beside the new one; 0 ends it at once."""
-    expires_at: AwareDatetime | None = None
+    expires_at: UtcTime | None = None
     """When the key expires from now on; left out, that stays as it is."""
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, ConfigDict
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlalchemy import BigInteger, Index, text
 from sqlmodel import Field, SQLModel
@@ -11,7 +11,7 @@ from sqlmodel import Field, SQLModel
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
 from service.errors import Problem
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
-from service.messages import Message, example
+from service.messages import Message, UtcTime, example
 from service.policies.models import EffectivePolicy
 from service.workers.models import (
     AssignedCatalog,
@@ -222,7 +222,7 @@ class JobRequest(Message):
     """Options of the worker for this kind of job; usually none."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """Before or behind other waiting jobs; the policy's if left out."""
-    run_at: AwareDatetime | None = None
+    run_at: UtcTime | None = None
     """Not before this time; at once if left out."""
 
 

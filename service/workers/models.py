@@ -1,7 +1,7 @@
 """Workers: one row per started process. An identity is never reused, so a restart cannot hide a stall."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
@@ -36,7 +36,7 @@ class WorkerRequest(Message):
     """For people."""
     hostname: str
     """Where it runs."""
-    pid: int
+    pid: Annotated[int, ModelField(ge=0, le=2**31 - 1)]
     """Its process there."""
     version: str
     """Of its software."""
@@ -83,7 +83,7 @@ class ClaimRequest(Message):
         )
     )
 
-    wait_seconds: float = ModelField(default=20, ge=0, le=60)
+    wait_seconds: float = ModelField(default=20, ge=0, le=60, strict=True)
     """How long to wait for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list)
     """Attempts that the worker ran and could not report."""

@@ -48,7 +48,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated_postgresql(postgresql: str) -> str:
-    _on_server(postgresql, "CREATE DATABASE migrated")
+    on_server(postgresql, "CREATE DATABASE migrated")
     _migrate(f"{postgresql}/migrated")
     return "migrated"
 
@@ -61,7 +61,7 @@ def _migrate(url: str) -> None:
     database.dispose()
 
 
-def _on_server(server: str, statement: str) -> None:
+def on_server(server: str, statement: str) -> None:
     engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text(statement))
@@ -80,7 +80,7 @@ def new_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable
         server = request.getfixturevalue("postgresql")
         template = request.getfixturevalue("migrated_postgresql")
         name = f"copy_{uuid.uuid4().hex}"
-        _on_server(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+        on_server(server, f"CREATE DATABASE {name} TEMPLATE {template}")
         return f"{server}/{name}"
 
     return make

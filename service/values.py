@@ -1,0 +1,73 @@
+"""What JSON allows and no database keeps: refused wherever in a request it stands."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import InvalidError, problem_response
+
+# What may be such a value: only then is a body looked through.
+_SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])|NaN|Infinity|[0-9]{19}|[0-9][eE]")
+_LARGEST = 2**63 - 1
+
+
+class RefuseNul:
+    """Answers 422 to a path or query with a NUL character, which PostgreSQL cannot compare with anything."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
+            where = "The path" if "\0" in scope["path"] else "The query"
+            await problem_response(Request(scope), _unusable(f"{where} has a NUL character."))(
+                scope, receive, send
+            )
+            return
+        await self.app(scope, receive, send)
+
+
+def check_body(body: bytes) -> None:
+    """Raise InvalidError for a JSON body with a value that cannot be stored."""
+    if _SUSPECT.search(body) is None:
+        return
+    try:
+        parsed = json.loads(body)
+        found = next(_unusable_values(parsed, "body"), None)
+    except (ValueError, RecursionError):
+        return  # no JSON: refused by whoever reads it
+    if found is not None:
+        raise _unusable(found)
+
+
+def _unusable_values(value: Any, place: str) -> Iterator[str]:
+    match value:
+        case dict():
+            for key, item in value.items():
+                yield from _unusable_values(key, f"a name in {place}")
+                yield from _unusable_values(item, f"{place}.{key}")
+        case list():
+            for number, item in enumerate(value):
+                yield from _unusable_values(item, f"{place}.{number}")
+        case str() if "\0" in value:
+            yield f"{place} has a NUL character."
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            yield f"{place} has half of a surrogate pair, which is no character."
+        case float() if not math.isfinite(value):
+            yield f"{place} is no finite number."
+        case int() if abs(value) > _LARGEST:
+            yield f"{place} does not fit into 64 bits."
+
+
+def _unusable(detail: str) -> InvalidError:
+    return InvalidError(
+        "unusable-value",
+        "A value cannot be stored",
+        detail,
+        "Send text without NUL characters and lone surrogates, and finite numbers of 64 bits at most.",
+    )
