@@ -6,14 +6,14 @@ have to remove, with their jobs, and the last ended job of each kind of a table,
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, exists, inspect, tuple_
+from sqlalchemy import ColumnElement, and_, delete, exists, inspect, tuple_
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, SQLModel, col, or_, select
 
 from service.audit.models import AuditEntry
 from service.auth.models import BrowserSession, LoginToken
 from service.database import Database
-from service.index_health.models import HealthSample
+from service.index_health.models import HealthSample, Resolution
 from service.jobs.models import Attempt, Event, Job
 from service.jobs.status import JobStatus
 from service.routing import IdempotentAnswer
@@ -80,8 +80,18 @@ def _audit(session: Session, settings: Settings, now: datetime) -> int:
 
 
 def _samples(session: Session, settings: Settings, now: datetime) -> int:
-    before = now - timedelta(days=settings.history_days)
-    return _remove(session, HealthSample, col(HealthSample.at) < before)
+    """Thinned as they grow old: all, then the first of each hour, then the first of each day."""
+    fine, hourly, daily = (
+        now - timedelta(days=days)
+        for days in (settings.fine_history_days, settings.history_days, settings.daily_history_days)
+    )
+    resolution, at = col(HealthSample.resolution), col(HealthSample.at)
+    too_old = or_(
+        and_(resolution == Resolution.ALL, at < fine),
+        and_(resolution == Resolution.HOUR, at < hourly),
+        at < daily,
+    )
+    return _remove(session, HealthSample, too_old)
 
 
 def _answers(session: Session, settings: Settings, now: datetime) -> int:

@@ -73,8 +73,12 @@ class Settings(BaseSettings):
     polls_per_catalog: int = Field(default=4, ge=1)
     """At most this many tables of one catalog are polled at a time; other catalogs don't wait for them."""
     session_hours: float = Field(default=12, gt=0)
+    fine_history_days: float = Field(default=2, gt=0)
+    """How long every health sample is kept."""
     history_days: float = Field(default=30, gt=0)
-    """How long health samples are kept."""
+    """How long the first one of each hour is kept."""
+    daily_history_days: float = Field(default=730, gt=0)
+    """How long the first one of each day is kept."""
     job_history_days: float = Field(default=90, ge=2)
     """How long ended jobs are kept, with their attempts and events, and the events of tables."""
     audit_history_days: float = Field(default=400, gt=0)

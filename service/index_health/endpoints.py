@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
 from service.auth.access import Viewer
 from service.database import ReadSession
 from service.index_health import service
-from service.index_health.models import HealthSampleView, HealthView
+from service.index_health.models import HealthSampleView, HealthView, Resolution
 from service.messages import TableId
 from service.paging import Page, PageRequest, Since, Until
 from service.routing import ApiRoute
@@ -30,7 +30,11 @@ def list_history(
     table_id: TableId,
     since: Since = None,
     until: Until = None,
+    resolution: Annotated[
+        Resolution,
+        Query(description="`hour` and `day` give the first sample of each, by UTC."),
+    ] = Resolution.ALL,
 ) -> Page[HealthSampleView]:
     """Samples of the health, newest first."""
     get_table(session, table_id)
-    return service.list_history(session, page, table_id, since=since, until=until)
+    return service.list_history(session, page, table_id, since=since, until=until, resolution=resolution)

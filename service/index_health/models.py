@@ -20,12 +20,23 @@ class HealthStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Resolution(StrEnum):
+    """How long a sample stays: the first of a day for years, the first of an hour for weeks."""
+
+    ALL = "all"
+    HOUR = "hour"
+    DAY = "day"
+
+
 class TableHealth(SQLModel, table=True):
     """The latest: pending figures from polling, the index from the last worker's report."""
 
     __tablename__ = "table_health"
 
     table_id: str = Field(foreign_key="tables.id", primary_key=True)
+    status: str = Field(default=HealthStatus.UNKNOWN.value, index=True)
+    """As of the last poll, with its reason."""
+    status_reason: str = ""
     measured_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     pending_equality_delete_files: int = 0
@@ -74,6 +85,8 @@ class HealthSample(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True, sa_type=BigId)
     table_id: str = Field(foreign_key="tables.id")
     at: datetime = Field(sa_type=UtcDateTime, index=True)
+    resolution: str
+    """What it is the first of, by UTC: `day`, `hour`, or neither (`all`)."""
     status: str
     iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     pending_equality_delete_files: int
@@ -85,6 +98,7 @@ class HealthSample(SQLModel, table=True):
     sorted_runs: int
     dead_ratio: float
     unconvertible: int
+    key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
 
 
 class HealthView(Message):
@@ -134,6 +148,25 @@ class HealthView(Message):
     """The scheduler's latest decision about each kind of job: what, why, since when."""
 
 
+class KeySetSample(Message):
+    """The index of one key set at one time."""
+
+    equality_field_ids: list[int]
+    """Ids of the key fields."""
+    columns: list[str]
+    """Names of the key columns then."""
+    coverage: float
+    """Share of the data files that it covers, 0 to 1."""
+    entries: int
+    """Entries, dead ones too."""
+    bytes: int
+    """Bytes of its files."""
+    sorted_runs: int
+    """Sorted runs; a lookup reads all of them."""
+    dead_ratio: float
+    """Share of entries that point to files which are gone, 0 to 1."""
+
+
 class HealthSampleView(Message):
     """The health of a table at one time."""
 
@@ -161,3 +194,5 @@ class HealthSampleView(Message):
     """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: int
     """How many equality delete files cannot be converted."""
+    key_sets: list[KeySetSample]
+    """The index of each key set."""

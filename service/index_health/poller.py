@@ -28,7 +28,7 @@ from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
 from service.index_health.reports import health_of
-from service.index_health.service import record_sample
+from service.index_health.service import record_sample, store_status
 from service.jobs.events import record_table_event
 from service.jobs.models import Job
 from service.jobs.queue import is_system_paused
@@ -300,6 +300,7 @@ class Poller:
             record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
         health.poll_error = problem
         session.add(health)
+        store_status(session, session.get_one(EnrolledTable, table_id), health)
 
     def _store(self, session: Session, table_id: str, loaded: Table, found: Measurement) -> Polled:
         now = utc_now()
@@ -342,7 +343,7 @@ class Poller:
         session.add(health)
         session.flush()
         decide_at = schedule(session, table, health, now)
-        record_sample(session, table, now)
+        record_sample(session, table, health, now)
         decided = {decision["action"] for decision in health.decisions.values()}
         return Polled(
             is_reachable=True,

@@ -12,6 +12,8 @@ from service.index_health.models import (
     HealthSampleView,
     HealthStatus,
     HealthView,
+    KeySetSample,
+    Resolution,
     TableHealth,
 )
 from service.jobs.models import Job
@@ -179,28 +181,15 @@ class Summary:
 
 def summarize(session: Session, now: datetime) -> Summary:
     """What the last poll of each table found; one query, however many tables there are."""
-    last_status = (
-        select(HealthSample.status)
-        .where(HealthSample.table_id == EnrolledTable.id)
-        .order_by(col(HealthSample.id).desc())
-        .limit(1)
-        .scalar_subquery()
-    )
     found = session.exec(
-        select(TableHealth, last_status)
+        select(TableHealth)
         .select_from(EnrolledTable)
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
         .where(col(EnrolledTable.deleted_at).is_(None))
     ).all()
-    measured = [health for health, _ in found if health is not None]
+    measured = [health for health in found if health is not None]
     return Summary(
-        # A failed poll leaves the last sample as it was.
-        tables=Counter(
-            HealthStatus.UNKNOWN
-            if health is None or status is None or health.poll_failures
-            else HealthStatus(status)
-            for health, status in found
-        ),
+        tables=Counter(HealthStatus(health.status) if health else HealthStatus.UNKNOWN for health in found),
         pending_equality_delete_files=sum(health.pending_equality_delete_files for health in measured),
         pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
         oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
@@ -223,21 +212,32 @@ def last_failure(session: Session, table_id: str) -> Job | None:
     return job if job is not None and job.status == JobStatus.FAILED.value else None
 
 
-def record_sample(session: Session, table: EnrolledTable, now: datetime) -> None:
-    """Append a sample if the figures changed, or if the last one is a while ago."""
+def store_status(session: Session, table: EnrolledTable, health: TableHealth) -> HealthView:
+    """Keep the status of now for lists, which can't judge every table anew."""
     view = get_health(session, table)
-    sample = HealthSample(
-        at=now,
-        unconvertible=len(view.unconvertible),
-        **view.model_dump(include=HealthSample.model_fields.keys() - {"id", "at", "unconvertible"}),
-    )
+    health.status, health.status_reason = view.status.value, view.status_reason
+    session.add(health)
+    return view
+
+
+def record_sample(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> None:
+    """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
+    view = store_status(session, table, health)
     last = session.exec(
         select(HealthSample)
         .where(HealthSample.table_id == table.id)
         .order_by(col(HealthSample.id).desc())
         .limit(1)
     ).first()
-    ignored = {"id", "at", "lag_seconds"}
+    alike = {"id", "at", "resolution", "unconvertible", "key_sets"}
+    sample = HealthSample(
+        at=now,
+        resolution=_resolution(last.at if last is not None else None, now),
+        unconvertible=len(view.unconvertible),
+        key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
+        **view.model_dump(include=HealthSample.model_fields.keys() - alike),
+    )
+    ignored = {"id", "at", "lag_seconds", "resolution"}
     if (
         last is None
         or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
@@ -246,16 +246,27 @@ def record_sample(session: Session, table: EnrolledTable, now: datetime) -> None
         session.add(sample)
 
 
+def _resolution(last: datetime | None, now: datetime) -> Resolution:
+    """What a sample of now is the first of, after one of `last`; both in UTC."""
+    if last is None or last.date() != now.date():
+        return Resolution.DAY
+    return Resolution.ALL if last.hour == now.hour else Resolution.HOUR
+
+
 def list_history(
     session: Session,
     page: PageRequest,
     table_id: str,
     *,
+    resolution: Resolution = Resolution.ALL,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[HealthSampleView]:
-    """Samples from `since` until before `until`."""
+    """Samples from `since` until before `until`: all that are kept, or the first of each hour or day."""
     query = select(HealthSample).where(HealthSample.table_id == table_id)
+    if resolution is not Resolution.ALL:
+        coarser = list(Resolution)[list(Resolution).index(resolution) :]
+        query = query.where(col(HealthSample.resolution).in_(coarser))
     if since is not None:
         query = query.where(col(HealthSample.at) >= since)
     if until is not None:

@@ -9,7 +9,7 @@ from service.catalogs.endpoints import OpenCatalogs
 from service.conditional import IfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.errors import UNREACHABLE_RESPONSE
-from service.index_health.models import TableHealth
+from service.index_health.models import HealthStatus, TableHealth
 from service.jobs.models import JobView, PolicyPreview
 from service.jobs.scheduler import preview
 from service.jobs.service import view
@@ -68,10 +68,20 @@ def list_tables(
     ] = None,
     search: Search = None,
     paused: Annotated[bool | None, Query(description="Only paused ones, or only others.")] = None,
+    status: Annotated[
+        HealthStatus | None, Query(description="Only tables of this health, as of their last poll.")
+    ] = None,
 ) -> Page[TableView]:
     """Enrolled tables."""
     return service.list_tables(
-        session, settings, page, catalog=catalog, namespace=namespace, search=search, paused=paused
+        session,
+        settings,
+        page,
+        catalog=catalog,
+        namespace=namespace,
+        search=search,
+        paused=paused,
+        status=status,
     )
 
 

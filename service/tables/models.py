@@ -9,6 +9,7 @@ from sqlalchemy import BigInteger, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import Json, UtcDateTime, new_id, utc_now
+from service.index_health.models import HealthStatus
 from service.messages import Message, example
 
 Identifier = Annotated[
@@ -150,6 +151,10 @@ class TableView(Message):
     """Where its index lies."""
     paused: bool
     """While true, none of its jobs starts."""
+    status: HealthStatus
+    """Its health in one word, as of its last poll."""
+    status_reason: str
+    """Why the status is what it is; what to do about it says the table's health."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime

@@ -4,6 +4,7 @@ Loading a table from its catalog is slow and happens before the transaction begi
 the database and return what `enroll_*` functions then store.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -22,12 +23,13 @@ from service.catalogs.service import check_index_place, find_catalog, index_ware
 from service.conditional import check_version
 from service.database import Database, utc_now
 from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
 from service.jobs.models import Job
 from service.jobs.status import JobKind
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies import service as policies
-from service.policies.models import PolicyAttachment
+from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
 from service.tables.models import (
     EnrolledTable,
@@ -218,6 +220,7 @@ def list_tables(
     namespace: str | None = None,
     search: str | None = None,
     paused: bool | None = None,
+    status: HealthStatus | None = None,
 ) -> Page[TableView]:
     """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under."""
     query = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
@@ -231,9 +234,14 @@ def list_tables(
         query = query.where(col(EnrolledTable.name).icontains(search, autoescape=True))
     if paused is not None:
         query = query.where(EnrolledTable.paused == paused)
-    return read_page(
-        session, query, page, SORTING, lambda rows: [view(session, settings, row) for row in rows]
-    )
+    if status is not None:
+        stored = select(TableHealth.table_id).where(TableHealth.status == status)
+        others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
+        is_status = col(EnrolledTable.id).in_(stored)
+        # One that was never polled has no row.
+        never = ~col(EnrolledTable.id).in_(others)
+        query = query.where(never if status is HealthStatus.UNKNOWN else is_status)
+    return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
 
 
 def get_table(session: Session, table_id: str) -> EnrolledTable:
@@ -327,15 +335,34 @@ def check_index_unused(session: Session, row: EnrolledTable) -> None:
 
 
 def view(session: Session, settings: Settings, row: EnrolledTable) -> TableView:
-    catalog = session.get_one(Catalog, row.catalog_id)
-    attachment = session.get(PolicyAttachment, policies.table_target(row.id))
-    policy = policies.get_policy(session, attachment.policy_id).name if attachment else None
-    return TableView(
-        **row.model_dump(exclude={"deleted_at"}),
-        catalog=catalog.name,
-        policy=policy,
-        index_warehouse=index_warehouse(settings, catalog),
+    return views(session, settings, [row])[0]
+
+
+def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -> list[TableView]:
+    """What is shown of tables, with as many queries for a page of them as for one."""
+    ids = [row.id for row in rows]
+    of_rows = col(Catalog.id).in_({row.catalog_id for row in rows})
+    catalogs = {catalog.id: catalog for catalog in session.exec(select(Catalog).where(of_rows))}
+    attached = dict(
+        session.exec(
+            select(PolicyAttachment.table_id, Policy.name)
+            .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+            .where(col(PolicyAttachment.table_id).in_(ids))
+        ).all()
     )
+    known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(ids)))
+    health = {one.table_id: one for one in known}
+    return [
+        TableView(
+            **row.model_dump(exclude={"deleted_at"}),
+            catalog=catalogs[row.catalog_id].name,
+            policy=attached.get(row.id),
+            index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),
+            status=HealthStatus(health[row.id].status) if row.id in health else HealthStatus.UNKNOWN,
+            status_reason=health[row.id].status_reason if row.id in health else "",
+        )
+        for row in rows
+    ]
 
 
 def check_key_sets(columns: frozenset[str], key_sets: list[list[str]]) -> None:

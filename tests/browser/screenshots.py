@@ -115,6 +115,7 @@ def write_past(service: RunningService, table_id: str) -> None:
                 HealthSample(
                     table_id=table.id,
                     at=at,
+                    resolution="all",
                     status="healthy",
                     pending_equality_delete_files=files,
                     pending_equality_deletes=pending,

@@ -1,12 +1,14 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from service.index_health.service import _resolution
 from service.settings import Settings
 from service.wording import sized
 from tests.service.conftest import Running, running
@@ -300,6 +302,60 @@ def test_history_gets_a_sample_only_when_something_changed(service: Running, ice
     service.poll(table["id"])
     history = service.admin.get(f"/tables/{table['id']}/health/history").json()["items"]
     assert [sample["pending_equality_delete_files"] for sample in history] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (None, "day"),
+        ("2026-03-01T23:59:59", "day"),
+        ("2026-03-02T09:59:59", "hour"),
+        ("2026-03-02T10:00:00", "all"),
+        ("2026-02-02T10:00:00", "day"),
+    ],
+)
+def test_the_first_sample_of_a_day_or_hour_is_known_as_such(last: str | None, expected: str) -> None:
+    now = datetime(2026, 3, 2, 10, 30, tzinfo=UTC)
+    before = None if last is None else datetime.fromisoformat(last).replace(tzinfo=UTC)
+    assert _resolution(before, now).value == expected
+
+
+def test_history_is_read_in_the_resolution_asked_for(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    for keys in ([1], [2], [3]):
+        iceberg.delete_keys("db.t", keys)
+        service.poll(table["id"])
+
+    def history(**query: str) -> list[int]:
+        items = service.admin.get(f"/tables/{table['id']}/health/history", params=query).json()["items"]
+        return [sample["pending_equality_delete_files"] for sample in items]
+
+    assert history() == history(resolution="all") == [3, 2, 1]
+    # Unless an hour began meanwhile, the first is the only one of its hour.
+    assert history(resolution="hour")[-1] == 1
+    assert len(history(resolution="hour")) < 3
+    assert history(resolution="day")[-1] == 1
+
+
+def test_tables_are_listed_by_their_status(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+
+    def listed(status: str) -> list[tuple[str, str]]:
+        items = service.admin.get("/tables", params={"status": status}).json()["items"]
+        return [(item["status"], item["status_reason"]) for item in items]
+
+    assert listed("unknown") == [("unknown", "")]
+    assert listed("healthy") == []
+    service.poll(table["id"])
+    assert listed("unknown") == []
+    assert listed("healthy") == [("healthy", "No equality deletes are pending.")]
+    iceberg.catalog.drop_table("db.t")
+    service.poll(table["id"])
+    ((_, reason),) = listed("unknown")
+    assert "db.t" in reason
+    assert listed("healthy") == []
 
 
 @pytest.mark.parametrize("branch", ["main", "audit"])

@@ -103,6 +103,7 @@ def add_history(session: Session, table: str, number: int, age_days: float) -> N
         HealthSample(
             table_id=table,
             at=at,
+            resolution="hour",
             status="healthy",
             pending_equality_delete_files=0,
             pending_equality_deletes=0,
@@ -154,6 +155,23 @@ def test_each_kind_of_history_has_its_own_time(database: Database) -> None:
         kinds = list(session.exec(select(Event.kind)))
     assert (kinds.count("decision.skip"), kinds.count("job.progress")) == (4, 3)
     assert count(database, AddressCounter) == 1
+
+
+def test_samples_are_thinned_as_they_grow_old(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    with database.write() as session:
+        for number, age in enumerate((1, 3, 11, 800)):
+            add_history(session, table, number, age)
+        session.flush()
+        for sample in session.exec(select(HealthSample)):
+            for resolution in ("all", "day"):
+                copy = sample.model_dump(exclude={"id", "resolution"})
+                session.add(HealthSample(**copy, resolution=resolution))
+    forget_all(database, 0)
+    with database.read() as session:
+        samples = session.exec(select(HealthSample.at, HealthSample.resolution)).all()
+    left = {((START - at).days, resolution) for at, resolution in samples}
+    assert left == {(1, "all"), (1, "hour"), (1, "day"), (3, "hour"), (3, "day"), (11, "day")}
 
 
 def test_history_goes_in_small_batches(database: Database) -> None:
