@@ -290,6 +290,7 @@ def find_session_principal(database: Database, token: str) -> Principal | None:
 
 
 def log_out(session: Session, token: str) -> None:
+    """End the session of this secret, if there is one."""
     row = session.get(BrowserSession, hash_secret(token))
     if row is not None:
         session.delete(row)

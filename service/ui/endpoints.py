@@ -87,6 +87,7 @@ def show_login(
         try:
             with database.write() as session:
                 secret = auth.log_in_with_token(session, settings, token)
+                auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
         except UnauthenticatedError as error:
             return _login_form(request, next, error)
         return _signed_in(request, secret, next)
@@ -113,6 +114,7 @@ def log_in(
     try:
         with database.write() as session:
             secret = auth.log_in_with_key(session, settings, api_key.strip())
+            auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
     except UnauthenticatedError as error:
         return _login_form(request, next, error)
     return _signed_in(request, secret, next)

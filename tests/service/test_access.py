@@ -187,3 +187,33 @@ def test_the_audit_log_is_found_by_who_what_where_when_and_how_it_ended(
     assert denied in found(until=at)
     refused = service.admin.get("/audit", params={"since": "2026-01-01T00:00:00"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "query.since")
+
+
+def test_a_login_opens_a_session_of_its_own(service: Running) -> None:
+    """Whatever cookie somebody slipped into the browser before is worth nothing afterwards."""
+    planted = "planted-by-somebody-who-waits-for-the-login"
+    before = sign_in(service, Role.VIEWER)
+    for brought_along in (planted, before):
+        login = httpx.post(
+            f"{service.url}/login",
+            data={"api_key": ADMIN_KEY},
+            headers={"Cookie": f"{SESSION_COOKIE}={brought_along}"},
+        )
+        assert login.status_code == 303
+        assert login.cookies[SESSION_COOKIE] not in (planted, before)
+    browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={planted}"})
+    assert browser.get("/me").status_code == 401
+    browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={before}"})
+    assert browser.get("/me").status_code == 401, "one browser has one session"
+
+
+def test_a_logout_ends_the_session_wherever_its_cookie_is(service: Running) -> None:
+    secret = sign_in(service, Role.OPERATOR)
+    cookie = {"Cookie": f"{SESSION_COOKIE}={secret}"}
+    form = {"csrf_token": csrf_token_of(secret)}
+    answer = httpx.post(f"{service.url}/logout", data=form, headers=cookie)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert "max-age=0" in answer.headers["set-cookie"].lower()
+    copied = service.client_with(cookie)
+    assert copied.get("/me").status_code == 401
+    assert copied.get(f"{service.url}/").headers["location"].startswith("/login")
