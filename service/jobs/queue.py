@@ -21,7 +21,7 @@ from service.errors import ConflictError, NotFoundError
 from service.index_health.reports import apply_report, seen_equality_field_ids
 from service.jobs.budgets import spent_budget
 from service.jobs.events import record_job_event
-from service.jobs.models import REQUEST, Assignment, Attempt, AttemptView, Job, SystemState, Turn
+from service.jobs.models import REQUEST, SCHEDULER, Assignment, Attempt, AttemptView, Job, SystemState, Turn
 from service.jobs.status import (
     AttemptStatus,
     JobKind,
@@ -215,6 +215,8 @@ def claim(
             running = session.get_one(Attempt, (job_id, attempt))
             cause = _CUT_OFF if AttemptId(job_id=job_id, attempt=attempt) in given_up else _CLAIM_ANSWER_LOST
             _end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
+    for attempt_id in given_up:
+        _drop_again(session, attempt_id.job_id, now)
     worker.last_seen_at = now
     session.add(worker)
     session.flush()
@@ -234,6 +236,40 @@ def claim(
         except IntegrityError:
             session.refresh(job)
     return None
+
+
+def _drop_again(session: Session, job_id: str, now: datetime) -> None:
+    """Drop an index once more if a worker that gave a job of it up may have written to its place since.
+
+    It slept while another worker dropped the index, wrote on when it woke, and only then learned that its
+    attempt was over. Nothing is done if the branch was enrolled again: compaction cleans up there.
+    """
+    late = session.get(Job, job_id)
+    if late is None or not late.writes:
+        return
+    again = aliased(EnrolledTable)
+    table = session.exec(
+        select(EnrolledTable)
+        .join(Job, col(Job.table_id) == col(EnrolledTable.id))
+        .where(
+            Job.kind == JobKind.DROP_INDEX.value,
+            col(Job.status).in_((JobStatus.RUNNING.value, JobStatus.SUCCEEDED.value)),
+            Job.table_uuid == late.table_uuid,
+            Job.created_at >= late.created_at,
+            EnrolledTable.branch == session.get_one(EnrolledTable, late.table_id).branch,
+            ~exists().where(
+                col(again.table_uuid) == col(Job.table_uuid),
+                col(again.branch) == col(EnrolledTable.branch),
+                col(again.id) != col(EnrolledTable.id),
+                col(again.created_at) > col(Job.created_at),
+            ),
+        )
+        .limit(1)
+    ).first()
+    if table is not None:
+        policy = effective_policy(session, table)
+        why = f"job {job_id} was given up after the index was dropped, and may have written to it since"
+        enqueue(session, table, JobKind.DROP_INDEX, policy, now, trigger=why, requested_by=SCHEDULER)
 
 
 def _has_room(session: Session, catalog: Catalog) -> bool:

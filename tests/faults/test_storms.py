@@ -120,13 +120,15 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_delays_none
         max(one.longest(*span) for one in (upserts, appends)) for span in ((begin, end), (0, begin))
     )
     log.info(
-        "%d commits, %.1f a second; the longest took %.2f s, and %.2f s before the conversions",
+        "%d commits, %.1f a second; the longest took %.2f s, %.1f times as long as before the conversions",
         committed,
         committed / (upserts.starts[-1] - upserts.starts[0]),
         longest,
-        before,
+        longest / before,
     )
-    assert longest < 30, "a writer was held up"
+    # No writer failed or began again, and each conversion is one commit: it costs a writer one retry at most.
+    assert (upserts.errors, appends.errors, upserts.lost, appends.lost) == ([], [], 0, 0)
+    assert len(table.metadata.snapshots) == 1 + committed + conversions
 
     expected = rows_after(len(appends.seconds), len(upserts.seconds))
     assert exactly.spark_rows(table) == expected

@@ -431,6 +431,35 @@ def test_a_killed_worker_while_it_drops_an_index(
         subject.check_rows()
 
 
+@pytest.mark.parametrize(("point", "when"), [("addresses", "after"), ("entries", "before")])
+def test_a_worker_that_wakes_after_the_index_was_dropped_leaves_nothing_in_its_place(
+    point: str, when: When, cluster: Cluster, spark: SparkSession, catalog: Catalog
+) -> None:
+    """It goes on with its runs, or with its commit, before it learns that its attempt is over."""
+    cluster.inject()
+    subject = Subject(cluster, spark, f"{catalog.name}.db.late_{point}", 3)
+    database = cluster.index_place / f"{database_name(str(subject.table.metadata.table_uuid), 'main')}.db"
+
+    def drops() -> int:
+        jobs = cluster.get("/jobs", kind="drop_index", status="succeeded")["items"]
+        return sum(job["table_id"] == subject.table_id for job in jobs)
+
+    fault = Fault(point, when, "stop")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "index")
+    cluster.wait_until_fired(fired, fault)
+    sleeper = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    try:
+        assert cluster.http.delete(f"/tables/{subject.table_id}?drop_index=true").is_success
+        wait_until(lambda: drops() == 1, "the index to be dropped")
+        assert not database.exists()
+    finally:
+        sleeper.send(signal.SIGCONT)
+    wait_until(lambda: drops() == 2, "the index to be dropped again")
+    assert not database.exists()
+    assert cluster.get(f"/jobs/{job_id}")["status"] == "cancelled"
+
+
 DRAINS: list[tuple[str, str, When]] = [
     ("convert", "stage.lookup", "before"),
     ("convert", "delete-files", "after"),

@@ -1,7 +1,7 @@
 """The queue on both databases, call by call, and real races between threads."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -38,6 +38,8 @@ from tests.service.queue_calls import (
     job,
     request,
 )
+
+LATER = START + timedelta(hours=1)
 
 
 def test_a_second_request_of_a_kind_finds_the_queued_job(database: Database) -> None:
@@ -256,6 +258,65 @@ def test_a_worker_says_which_attempt_it_ran_and_could_not_report(database: Datab
     assert lost.error is not None
     assert (lost.status, lost.error["code"]) == ("lost", "worker_cut_off")
     assert job(database, job_id).failures == 1
+
+
+class TestLateWriters:
+    """A worker sleeps in a job while the table's index is dropped, and writes on when it wakes."""
+
+    @staticmethod
+    def remove(database: Database, table_id: str, now: datetime) -> str:
+        """Asks for its index to be dropped, too."""
+        with database.write() as session:
+            queue.cancel_jobs_of_table(session, table_id, "it was removed", now)
+            session.get_one(EnrolledTable, table_id).deleted_at = now
+        return request(database, table_id, JobKind.DROP_INDEX, now)
+
+    @pytest.mark.parametrize("has_ended", [True, False])
+    def test_the_index_is_dropped_again_once_the_worker_tells_of_itself(
+        self, database: Database, has_ended: bool
+    ) -> None:
+        (table,) = add_tables(database, ["a"])
+        sleeper, other = add_worker(database), add_worker(database)
+        late = AttemptId(job_id=request(database, table, JobKind.INDEX), attempt=1)
+        assert claim(database, sleeper) is not None
+        drop = self.remove(database, table, LATER)
+        assert claim(database, other, LATER) is None
+        assert give_up(database, late.job_id, LATER) == [late.job_id]
+        assert self.claimed(database, other) == drop
+        if has_ended:
+            finish(database, drop, 1, "succeeded", LATER)
+            again = self.claimed(database, sleeper, given_up=[late])
+        else:  # it may have been there before
+            assert self.claimed(database, sleeper, given_up=[late]) is None
+            finish(database, drop, 1, "succeeded", LATER)
+            again = self.claimed(database, sleeper)
+        assert again not in (None, drop)
+        assert "may have written to it since" in job(database, str(again)).trigger
+        finish(database, str(again), 1, "succeeded", LATER)
+        assert self.claimed(database, sleeper) is None
+
+    def test_an_index_that_is_in_use_again_is_kept(self, database: Database) -> None:
+        (table,) = add_tables(database, ["a"])
+        sleeper = add_worker(database)
+        late = AttemptId(job_id=request(database, table, JobKind.INDEX), attempt=1)
+        claim(database, sleeper)
+        drop = self.remove(database, table, LATER)
+        give_up(database, late.job_id, LATER)
+        assert self.claimed(database, sleeper) == drop
+        finish(database, drop, 1, "succeeded", LATER)
+        (enrolled_again,) = add_tables(database, ["a"], "other")
+        with database.write() as session:
+            session.get_one(EnrolledTable, enrolled_again).created_at = LATER + timedelta(seconds=1)
+        assert self.claimed(database, sleeper, given_up=[late]) is None
+        # Also when that one was removed since, without its index.
+        with database.write() as session:
+            session.get_one(EnrolledTable, enrolled_again).deleted_at = LATER
+        assert self.claimed(database, sleeper, given_up=[late]) is None
+
+    @staticmethod
+    def claimed(database: Database, worker: str, **how: Any) -> str | None:
+        assignment = claim(database, worker, LATER, **how)
+        return assignment.job.id if assignment is not None else None
 
 
 def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Database) -> None:
