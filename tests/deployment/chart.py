@@ -1,5 +1,6 @@
 """What Helm makes of the chart with some values."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -46,9 +47,14 @@ def run_helm(*arguments: str, values: Manifest | None = None) -> str:
 
 def template(example: str | None = "small", kubernetes: str = NEWEST_KUBERNETES, **values: Any) -> str:
     """The text of all manifests, with the values of an example and some more."""
+    return _template(example, kubernetes, json.dumps(values))
+
+
+@cache
+def _template(example: str | None, kubernetes: str, values: str) -> str:
     files = ["--values", str(CHART / "examples" / f"{example}.yaml")] if example else []
     release = (RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kubernetes)
-    return run_helm("template", *release, *files, values=values)
+    return run_helm("template", *release, *files, values=json.loads(values))
 
 
 def render(

@@ -101,6 +101,7 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ({"service": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is greater than"),
         ({"worker": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is greater than"),
         ({"worker": {"spark": {"executor": {"minExecutors": 9}}}}, "minExecutors is greater than"),
+        ({"worker": {"spark": {"driverMemory": "3073m"}}}, "raise the limit, or lower driverMemory"),
         ({"service": {"preStopSeconds": 20}}, "terminationGracePeriodSeconds must be more than"),
     ],
 )

@@ -130,12 +130,12 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
         url = f"http://127.0.0.1:{ports[0]}"
         worker_key = {"Authorization": f"Bearer {WORKER_KEY}"}
         admin_key = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        assert httpx.get(f"{url}/api/v1/api-keys", headers=worker_key).status_code == 403
-        assert httpx.get(f"{url}/api/v1/api-keys", headers=admin_key).status_code == 200
+        assert httpx.get(f"{url}/api/v1/api-keys", headers=worker_key, timeout=60).status_code == 403
+        assert httpx.get(f"{url}/api/v1/api-keys", headers=admin_key, timeout=60).status_code == 200
         # A proxy must pass events on as they come; nginx reads this header, whatever the ingress says.
-        with httpx.stream("GET", f"{url}/api/v1/events", headers=admin_key) as events:
+        with httpx.stream("GET", f"{url}/api/v1/events", headers=admin_key, timeout=60) as events:
             assert events.headers["X-Accel-Buffering"] == "no"
-        assert schedulers(given(service, {}, {})) == 1
+        wait_until(lambda: schedulers(given(service, {}, {})) == 1, first, logs[0])
 
         works(worker, named(manifests, "ConfigMap", "spark"), url, tmp_path)
         for process, said in zip((first, second), logs, strict=True):
@@ -174,5 +174,9 @@ def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
     with running(worker, log, facts, **own) as process:
         wait_until(lambda: passes("livenessProbe"), process, log)
         assert passes("startupProbe")
-        wait_until(lambda: "icestream_workers_alive 1.0" in httpx.get(f"{url}/metrics").text, process, log)
+        wait_until(
+            lambda: "icestream_workers_alive 1.0" in httpx.get(f"{url}/metrics", timeout=60).text,
+            process,
+            log,
+        )
         end(process, worker, log)

@@ -71,7 +71,7 @@ def test_a_driver_runs_its_tasks_on_executors_that_it_may_make(tmp_path: Path) -
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr + api.logs()
     assert json.loads(done.stdout) == [[0, "1"], [1, "1"], [4, "1"], [9, "1"]]
