@@ -75,6 +75,10 @@ format: install ## Format the code
 openapi: install ## Write openapi/openapi.json anew
 	@$(BIN)/icestream openapi > openapi/openapi.json
 
+.PHONY: release-contract
+release-contract: install ## Make openapi/openapi.json the contract that later versions must keep
+	@cp openapi/openapi.json openapi/released.json
+
 .PHONY: bench
 bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000 --report build/50.md")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -50,7 +50,14 @@ def known(
         server = request.getfixturevalue("postgresql")
         on_server(server, "CREATE DATABASE any_request")
         url = f"{server}/any_request"
-    settings = Settings(data_dir=directory, database_url=url, bootstrap_key=ADMIN_KEY, background=False)
+    settings = Settings(
+        data_dir=directory,
+        database_url=url,
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+        requests_per_minute=0,
+        failed_logins_per_minute=0,
+    )
     iceberg = IcebergCatalog(directory)
     iceberg.create()
     with running(settings) as service:
