@@ -4,7 +4,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,12 +22,23 @@ class Answer:
 
 
 @dataclass
+class Request:
+    """headers: with their names in lower case."""
+
+    headers: Mapping[str, str]
+    body: str
+
+
+Answers = dict[str, Answer | Callable[[Request], Answer]]
+
+
+@dataclass
 class HttpServer:
     """answers: by path, without the query; whatever is not there is 404."""
 
     port: int
     scheme: str
-    answers: dict[str, Answer]
+    answers: Answers
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Method and path, with the headers in lower case."""
 
@@ -37,22 +48,22 @@ class HttpServer:
 
 
 @contextmanager
-def answering(answers: dict[str, Answer], tls: ssl.SSLContext | None = None) -> Iterator[HttpServer]:
+def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[HttpServer]:
     """Serves `answers`, which may be changed meanwhile."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer()
+            self._answer("")
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            self._answer()
+            self._answer(self.rfile.read(int(self.headers.get("content-length", 0))).decode())
 
-        def _answer(self) -> None:
+        def _answer(self, sent: str) -> None:
             path = self.path.partition("?")[0]
             headers = {name.lower(): value for name, value in self.headers.items()}
             server.requests.append((f"{self.command} {path}", headers))
-            answer = answers.get(path, Answer("not found", 404))
+            found = answers.get(path, Answer("not found", 404))
+            answer = found if isinstance(found, Answer) else found(Request(headers, sent))
             time.sleep(answer.delay_seconds)
             is_text = isinstance(answer.body, str)
             body = (answer.body if is_text else json.dumps(answer.body)).encode()
@@ -83,7 +94,7 @@ def answering(answers: dict[str, Answer], tls: ssl.SSLContext | None = None) -> 
         http.server_close()
 
 
-def rest_catalog(metadata: Mapping[str, Any] | None = None, **table: Any) -> dict[str, Answer]:
+def rest_catalog(metadata: Mapping[str, Any] | None = None, **table: Any) -> Answers:
     """An Iceberg REST catalog with one table, `db.t`. table: of the answer beside its metadata."""
     loaded = {
         "metadata-location": "s3://nowhere/metadata.json",

@@ -8,11 +8,11 @@ import difflib
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError as PydanticValidationError
@@ -29,13 +29,17 @@ from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_reachable, check_record
-from service.catalogs.secrets import resolve
+from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.settings import Settings
 from service.wording import counted
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000
+# A server may repeat the token that it was sent.
+_BEARER = re.compile(r"\b(bearer) [^\s\"'<>,;]+", re.IGNORECASE)
+_SHORTEST_SECRET = 4
+"""Shorter ones are parts of other words too."""
 
 Identifier = tuple[str, ...]
 
@@ -337,16 +341,25 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
 
 
 def redact(message: str, catalog: Catalog) -> str:
-    """Replace every resolved secret in a message, and the password inside a URI that is one."""
+    """Replace in a message every resolved secret, the parts of it that are secret, and bearer tokens."""
+    for key, value in catalog.properties.items():
+        if not is_reference(key, value):
+            continue
+        with suppress(InvalidError):  # what is not there now can't be told from other words
+            secret = resolve({key: value})[key]
+            # Of id:secret, and of a database's address, drivers show parts.
+            parts = (secret, unquote(_password(secret)), _password(secret), secret.partition(":")[2])
+            for part in parts:
+                if len(part) >= _SHORTEST_SECRET:
+                    message = message.replace(part, f"<{key}>")
+    return _BEARER.sub(r"\1 <token>", message)
+
+
+def _password(secret: str) -> str:
     try:
-        resolved = resolve(catalog.properties)
-    except InvalidError:
-        return message
-    for key, value in resolved.items():
-        if value != catalog.properties[key]:
-            for secret in (value, urlsplit(value).password):
-                message = message.replace(secret, f"<{key}>") if secret else message
-    return message
+        return urlsplit(secret).password or ""
+    except ValueError:
+        return ""
 
 
 def _advice(catalog: Catalog, error: Exception) -> str:

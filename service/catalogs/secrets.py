@@ -13,7 +13,7 @@ from service.errors import InvalidError
 PLACES = frozenset({"warehouse", "uri"})
 _SECRET_KEY = re.compile(
     r"(password|passphrase|secret|token|credentials?|authorization|api-key|account-key|private-key"
-    r"|secret-access-key|connection-string)$"
+    r"|secret-access-key|connection-string)$|^header\..*(auth|cookie|key|token|secret|session)"
 )
 _PASSWORD_IN_URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/@:]*:[^/@]+@")
 

@@ -1,0 +1,206 @@
+"""Catalogs use secrets, and nothing that the service keeps, says or logs has them."""
+
+import base64
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.test_reach import metadata_of
+
+CLIENT_SECRET = "MARK-client-secret"
+ACCESS_TOKEN = "MARK-access-token"
+BEARER = "MARK-bearer"
+HEADER = "MARK-header"
+PASSWORD = "MARK-p@ssword"
+STORE_KEY = "MARK-store-key"
+MARKS = ["MARK-", base64.b64encode(f"client:{CLIENT_SECRET}".encode()).decode()]
+
+
+def guarded(answers: Answers, lets_in: Callable[[Request], bool]) -> Answers:
+    """The same answers to whoever is let in. The others are refused, and read what they have sent."""
+
+    def guard(answer: Any) -> Callable[[Request], Answer]:
+        def answer_to(request: Request) -> Answer:
+            if lets_in(request):
+                return answer if isinstance(answer, Answer) else answer(request)
+            said = f"{dict(request.headers)} is not enough"
+            return Answer({"error": {"message": said, "type": "NotAuthorizedException", "code": 401}}, 401)
+
+        return answer_to
+
+    return {path: guard(answer) for path, answer in answers.items()}
+
+
+def tokens(request: Request) -> Answer:
+    """An OAuth2 server that knows one client."""
+    form = {name: values[0] for name, values in parse_qs(request.body).items()}
+    if (form.get("client_id"), form.get("client_secret")) != ("client", CLIENT_SECRET):
+        said = f"no such client: {request.body}"
+        return Answer({"error": "invalid_client", "error_description": said}, 401)
+    assert (form["grant_type"], form["scope"]) == ("client_credentials", "lake")
+    return Answer({"access_token": ACCESS_TOKEN, "token_type": "bearer", "expires_in": 3600})
+
+
+KINDS: dict[str, tuple[dict[str, str], Callable[[Request], bool]]] = {
+    "oauth2": (
+        {"credential": "env:CATALOG_SECRET", "scope": "lake"},
+        lambda request: request.headers.get("authorization") == f"Bearer {ACCESS_TOKEN}",
+    ),
+    "bearer": (
+        {"token": "env:CATALOG_SECRET"},
+        lambda request: request.headers.get("authorization") == f"Bearer {BEARER}",
+    ),
+    "header": (
+        {"header.X-Api-Key": "env:CATALOG_SECRET"},
+        lambda request: request.headers.get("x-api-key") == HEADER,
+    ),
+}
+SECRETS = {"oauth2": f"client:{CLIENT_SECRET}", "bearer": BEARER, "header": HEADER}
+
+
+@contextmanager
+def demanding(iceberg: IcebergCatalog, kind: str) -> Iterator[HttpServer]:
+    answers = guarded(rest_catalog(metadata_of(iceberg)), KINDS[kind][1])
+    with answering({**answers, "/oauth/tokens": tokens}) as server:
+        yield server
+
+
+def register(service: Running, server: HttpServer, kind: str) -> None:
+    properties = KINDS[kind][0] | {"uri": server.url}
+    if kind == "oauth2":
+        properties["oauth2-server-uri"] = f"{server.url}/oauth/tokens"
+    body = {"name": kind, "type": "rest", "properties": properties}
+    answer = service.admin.post("/catalogs", json=body)
+    assert answer.status_code == 201, answer.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rest_catalog_lets_in_who_has_the_secret(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with demanding(iceberg, kind) as server:
+        register(service, server, kind)
+        monkeypatch.setenv("CATALOG_SECRET", "client:wrong" if kind == "oauth2" else "wrong")
+        refused = service.admin.post(f"/catalogs/{kind}/check").json()
+        failed = [step["name"] for step in refused["steps"] if step["status"] == "failed"]
+        assert failed == ["credentials"]
+        assert "refuses the credentials" in refused["explanation"]
+        monkeypatch.setenv("CATALOG_SECRET", SECRETS[kind])
+        assert service.admin.post(f"/catalogs/{kind}/check").json()["ok"] is True
+        body = {"catalog": kind, "identifier": ["db", "t"]}
+        assert service.admin.post("/tables", json=body).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"credential": f"client:{CLIENT_SECRET}"},
+        {"token": BEARER},
+        {"header.Authorization": f"Basic {HEADER}"},
+        {"header.X-Api-Key": HEADER},
+        {"header.Cookie": HEADER},
+        {"s3.secret-access-key": STORE_KEY},
+        {"s3.session-token": STORE_KEY},
+        {"oauth2-server-uri": f"https://client:{CLIENT_SECRET}@id.example"},
+        {"uri": "https://user:MARK-password@catalog.example"},
+    ],
+)
+def test_a_secret_in_clear_is_refused_and_not_repeated(service: Running, properties: dict[str, str]) -> None:
+    body = {"name": "c", "type": "rest", "properties": {"uri": "https://catalog.example"} | properties}
+    answer = service.admin.post("/catalogs", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/secret-in-clear")
+    assert "MARK-" not in answer.text
+    created = service.admin.post("/catalogs", json=body | {"properties": {"uri": "https://catalog.example"}})
+    assert created.status_code == 201
+    patch = service.admin.patch("/catalogs/c", json={"properties": properties}, headers={"If-Match": "*"})
+    assert (patch.status_code, "MARK-" in patch.text) == (422, False)
+
+
+def dump(database_url: str) -> str:
+    with sqlite3.connect(database_url.removeprefix("sqlite:///")) as connection:
+        text = "\n".join(connection.iterdump())
+    connection.close()
+    return text
+
+
+def test_no_secret_is_kept_said_or_logged(
+    service: Running,
+    iceberg: IcebergCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said: list[str] = []
+
+    def call(method: str, path: str, **options: Any) -> Any:
+        answer = service.admin.request(method, path, **options)
+        said.append(f"{answer.headers} {answer.text}")
+        return answer.json() if answer.text else None
+
+    (tmp_path / "store-key").write_text(f"{STORE_KEY}\n")
+    monkeypatch.setenv("CATALOG_URI", f"postgresql://user:{PASSWORD.replace('@', '%40')}@127.0.0.1:1/lake")
+    warehouse = f"file://{tmp_path}/warehouse"
+    store = {"s3.secret-access-key": f"file:{tmp_path}/store-key", "s3.access-key-id": "id"}
+    sql = {
+        "name": "sql",
+        "type": "sql",
+        "properties": {"uri": "env:CATALOG_URI", "warehouse": warehouse} | store,
+    }
+    call("POST", "/catalogs", json=sql)
+    call("POST", "/catalogs/sql/check")
+    call("POST", "/tables", json={"catalog": "sql", "identifier": ["db", "t"]})
+    for kind in KINDS:
+        with demanding(iceberg, kind) as server:
+            register(service, server, kind)
+            # Right, wrong, and right again, to a server that repeats what it is sent.
+            monkeypatch.setenv("CATALOG_SECRET", SECRETS[kind])
+            assert call("POST", f"/catalogs/{kind}/check")["ok"] is True
+            table = call("POST", "/tables", json={"catalog": kind, "identifier": ["db", "t"]})["id"]
+            pattern = call("POST", "/patterns", json={"catalog": kind, "pattern": "*"})["id"]
+            service.poll(table)
+            job = call("POST", f"/tables/{table}/jobs", json={"kind": "convert"})["id"]
+            assignment = service.claim(service.start_worker())
+            assert assignment is not None
+            assert assignment["catalog"]["properties"].items() >= KINDS[kind][0].items()
+            said.append(str(assignment))
+            service.finish(assignment)
+            for secret in (SECRETS[kind][:-1], None):
+                if secret is None:
+                    monkeypatch.delenv("CATALOG_SECRET")
+                else:
+                    monkeypatch.setenv("CATALOG_SECRET", secret)
+                call("POST", f"/catalogs/{kind}/check")
+                service.poll(table)
+                service.background.patterns.run(pattern)
+                call("POST", "/tables", json={"catalog": kind, "identifier": ["db", "u"]})
+                call("GET", f"/catalogs/{kind}/candidates", params={"all_tables": True})
+                for path in (f"/catalogs/{kind}", f"/patterns/{pattern}", f"/tables/{table}", f"/jobs/{job}"):
+                    call("GET", path)
+                for path in ("health", "health/history", "events", "policy", "policy/preview"):
+                    call("GET", f"/tables/{table}/{path}")
+            monkeypatch.setenv("CATALOG_SECRET", SECRETS[kind])
+    for path in ("catalogs", "tables", "jobs", "patterns", "audit", "workers", "policies"):
+        call("GET", f"/{path}")
+    everything = {
+        "answers": "\n".join(said),
+        "database": dump(service.settings.database_url),
+        "log": caplog.text,
+    }
+    assert "CATALOG_SECRET" in everything["database"]
+    assert "is not enough" in everything["answers"]
+    # A secret cut short is one too.
+    found = {where: [mark for mark in MARKS if mark in text] for where, text in everything.items()}
+    places = {
+        where: text[text.find("MARK-") - 300 :][:400] for where, text in everything.items() if found[where]
+    }
+    assert places == {}
