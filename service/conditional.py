@@ -32,10 +32,18 @@ def _if_match(
 
 
 IfMatch = Annotated[str, Depends(_if_match)]
+OptionalIfMatch = Annotated[
+    str | None,
+    Header(
+        alias="if-match", description="The ETag that was seen: nothing that was changed since is deleted."
+    ),
+]
 
 
-def check_version(if_match: str, version: int) -> None:
-    """Raise PreconditionError unless `if_match` names this version."""
+def check_version(if_match: str | None, version: int) -> None:
+    """Raise PreconditionError unless `if_match` names this version, or was left out where it may be."""
+    if if_match is None:
+        return
     # Proxies that compress an answer weaken its tag: W/"3".
     offered = {tag.strip().removeprefix("W/") for tag in if_match.split(",")}
     if "*" in offered or etag(version) in offered:

@@ -8,7 +8,7 @@ from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
-from service.conditional import IfMatch, set_etag
+from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.messages import CatalogId
 from service.paging import Page, PageRequest, Search
@@ -78,9 +78,11 @@ def update_catalog(
 
 
 @router.delete("/{catalog_id}", status_code=204)
-def delete_catalog(session: WriteSession, caller: Admin, catalog_id: CatalogId) -> None:
+def delete_catalog(
+    session: WriteSession, caller: Admin, catalog_id: CatalogId, if_match: OptionalIfMatch = None
+) -> None:
     """Forget a catalog; refused while tables are enrolled from it."""
-    service.delete_catalog(session, caller, catalog_id)
+    service.delete_catalog(session, caller, catalog_id, if_match=if_match)
 
 
 @router.post("/{catalog_id}/check")

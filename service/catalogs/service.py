@@ -151,10 +151,13 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
     return _changed(session, row)
 
 
-def delete_catalog(session: Session, principal: Principal, catalog_id: str) -> None:
+def delete_catalog(
+    session: Session, principal: Principal, catalog_id: str, *, if_match: str | None = None
+) -> None:
     """Forget a catalog; refused while tables are enrolled from it."""
     row = get_catalog(session, catalog_id)
     authorize(session, principal, Role.ADMIN, "catalog.delete", row.name)
+    check_version(if_match, row.version)
     tables = session.exec(_tables_of(row.id).limit(6)).all()
     if tables:
         names = ", ".join(table.name for table in tables[:5]) + (", ..." if len(tables) > 5 else "")

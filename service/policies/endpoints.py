@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from service.auth.access import Operator, Viewer
-from service.conditional import IfMatch, set_etag
+from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import ReadSession, WriteSession
 from service.messages import PolicyId
 from service.paging import Page, PageRequest, Search
@@ -69,9 +69,11 @@ def update_policy(
 
 
 @router.delete("/policies/{policy_id}", status_code=204)
-def delete_policy(session: WriteSession, caller: Operator, policy_id: PolicyId) -> None:
+def delete_policy(
+    session: WriteSession, caller: Operator, policy_id: PolicyId, if_match: OptionalIfMatch = None
+) -> None:
     """Remove a policy that is attached nowhere."""
-    service.delete_policy(session, caller, policy_id)
+    service.delete_policy(session, caller, policy_id, if_match=if_match)
 
 
 @router.put("/policy-attachments")

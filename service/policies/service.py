@@ -215,9 +215,12 @@ def update_policy(
     return view(row)
 
 
-def delete_policy(session: Session, principal: Principal, policy_id: str) -> None:
+def delete_policy(
+    session: Session, principal: Principal, policy_id: str, *, if_match: str | None = None
+) -> None:
     row = get_policy(session, policy_id)
     authorize(session, principal, Role.OPERATOR, "policy.delete", row.name)
+    check_version(if_match, row.version)
     _refuse_built_in(row)
     uses = session.exec(select(PolicyAttachment).where(PolicyAttachment.policy_id == row.id).limit(5)).all()
     if uses:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
-from service.conditional import IfMatch, set_etag
+from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.errors import UNREACHABLE_RESPONSE
 from service.index_health.models import HealthStatus, TableHealth
@@ -123,9 +123,10 @@ def delete_table(
     table_id: TableId,
     response: Response,
     drop_index: Annotated[bool, Query(description="Delete the files of its index too.")] = False,
+    if_match: OptionalIfMatch = None,
 ) -> JobView | None:
     """Forget a table, and with drop_index its index. The Iceberg table stays as it is."""
-    job = service.delete_table(session, caller, table_id, drop_index=drop_index)
+    job = service.delete_table(session, caller, table_id, drop_index=drop_index, if_match=if_match)
     if job is None:
         return None
     response.status_code = 202

@@ -291,7 +291,12 @@ def pause_table(
 
 
 def delete_table(
-    session: Session, principal: Principal, table_id: str, *, drop_index: bool = False
+    session: Session,
+    principal: Principal,
+    table_id: str,
+    *,
+    drop_index: bool = False,
+    if_match: str | None = None,
 ) -> Job | None:
     """Forget a table: queued jobs are cancelled, a running one is asked to stop, history stays readable.
 
@@ -300,6 +305,7 @@ def delete_table(
     """
     row = get_table(session, table_id)
     authorize(session, principal, Role.OPERATOR, "table.delete", row.name, drop_index=drop_index)
+    check_version(if_match, row.version)
     if drop_index:
         check_index_unused(session, row)
     now = utc_now()

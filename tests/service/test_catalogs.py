@@ -247,3 +247,22 @@ def test_a_hadoop_identifier_cannot_leave_the_warehouse(service: Running, iceber
     request = {"catalog": "dirs", "identifier": ["..", "db", "t"]}
     answer = service.admin.post("/tables", json=request)
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/table-not-found")
+
+
+def test_nothing_is_deleted_that_was_changed_since_it_was_seen(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    assert service.admin.post("/policies", json={"name": "mine", "settings": {}}).status_code == 201
+    for path, change in (
+        (f"/tables/{table['id']}", {"policy": "manual"}),
+        ("/catalogs/local", {"index_warehouse": None}),
+        ("/policies/mine", {"description": "Other words."}),
+    ):
+        seen = {"If-Match": service.admin.get(path).headers["etag"]}
+        changed = service.admin.patch(path, json=change, headers=seen)
+        late = service.admin.delete(path, headers=seen)
+        assert (late.status_code, late.json()["type"]) == (412, "/problems/version-conflict"), path
+        current = {"If-Match": changed.headers["etag"]}
+        assert service.admin.delete(path, headers=current).status_code == 204, path
