@@ -160,15 +160,18 @@ class Poller:
         return self._lanes[catalog_id]
 
     def _hear_of_ended_jobs(self, session: Session) -> None:
+        now = utc_now()
         query = select(Job.table_id, Job.ended_at)
         if self._ended_at is None:
-            self._ended_at = session.exec(select(func.max(Job.ended_at))).one() or utc_now()
+            self._ended_at = min(session.exec(select(func.max(Job.ended_at))).one() or now, now)
             return
         ended = session.exec(query.where(col(Job.ended_at) > self._ended_at)).all()
         with self._lock:
+            # Never a time to come: a clock that was ahead would hide whatever ends until then.
+            self._ended_at = min(self._ended_at, now)
             for table_id, ended_at in ended:
                 assert ended_at is not None
-                self._ended_at = max(self._ended_at, ended_at)
+                self._ended_at = max(self._ended_at, min(ended_at, now))
                 for lane in self._lanes.values():
                     if table_id in lane.tables:
                         lane.tables[table_id].polled = None
@@ -324,11 +327,13 @@ class Poller:
         health.iceberg_snapshot_id = found.iceberg_snapshot_id
         health.pending_equality_delete_files = len(pending)
         health.pending_equality_deletes = sum(delete.record_count for delete in pending)
-        health.oldest_equality_delete_at = min((delete.committed_at for delete in pending), default=None)
+        oldest = min((delete.committed_at for delete in pending), default=None)
+        health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
         health.convertible_delete_files = len(convertible)
         health.convertible_deletes = sum(delete.record_count for delete in convertible)
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
-        health.oldest_convertible_at = min((delete.committed_at for delete in convertible), default=None)
+        oldest = min((delete.committed_at for delete in convertible), default=None)
+        health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)
@@ -373,3 +378,10 @@ class Poller:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location = loaded.location()
         session.add(table)
+
+
+def _since(committed_at: datetime | None, before: datetime | None, now: datetime) -> datetime | None:
+    """A commit's time; if the writer's clock is ahead, the time at which it was seen first."""
+    if committed_at is None or committed_at <= now:
+        return committed_at
+    return min(before or now, now)

@@ -464,6 +464,36 @@ def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[J
     return moved
 
 
+def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None:
+    """Let nothing of a table have happened at a time that is still to come, after the clock was set back.
+
+    Times between that are kept: the latest becomes `now`. Otherwise no age or pause would pass until then.
+    """
+    if table.created_at - now > CLOCK_TOLERANCE:
+        table.created_at = now
+        session.add(table)
+    jobs = session.exec(
+        select(Job).where(Job.table_id == table.id, col(Job.ended_at) > now + CLOCK_TOLERANCE)
+    ).all()
+    ends = {job.id: job.ended_at for job in jobs if job.ended_at is not None}
+    if not ends:
+        return
+    ahead = max(ends.values()) - now
+    for job in jobs:
+        job.ended_at = ends[job.id] - ahead
+        job.started_at = min(job.started_at or job.ended_at, job.ended_at)
+        sentence = f"It ended {ahead.total_seconds():.0f} s earlier: the clock of the service was ahead."
+        record_job_event(session, job, "job.clock", sentence, now, level="warning")
+    attempts = select(Attempt).where(col(Attempt.job_id).in_(list(ends)), col(Attempt.ended_at) > now)
+    for attempt in session.exec(attempts).all():
+        assert attempt.ended_at is not None
+        attempt.ended_at -= ahead
+        attempt.started_at = min(attempt.started_at, attempt.ended_at)
+        session.add(attempt)
+    session.add_all(jobs)
+    session.flush()
+
+
 def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
     """Cancel a queued job at once; ask a running one to stop, which its worker sees at its next heartbeat."""
     status = JobStatus(job.status)

@@ -446,6 +446,7 @@ def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: d
 
     Returns when time alone may make another decision; None if it never does.
     """
+    queue.correct_times(session, table, now)
     policy = effective_policy(session, table)
     state = _state(session, table, health, policy, now)
     decisions = dict(health.decisions)

@@ -1,0 +1,150 @@
+"""Clocks that jumped: what happened at a time that is still to come holds nothing up until then."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlmodel import col, select
+
+from service.database import Database
+from service.index_health.models import TableHealth
+from service.index_health.poller import _since
+from service.index_health.reports import health_of
+from service.jobs.models import Attempt, Event, Job
+from service.jobs.scheduler import schedule
+from service.jobs.status import JobKind
+from service.policies.models import Policy, PolicyAttachment
+from service.tables.models import EnrolledTable
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.queue_calls import FATAL, add_tables, add_worker, claim, finish, job, request
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+YEAR = timedelta(days=365)
+DAY = timedelta(days=1)
+SOON = {
+    "index": {"age_seconds": 60, "data_files": 1000},
+    "convert": {"age_seconds": 60, "delete_files": 1000},
+    "compact": {"min_interval_seconds": 60, "sorted_runs": 16},
+    "verify": {"enabled": True, "age_seconds": 60},
+    "retries": {"pause_seconds": 60, "max_pause_seconds": 60, "max_attempts": 1},
+}
+BY_CRON = SOON | {
+    "index": {"age_seconds": 10**7, "data_files": 1000, "cron": "30 * * * *"},
+    "verify": {"enabled": True, "age_seconds": 10**7, "cron": "30 * * * *"},
+}
+KEY_SET = {"equality_field_ids": [1], "sorted_runs": 99, "dead_ratio": 0.0, "bytes": 1, "generation": 1}
+
+
+@pytest.fixture
+def table(database: Database) -> str:
+    """Enrolled, with work for each kind of job."""
+    (table_id,) = add_tables(database, ["a"])
+    with database.write() as session:
+        table = session.get_one(EnrolledTable, table_id)
+        table.created_at = NOW - YEAR
+        health = health_of(session, table_id)
+        health.has_keys, health.new_data_files, health.key_sets = True, 1, [KEY_SET]
+        health.pending_equality_delete_files = health.convertible_delete_files = 1
+        health.oldest_convertible_at = NOW - DAY
+        policy = Policy(name="soon", settings=SOON)
+        session.add_all((table, health, policy))
+        session.flush()
+        target = f"catalog:{table.catalog_id}"
+        session.add(
+            PolicyAttachment(target=target, level="catalog", catalog_id=table.catalog_id, policy_id=policy.id)
+        )
+    return table_id
+
+
+def run_job(database: Database, table_id: str, kind: JobKind, now: datetime, *, fails: bool = False) -> str:
+    """One that a trigger started."""
+    job_id = request(database, table_id, kind, now, trigger="It is old.")
+    assert claim(database, add_worker(database), now) is not None
+    finish(database, job_id, 1, "failed" if fails else "succeeded", now, FATAL if fails else None)
+    return job_id
+
+
+def scheduled(database: Database, table_id: str, now: datetime) -> set[str]:
+    """What the scheduler would start."""
+    with database.write() as session:
+        table, health = session.get_one(EnrolledTable, table_id), session.get_one(TableHealth, table_id)
+        schedule(session, table, health, now)
+        added = set()
+        for queued in session.exec(select(Job).where(Job.status == "queued")).all():
+            added.add(queued.kind)
+            for event in session.exec(select(Event).where(Event.job_id == queued.id)).all():
+                session.delete(event)
+            session.flush()
+            session.delete(queued)
+    return added
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", [JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY])
+def test_a_job_that_ended_in_the_future_delays_the_next_by_its_pause_only(
+    database: Database, table: str, kind: JobKind, fails: bool
+) -> None:
+    first = run_job(database, table, kind, NOW + YEAR, fails=fails)
+    second = run_job(database, table, kind, NOW + YEAR + timedelta(minutes=10), fails=fails)
+    # The clock is right again.
+    waits = kind is not JobKind.CONVERT or fails
+    assert (kind.value in scheduled(database, table, NOW)) is not waits
+    assert [job(database, each).ended_at for each in (first, second)] == [NOW - timedelta(minutes=10), NOW]
+    assert (kind.value in scheduled(database, table, NOW + timedelta(seconds=59))) is not waits
+    assert kind.value in scheduled(database, table, NOW + timedelta(seconds=61))
+    with database.read() as session:
+        # Nor do attempts count as later ones, for budgets and for what they may still write.
+        assert all(each.ended_at <= NOW for each in session.exec(select(Attempt)) if each.ended_at)
+        assert len(session.exec(select(Event).where(col(Event.kind) == "job.clock")).all()) == 2
+
+
+def test_a_cron_expression_fires_after_a_job_of_the_future(database: Database, table: str) -> None:
+    for kind in (JobKind.INDEX, JobKind.VERIFY):
+        run_job(database, table, kind, NOW + YEAR)
+    with database.write() as session:
+        policy = session.exec(select(Policy).where(Policy.name == "soon")).one()
+        policy.settings = BY_CRON
+        session.add(policy)
+    kinds = {"index", "verify"}
+    assert not kinds & scheduled(database, table, NOW)
+    assert kinds <= scheduled(database, table, NOW + timedelta(minutes=31))
+
+
+def test_a_table_that_was_enrolled_in_the_future_is_verified_by_age(database: Database, table: str) -> None:
+    with database.write() as session:
+        row = session.get_one(EnrolledTable, table)
+        row.created_at = NOW + YEAR
+        session.add(row)
+    assert "verify" not in scheduled(database, table, NOW)
+    assert "verify" in scheduled(database, table, NOW + timedelta(seconds=61))
+
+
+def test_a_clock_that_is_hardly_off_changes_nothing(database: Database, table: str) -> None:
+    last = run_job(database, table, JobKind.INDEX, NOW + timedelta(seconds=2))
+    assert "index" not in scheduled(database, table, NOW)
+    assert job(database, last).ended_at == NOW + timedelta(seconds=2)
+
+
+def test_a_commit_of_a_writer_whose_clock_is_ahead_ages_from_when_it_was_seen() -> None:
+    assert _since(NOW - DAY, None, NOW) == NOW - DAY
+    assert _since(None, NOW, NOW) is None
+    seen = _since(NOW + YEAR, None, NOW)
+    assert seen == NOW
+    assert _since(NOW + YEAR, seen, NOW + DAY) == NOW
+
+
+def test_an_equality_delete_of_the_future_is_converted_by_its_age(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(iceberg)
+    policy = {"name": "aged", "settings": {"convert": {"age_seconds": 60}, "index": {"enabled": False}}}
+    assert service.admin.post("/policies", json=policy).status_code == 201
+    table = service.enroll(policy="aged")
+    iceberg.delete_keys("db.t", [1])
+    behind = datetime.now(UTC) - DAY
+    monkeypatch.setattr("service.index_health.poller.utc_now", lambda: behind)
+    service.poll(table["id"])
+    assert service.admin.get("/jobs").json()["items"] == []
+    monkeypatch.setattr("service.index_health.poller.utc_now", lambda: behind + timedelta(seconds=61))
+    service.poll(table["id"])
+    assert [job["kind"] for job in service.admin.get("/jobs").json()["items"]] == ["convert"]
