@@ -76,6 +76,7 @@ _CUT_OFF = ErrorReport(
     " worker and service.",
     retryable=True,
 )
+_LONGEST_PERSISTENT_PAUSE_SECONDS = 3600.0
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""
 _LEFTOVERS_AT_ONCE = 100
@@ -122,7 +123,9 @@ def enqueue(
         priority=policy.schedule.priority if priority is None else priority,
         max_attempts=policy.retries.max_attempts,
         backoff_seconds=policy.retries.backoff_seconds,
-        max_backoff_seconds=policy.retries.max_backoff_seconds,
+        max_backoff_seconds=max(
+            policy.retries.max_backoff_seconds, _LONGEST_PERSISTENT_PAUSE_SECONDS if kind.persists else 0.0
+        ),
         retry_of=retry_of,
         policy_digest=policy.digest,
     )
@@ -228,6 +231,9 @@ def claim(
             return None
         table = session.get_one(EnrolledTable, job.table_id)
         catalog = session.get_one(Catalog, table.catalog_id)
+        if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
+            cancel(session, job, "the table was enrolled again", now)
+            continue
         if not _has_room(session, catalog) or _hold(session, job, table, now):
             continue
         try:
@@ -270,6 +276,16 @@ def _drop_again(session: Session, job_id: str, now: datetime) -> None:
         policy = effective_policy(session, table)
         why = f"job {job_id} was given up after the index was dropped, and may have written to it since"
         enqueue(session, table, JobKind.DROP_INDEX, policy, now, trigger=why, requested_by=SCHEDULER)
+
+
+def _is_index_used(session: Session, job: Job, table: EnrolledTable) -> bool:
+    """Whether the index that a job is to delete belongs to an enrolled table, however it came to that."""
+    query = select(EnrolledTable.id).where(
+        EnrolledTable.table_uuid == job.table_uuid,
+        EnrolledTable.branch == table.branch,
+        col(EnrolledTable.deleted_at).is_(None),
+    )
+    return session.exec(query).first() is not None
 
 
 def _has_room(session: Session, catalog: Catalog) -> bool:
@@ -610,7 +626,8 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
                 col(Job.kind) == JobKind.DROP_INDEX.value,
                 and_(col(EnrolledTable.deleted_at).is_(None), ~col(EnrolledTable.paused)),
             ),
-            ~col(Catalog.paused),
+            # Nobody can resume a removed catalog.
+            or_(~col(Catalog.paused), col(Catalog.deleted_at).is_not(None)),
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
         )
@@ -726,12 +743,13 @@ def _end_attempt(
     never_ran = error is _CLAIM_ANSWER_LOST and not _is_unheard_again(session, job)
     if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
         job.failures += 1
+    persists = JobKind(job.kind).persists
     after = status_after(
         outcome,
-        retryable=error is not None and error.retryable,
+        retryable=persists or (error is not None and error.retryable),
         cancel_requested=job.cancel_requested_at is not None,
         failures=job.failures,
-        max_attempts=job.max_attempts,
+        max_attempts=job.failures + 1 if persists else job.max_attempts,
     )
     running.status = outcome.value
     running.ended_at = now
@@ -774,7 +792,7 @@ def _end_attempt(
             job,
             "job.retry",
             f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} {when} "
-            f"({job.failures} of {job.max_attempts} used up).",
+            + ("(until it succeeds)." if persists else f"({job.failures} of {job.max_attempts} used up)."),
             now,
             level="warning",
             error=running.error,

@@ -17,6 +17,11 @@ class JobKind(StrEnum):
         return not (dry_run and self.has_dry_run)
 
     @property
+    def persists(self) -> bool:
+        """Whether a failure is never the end: nobody would look again at what such a job leaves behind."""
+        return self is JobKind.DROP_INDEX
+
+    @property
     def has_dry_run(self) -> bool:
         return self is JobKind.CONVERT
 

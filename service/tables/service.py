@@ -301,7 +301,7 @@ def delete_table(
     """Forget a table: queued jobs are cancelled, a running one is asked to stop, history stays readable.
 
     The Iceberg table is left as it is, and so is its index, unless `drop_index`: the job that is returned
-    then deletes it. Raises ConflictError if the index is another enrolment's too.
+    then deletes it, however long that takes. Raises ConflictError if the index is another enrolment's too.
     """
     row = get_table(session, table_id)
     authorize(session, principal, Role.OPERATOR, "table.delete", row.name, drop_index=drop_index)

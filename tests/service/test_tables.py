@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from service.auth.models import Role
+from service.database import utc_now
+from service.jobs.models import Attempt, Job
 from service.settings import Settings
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -240,6 +242,77 @@ def test_a_table_that_is_enrolled_again_keeps_its_index(local: Running) -> None:
     local.admin.delete(f"/tables/{again['id']}")
     retried = local.admin.post(f"/jobs/{job['id']}/retry").json()
     assert (retried["kind"], retried["status"]) == ("drop_index", "queued")
+
+
+def drop_index(local: Running) -> dict[str, Any]:
+    """Removes a table with its index."""
+    table = local.enroll()
+    return dict(local.admin.delete(f"/tables/{table['id']}?drop_index=true").json())
+
+
+def end_pause(local: Running, job_id: str) -> None:
+    with local.database.write() as session:
+        job = session.get_one(Job, job_id)
+        job.available_at = utc_now()
+        session.add(job)
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_the_drop_of_an_index_is_tried_until_it_succeeds(local: Running, retryable: bool) -> None:
+    job, worker = drop_index(local), local.start_worker()
+    error = {"code": "x", "title": "The store is away", "detail": "d", "remedy": "r", "retryable": retryable}
+    pauses = []
+    for number in range(1, 13):
+        assignment = local.claim(worker)
+        assert assignment is not None
+        found = local.finish(assignment, status="failed", error=error).json()
+        assert (found["status"], found["error"]["title"]) == ("queued", "The store is away")
+        found = local.admin.get(f"/jobs/{job['id']}").json()
+        assert "before the next attempt" in found["waiting_for"]
+        with local.database.read() as session:
+            row = session.get_one(Job, job["id"])
+            ended = session.get_one(Attempt, (job["id"], number)).ended_at
+            assert ended is not None
+            pauses.append((row.available_at - ended).total_seconds())
+        end_pause(local, job["id"])
+    assert pauses == [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600, 3600]
+    assignment = local.claim(worker)
+    assert assignment is not None
+    assert local.finish(assignment).json()["status"] == "succeeded"
+
+
+def test_the_drop_of_an_index_outlives_its_paused_and_removed_catalog(local: Running) -> None:
+    job = drop_index(local)
+    catalog = local.admin.get("/catalogs/local").json()
+    assert local.admin.post(f"/catalogs/{catalog['id']}/pause").is_success
+    assert local.claim(local.start_worker()) is None
+    assert local.admin.delete(f"/catalogs/{catalog['id']}").is_success
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["id"] == job["id"]
+
+
+def test_an_index_that_is_used_again_is_not_dropped_however_that_came(local: Running) -> None:
+    job = drop_index(local)
+    again = local.enroll()
+    with local.database.write() as session:
+        # As if both had happened at the same time, neither seeing the other.
+        row = session.get_one(Job, job["id"])
+        row.status, row.ended_at = "queued", None
+        session.add(row)
+    assert local.claim(local.start_worker()) is None
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
+    assert local.admin.get(f"/tables/{again['id']}").is_success
+
+
+def test_a_running_drop_that_fails_after_the_table_is_back_is_not_tried_again(local: Running) -> None:
+    job, worker = drop_index(local), local.start_worker()
+    assignment = local.claim(worker)
+    assert assignment is not None
+    local.enroll()
+    error = {"code": "x", "title": "t", "detail": "d", "remedy": "r", "retryable": True}
+    assert local.finish(assignment, status="failed", error=error).json()["status"] == "cancelled"
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
 
 
 def test_a_dropped_index_is_never_requested_by_itself(local: Running) -> None:
