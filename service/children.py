@@ -18,7 +18,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_STOP_SECONDS = 8.0
+# More than the 20 s after which a worker ends by itself, whatever hangs: it has its job to hand back.
+STOP_SECONDS = 23.0
 _GROUP_SECONDS = 3.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -71,7 +72,7 @@ class Child:
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
+                process.wait(STOP_SECONDS)
         # Spark's JVM ends by itself once its Python process is gone, and tidies up.
         deadline = time.monotonic() + _GROUP_SECONDS
         while process.poll() is not None and _group_lives(process.pid) and time.monotonic() < deadline:
@@ -95,7 +96,7 @@ class KeptAlive:
     def stop(self) -> None:
         self._stopping.set()
         self._child.stop()
-        self._thread.join(_STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS

@@ -196,3 +196,10 @@ def test_every_body_has_examples_that_its_schema_allows() -> None:
 def resolve(document: Any, schema: dict[str, Any]) -> dict[str, Any]:
     name = schema.get("$ref", "").rpartition("/")[2]
     return dict(document["components"]["schemas"][name]) if name else schema
+
+
+def test_up_gives_its_worker_the_time_that_it_takes_to_stop() -> None:
+    from service.children import STOP_SECONDS
+    from worker import main
+
+    assert STOP_SECONDS > main.STOP_SECONDS

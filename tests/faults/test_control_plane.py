@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from sqlalchemy.engine import make_url
 from sqlmodel import select
 
 from service.app import prepare
@@ -31,11 +32,12 @@ from service.jobs.status import AttemptStatus, JobStatus
 from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
 from tests.faults.injection import Fault, Faults, When, fired
-from tests.faults.proxy import CUT, PASS, Proxy
+from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
 from tests.faults.service_build import POINTS
 from tests.service.conftest import DATABASES, PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
 from tests.service.queue_calls import add_tables
+from tests.service.test_database_trouble import locked
 
 pytestmark = pytest.mark.integration
 
@@ -126,6 +128,16 @@ class World:
         self.processes: list[Process] = []
         self._stopping = threading.Event()
         self._keepers: list[threading.Thread] = []
+
+    @contextmanager
+    def database_through_proxy(self) -> Iterator[Proxy]:
+        """Services that start from now on reach PostgreSQL by it; this world still does directly."""
+        url = make_url(self.database.url)
+        assert url.port is not None
+        with Proxy(url.port) as proxy:
+            through = url.set(port=proxy.port).render_as_string(hide_password=False)
+            self._settings["ICESTREAM_DATABASE_URL"] = through
+            yield proxy
 
     def _retry_soon(self) -> None:
         retries = {"max_attempts": 100, "backoff_seconds": 0.1, "max_backoff_seconds": 0.2}
@@ -484,6 +496,53 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     ids.add(world.request(port, 1))
     world.wait_for_jobs(ids)
     world.check(ids)
+
+
+def survive(world: World, port: int, outage: Callable[[float], None]) -> None:
+    """A short outage costs no attempt, and a long one no job."""
+    world.worker(port, 3.0)
+    ids = {world.request(port, 0)}
+    wait_until(world.at_work, "a job at work")
+    outage(0.5 * world.lease_seconds)
+    world.wait_for_jobs(ids)
+    assert world.lost() == []
+    ids.add(world.request(port, 1))
+    wait_until(world.at_work, "a job at work")
+    outage(3 * world.lease_seconds)
+    ids.add(world.request(port, 2))
+    world.wait_for_jobs(ids)
+    world.check(ids)
+
+
+def test_a_locked_sqlite_costs_no_attempt_within_the_lease_and_never_a_job(
+    new_world: Callable[..., World],
+) -> None:
+    world = new_world("sqlite", lease_seconds=4.0)
+    service, port = world.service()
+
+    def lock(seconds: float) -> None:
+        with locked(world.database.url):
+            time.sleep(seconds)
+
+    survive(world, port, lock)
+    assert service.starts == 1
+
+
+@pytest.mark.parametrize("mode", [CUT, HANG], ids=["cut", "hang"])
+def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_job(
+    mode: Mode, new_world: Callable[..., World]
+) -> None:
+    world = new_world("postgresql", lease_seconds=6.0)
+    with world.database_through_proxy() as proxy:
+        service, port = world.service()
+
+        def break_off(seconds: float) -> None:
+            proxy.set(mode)
+            time.sleep(seconds)
+            proxy.set(PASS)
+
+        survive(world, port, break_off)
+        assert service.starts == 1
 
 
 def test_a_cut_shorter_than_the_lease_costs_no_attempt_and_a_longer_one_no_job(
