@@ -83,6 +83,11 @@ release-contract: install ## Make openapi/openapi.json the contract that later v
 bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000 --report build/50.md")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
+.PHONY: bench-queue
+bench-queue: install ## Measure the queue with 50 workers, and the polling of 10,000 tables, for docs/queue.md
+	@scripts/install_system_packages postgresql
+	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
+
 .PHONY: soak
 soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
 	@scripts/install_system_packages java

@@ -5,6 +5,7 @@ A deferred transaction that turns into a writer fails at once when another one w
 busy timeout helps there.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_SECONDS = 5
 _POOL_SECONDS = 5
 _ANSWER_SECONDS = 6.0
+_TURN_SECONDS = 4
 _IDLE_SECONDS = 10
 _REMEMBERED_SECONDS = 10.0
 # Without these, a server that the network lost is waited for many minutes.
@@ -103,13 +105,19 @@ class Database:
         options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
         if not self.is_sqlite:
             options |= {"pool_pre_ping": True, "pool_size": 10}
-        elif not parsed.database:
+        elif parsed.database:
+            # As many as there are threads: those who wait for their turn to write hold one each.
+            options |= {"max_overflow": -1}
+        else:
             # In memory, which has no pool to wait for.
             options = {}
         self.engine: Engine = create_engine(url, **options)
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure_sqlite)
-            event.listen(self.engine, "begin", _begin_sqlite)
+            turn = _SqliteTurn()
+            event.listen(self.engine, "begin", turn.begin)
+            event.listen(self.engine, "commit", turn.end)
+            event.listen(self.engine, "rollback", turn.end)
         else:
             bound_waiting(self.engine, _ANSWER_SECONDS)
             event.listen(self.engine, "connect", _configure_postgresql)
@@ -212,9 +220,32 @@ def _configure_postgresql(connection: Any, _record: Any) -> None:
     connection.commit()
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("icestream_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+class _SqliteTurn:
+    """Lets the writers of this process take turns.
+
+    SQLite's own wait looks now and then whether the lock is free: of many threads, some never get it in time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def begin(self, connection: Connection) -> None:
+        if not connection.get_execution_options().get("icestream_writes", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        # Who waited in vain still gets what SQLite says about it.
+        has_turn = self._lock.acquire(timeout=_TURN_SECONDS)
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except BaseException:
+            if has_turn:
+                self._lock.release()
+            raise
+        connection.info["has_turn"] = has_turn
+
+    def end(self, connection: Connection) -> None:
+        if connection.info.pop("has_turn", False):
+            self._lock.release()
 
 
 def _alembic_config(url: str) -> Config:

@@ -325,6 +325,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "Correct the fields listed under `errors`, or attach the policy elsewhere.",
         _ERRORS,
     ),
+    "policy-out-of-bounds": ProblemType(
+        (422,),
+        "The policy asks for more than the operator allows",
+        "Settings of the service bound what a policy may give to a job.",
+        "Ask for less, or let the operator allow more.",
+        _ERRORS,
+    ),
     "policy-exists": ProblemType(
         (409,),
         "There is a policy of that name already",

@@ -72,6 +72,10 @@ class Settings(BaseSettings):
     """How often a standing pattern is compared with its catalog."""
     polls_per_catalog: int = Field(default=4, ge=1)
     """At most this many tables of one catalog are polled at a time; other catalogs don't wait for them."""
+    max_tasks_per_job: int = Field(default=0, ge=0)
+    """Tasks of one job that a policy may let run at a time; 0 for any number."""
+    max_memory_fraction: float = Field(default=1, ge=1 / 64, le=1)
+    """Of the usual, that a policy may let a job hold in memory at once."""
     session_hours: float = Field(default=12, gt=0)
     fine_history_days: float = Field(default=2, gt=0)
     """How long every health sample is kept."""

@@ -79,8 +79,16 @@ class AssignedConvertPolicy(_Body):
     """Equality delete files that one commit removes at most; 0 for no bound."""
 
 
+class AssignedResources(_Body):
+    max_tasks: int = 0
+    """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
+    memory_fraction: float = 1.0
+    """Of what a job usually holds in memory at once."""
+
+
 class AssignedPolicy(_Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
+    resources: AssignedResources = AssignedResources()
 
 
 class PreviousAttempt(_Body):
@@ -259,6 +267,9 @@ class AttemptReport:
         error: Mapping[str, Any] | None = None,
         health: Mapping[str, Any] | None = None,
         cleared: Sequence[AttemptId] = (),
+        stages: Sequence[Mapping[str, Any]] = (),
+        rows: int = 0,
+        bytes: int = 0,  # noqa: A002 - as the contract names it
     ) -> None:
         body = {
             "status": status,
@@ -266,6 +277,9 @@ class AttemptReport:
             "error": error,
             "health": health,
             "cleared": [one.model_dump() for one in cleared],
+            "stages": list(stages),
+            "rows": rows,
+            "bytes": bytes,
         }
         self._control_plane._post(f"{self._path}/finish", body)
 

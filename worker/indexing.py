@@ -138,6 +138,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex, live_paths: froze
     report["entries_after"] = after.rows
     report["bytes_read"] = sum(file.size_bytes for file in merge.files)
     report["bytes_written"] = sum(file.size_bytes for file in written)
+    job.account.bytes += report["bytes_read"] + report["bytes_written"]
     job.decide(
         f"Key set {index.key_set}: {merge.rows:,} of {before.rows:,} entries merged;"
         f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
@@ -215,6 +216,7 @@ def _index_key_set(
         if not readable:
             continue
         bytes_written += sum(run.size_bytes for run in runs)
+        job.account.bytes += sum(run.size_bytes for run in runs)
         replaced: list[RunFile] = []
         merge = choose_merge_of_new(index.entries.files, runs)
         if merge is not None:

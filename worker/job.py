@@ -5,6 +5,7 @@ Invariant: a job pins the head of its branch once and derives everything from it
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -103,6 +104,19 @@ class PinnedTable:
 
 
 @dataclass(slots=True)
+class Account:
+    """What an attempt took so far, however it ends.
+
+    rows: planned rows that its tasks went through. bytes: read for lookups, scans and compactions, and
+    written into the index.
+    """
+
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class Job:
     """One attempt at a job, with all that its stages need."""
 
@@ -110,13 +124,24 @@ class Job:
     runner: TaskRunner
     reporter: Reporter
     decisions: list[str] = field(default_factory=list)
-    stages: list[dict[str, Any]] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        return self.account.stages
 
     @property
     def halvings(self) -> int:
-        """How often this attempt halves what it holds in memory: for each that may have died of too much."""
+        """How often this attempt halves what it holds in memory.
+
+        As often as the policy says, and for each earlier attempt that may have died of too much.
+        """
         suspects = [one for one in self.assignment.previous_attempts if one.may_lack_memory]
-        return min(len(suspects), MAX_HALVINGS)
+        return min(self.halvings_of_policy + len(suspects), MAX_HALVINGS)
+
+    @property
+    def halvings_of_policy(self) -> int:
+        return math.ceil(-math.log2(self.assignment.policy.resources.memory_fraction))
 
     @property
     def commit_halvings(self) -> int:
@@ -152,8 +177,13 @@ class Job:
         Progress is told in rows, a task at a time.
         """
 
+        counted = 0
+
         def on_progress(done: int) -> None:
+            nonlocal counted
             rows = planned_rows * done // len(tasks)
+            self.account.rows += rows - counted
+            counted = rows
             self.reporter.progress(stage, rows, planned_rows, "rows")
 
         yield from self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress)

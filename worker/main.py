@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from worker.control_plane import (
     StaleAttemptError,
     UnknownToServiceError,
 )
-from worker.job import JobError
+from worker.job import Account, JobError
 from worker.pipeline import run_job
 from worker.session import JobCancelledError, JvmWatch, TaskRunner, create_spark
 
@@ -241,10 +242,11 @@ class Worker:
             assignment.attempt,
         )
         finished: dict[str, Any]
+        account = Account()
         with AttemptReporter(report, assignment.lease_seconds, self._show_life) as reporter:
             try:
                 with self._interruptible():
-                    outcome = run_job(assignment, self._runner, reporter)
+                    outcome = run_job(assignment, self._runner, reporter, account)
                 finished = {
                     "status": "succeeded",
                     "result": outcome.result,
@@ -269,7 +271,7 @@ class Worker:
                 log.error("Spark's JVM has ended: this process ends too")
                 self._stopping.set()
                 finished = {"status": "failed", "error": _error(_without_jvm())}
-            return self._finish(report, reporter, finished, assignment.lease_seconds)
+            return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
 
     def _finish(
         self,
@@ -298,7 +300,7 @@ class Worker:
                     log.error("Giving up the report: %s", error)
                     return False
                 log.error("Reporting as failed instead of %s: %s", status, error)
-                status, finished = "failed", {"error": _error(_refused(error))}
+                status, finished = "failed", {"error": _error(_refused(error))}  # no more than is needed
             except ControlPlaneError as error:
                 log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set() or time.monotonic() > deadline:

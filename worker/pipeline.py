@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
-from worker.job import Job, JobError, Outcome, PinnedTable, Reporter, pin_table
+from worker.job import Account, Job, JobError, Outcome, PinnedTable, Reporter, pin_table
 from worker.removal import drop_index
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
@@ -34,14 +34,27 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
 }
 
 
-def run_job(assignment: Assignment, runner: TaskRunner, reporter: Reporter) -> Outcome:
-    """Runs one attempt of a job, from a freshly loaded table. Raises JobError with the cause in words."""
-    job = Job(assignment, runner, reporter)
+def run_job(
+    assignment: Assignment, runner: TaskRunner, reporter: Reporter, account: Account | None = None
+) -> Outcome:
+    """Runs one attempt of a job, from a freshly loaded table. Raises JobError with the cause in words.
+
+    account: where to count what it takes.
+    """
+    job = Job(assignment, runner, reporter, account=account or Account())
+    if tasks := assignment.policy.resources.max_tasks:
+        job.runner = runner.limited(tasks)
+        job.decide(f"At most {tasks} tasks run at a time, as the policy says.")
     if job.halvings:
-        job.runner = runner.smaller(job.halvings)
+        job.runner = job.runner.smaller(job.halvings)
+        died = job.halvings - job.halvings_of_policy
         job.decide(
-            f"{job.halvings} earlier attempts may have died of too little memory, so this one holds"
-            f" 1/{2**job.halvings} of the usual at once."
+            (
+                f"{died} earlier attempts may have died of too little memory, so this one holds"
+                if died
+                else "The policy lets this job hold"
+            )
+            + f" 1/{2**job.halvings} of the usual at once."
         )
     try:
         return _run(job)

@@ -151,6 +151,7 @@ class PendingDeletes:
         for failure in found.failures:
             reason = f"it applies to a data file that can't be read: {failure.reason}"
             self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
+        self.job.account.bytes += found.bytes_read
         explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
             "keys": keys,
             "key_ranges": self._ranges,

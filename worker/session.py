@@ -113,6 +113,10 @@ class TaskRunner:
         parallelism = max(1, self.parallelism >> halvings)
         return TaskRunner(self.spark, self.local_rows, parallelism, is_limited=True)
 
+    def limited(self, tasks: int) -> TaskRunner:
+        """With at most so many tasks at a time, here and on Spark."""
+        return TaskRunner(self.spark, self.local_rows, min(self.parallelism, tasks), is_limited=True)
+
     @property
     def is_alive(self) -> bool:
         """Whether Spark's JVM still runs; nothing can be done without it, and no other can follow here."""

@@ -55,7 +55,7 @@ class Polled:
     head: str | None = None
     """Where the table's metadata lay."""
     is_settled: bool = False
-    """Nothing is pending or new, so that only another head, news or time can change anything."""
+    """Nothing is pending, so that only another head, news or time can change anything."""
     decide_at: datetime | None = None
     """When time can."""
 
@@ -353,7 +353,7 @@ class Poller:
         return Polled(
             is_reachable=True,
             head=loaded.metadata_location,
-            is_settled=not (pending or health.new_data_files or Action.TRIGGER.value in decided),
+            is_settled=not (pending or Action.TRIGGER.value in decided),
             decide_at=decide_at,
         )
 

@@ -31,7 +31,7 @@ from service.jobs.status import (
     status_after,
 )
 from service.policies.models import EffectivePolicy
-from service.policies.service import effective_policy
+from service.policies.service import bounded, effective_policy
 from service.settings import Settings
 from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
@@ -694,7 +694,7 @@ def _start_attempt(
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
-        policy=effective_policy(session, table),
+        policy=bounded(effective_policy(session, table), settings),
         allowed_locations=list(settings.location_roots),
     )
 

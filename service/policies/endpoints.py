@@ -19,16 +19,21 @@ from service.policies.models import (
     PolicyView,
 )
 from service.routing import ApiRoute
+from service.settings import CurrentSettings
 
 router = APIRouter(tags=["policies"], route_class=ApiRoute)
 
 
 @router.post("/policies", status_code=201)
 def create_policy(
-    session: WriteSession, caller: Operator, body: PolicyRequest, response: Response
+    session: WriteSession,
+    settings: CurrentSettings,
+    caller: Operator,
+    body: PolicyRequest,
+    response: Response,
 ) -> PolicyView:
     """Make a policy. Values left out are inherited from wherever it is attached."""
-    created = service.create_policy(session, caller, body)
+    created = service.create_policy(session, settings, caller, body)
     set_etag(response, created.version)
     return created
 
@@ -56,6 +61,7 @@ def get_policy(session: ReadSession, _caller: Viewer, policy_id: PolicyId, respo
 @router.patch("/policies/{policy_id}")
 def update_policy(
     session: WriteSession,
+    settings: CurrentSettings,
     caller: Operator,
     policy_id: PolicyId,
     body: PolicyPatch,
@@ -63,7 +69,7 @@ def update_policy(
     response: Response,
 ) -> PolicyView:
     """Change a policy (settings as a whole); needs If-Match."""
-    updated = service.update_policy(session, caller, policy_id, body, if_match)
+    updated = service.update_policy(session, settings, caller, policy_id, body, if_match)
     set_etag(response, updated.version)
     return updated
 

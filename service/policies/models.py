@@ -161,6 +161,17 @@ class BudgetPolicy(Message):
     """The same of all tables of the catalog."""
 
 
+class ResourcesPolicy(Message):
+    """How much of a worker, and of its Spark, a job takes; bounded by what the operator allows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_tasks: Annotated[int, ModelField(ge=0, le=100_000)] | None = None
+    """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
+    memory_fraction: Annotated[float, ModelField(ge=1 / 64, le=1)] | None = None
+    """Of what a job usually holds in memory at once; the next smaller power of two."""
+
+
 class PolicySettings(Message):
     """What a policy says. Every field may be left out."""
 
@@ -178,6 +189,8 @@ class PolicySettings(Message):
     """When jobs may start, and in which order."""
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
     """What happens after a failed attempt."""
+    resources: ResourcesPolicy = ModelField(default_factory=ResourcesPolicy)
+    """How much of a worker a job takes."""
     budget: BudgetPolicy = ModelField(default_factory=BudgetPolicy)
     """What jobs may take within a day."""
 
@@ -341,6 +354,15 @@ class EffectiveBudgetPolicy(Message):
     catalog_bytes_per_day: int
 
 
+class EffectiveResourcesPolicy(Message):
+    """Every value of this part of a policy."""
+
+    model_config = described_as(ResourcesPolicy)
+
+    max_tasks: int
+    memory_fraction: float
+
+
 class EffectivePolicy(Message):
     """Settings with every value present: what the scheduler and the worker go by."""
 
@@ -356,6 +378,8 @@ class EffectivePolicy(Message):
     """When jobs may start, and in which order."""
     retries: EffectiveRetryPolicy
     """What happens after a failed attempt."""
+    resources: EffectiveResourcesPolicy
+    """How much of a worker a job takes."""
     budget: EffectiveBudgetPolicy
     """What jobs may take within a day."""
 

@@ -4,6 +4,7 @@ Two are built in: `standard`, which sets every value and is attached to the syst
 under which nothing runs by itself. They cannot be changed, so that every value always has a source.
 """
 
+import math
 from collections import ChainMap
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from service.policies.models import (
     ConvertPolicy,
     EffectivePolicy,
     EffectivePolicyView,
+    EffectiveResourcesPolicy,
     EffectiveValue,
     IndexPolicy,
     Level,
@@ -35,12 +37,14 @@ from service.policies.models import (
     PolicyRequest,
     PolicySettings,
     PolicyView,
+    ResourcesPolicy,
     RetryPolicy,
     SchedulePolicy,
     ValueSource,
     VerifyPolicy,
     contradictions,
 )
+from service.settings import Settings
 from service.tables.models import EnrolledTable
 
 STANDARD = "standard"
@@ -105,6 +109,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 catalog_seconds_per_day=0,
                 catalog_bytes_per_day=0,
             ),
+            resources=ResourcesPolicy(max_tasks=0, memory_fraction=1),
         ),
     ),
     MANUAL: (
@@ -135,8 +140,12 @@ def ensure_built_in(session: Session) -> None:
         session.add(PolicyAttachment(target=SYSTEM_TARGET, level=Level.SYSTEM.value, policy_id=standard.id))
 
 
-def create_policy(session: Session, principal: Principal, request: PolicyRequest) -> PolicyView:
+def create_policy(
+    session: Session, settings: Settings, principal: Principal, request: PolicyRequest
+) -> PolicyView:
+    """Raises InvalidError if it asks for more than the operator allows."""
     authorize(session, principal, Role.OPERATOR, "policy.create", request.name)
+    _check_bounds(settings, request.settings)
     _check_name_is_free(session, request.name)
     row = Policy(
         name=request.name,
@@ -192,7 +201,12 @@ def policy_of_request(session: Session, name_or_id: str) -> Policy:
 
 
 def update_policy(
-    session: Session, principal: Principal, policy_id: str, patch: PolicyPatch, if_match: str
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    policy_id: str,
+    patch: PolicyPatch,
+    if_match: str,
 ) -> PolicyView:
     """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once."""
     row = get_policy(session, policy_id)
@@ -205,6 +219,7 @@ def update_policy(
     if patch.description is not None:
         row.description = patch.description
     if patch.settings is not None:
+        _check_bounds(settings, patch.settings)
         row.settings = patch.settings.model_dump(exclude_none=True)
     row.version += 1
     row.updated_at = utc_now()
@@ -370,6 +385,41 @@ def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[Effec
         section, _, name = dotted.partition(".")
         nested.setdefault(section, {})[name] = sources[dotted][0]
     return EffectivePolicy.model_validate(nested), {name: sources[name] for name in order}
+
+
+def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
+    """The same within the operator's bounds, which may have become narrower than what was allowed once."""
+    wanted = policy.resources
+    most = settings.max_tasks_per_job
+    resources = EffectiveResourcesPolicy(
+        max_tasks=min(wanted.max_tasks or most, most) if most else wanted.max_tasks,
+        memory_fraction=min(wanted.memory_fraction, settings.max_memory_fraction),
+    )
+    return policy.model_copy(update={"resources": resources})
+
+
+def _check_bounds(settings: Settings, wanted: PolicySettings) -> None:
+    """Raises InvalidError `policy-out-of-bounds` that names each bound."""
+    bounds = (
+        ("max_tasks", settings.max_tasks_per_job or math.inf, "ICESTREAM_MAX_TASKS_PER_JOB"),
+        ("memory_fraction", settings.max_memory_fraction, "ICESTREAM_MAX_MEMORY_FRACTION"),
+    )
+    errors = [
+        {
+            "field": f"body.settings.resources.{name}",
+            "message": f"resources.{name} ({value:g}) is above {bound:g}, which {variable} allows",
+        }
+        for name, bound, variable in bounds
+        if (value := getattr(wanted.resources, name)) is not None and value > bound
+    ]
+    if errors:
+        raise InvalidError(
+            "policy-out-of-bounds",
+            "The policy asks for more than the operator allows",
+            "; ".join(error["message"] for error in errors),
+            "Ask for less, or let the operator allow more.",
+            errors=errors,
+        )
 
 
 _CONTRADICTIONS_SHOWN = 20

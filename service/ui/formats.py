@@ -19,6 +19,7 @@ POLICY_SECTIONS = {
     "verify": "Verify the index",
     "schedule": "When jobs start by themselves",
     "retries": "When a job fails",
+    "resources": "What a job takes of its worker",
     "budget": "What jobs may take within a day (0: any amount)",
 }
 POLICY_SETTINGS = {
@@ -57,6 +58,8 @@ POLICY_SETTINGS = {
     "retries.max_backoff_seconds": "doubled each time, up to",
     "retries.pause_seconds": "pause after the first job that failed with all attempts",
     "retries.max_pause_seconds": "doubled each time, up to",
+    "resources.max_tasks": "tasks at a time (0: as many as there are cores)",
+    "resources.memory_fraction": "of what it usually holds in memory",
     "budget.table_seconds_per_day": "time of this table's jobs",
     "budget.table_bytes_per_day": "bytes of this table's jobs",
     "budget.catalog_seconds_per_day": "time of the catalog's jobs",
@@ -158,7 +161,7 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float):
-        if name.endswith("_ratio"):
+        if name.endswith(("_ratio", "_fraction")):
             return f"{value:.0%}"
         unit = name.removesuffix("_per_day")
         if unit.endswith("bytes"):

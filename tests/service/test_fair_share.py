@@ -19,6 +19,7 @@ from service.policies.models import AttachmentRequest, Level, PolicyPatch, Polic
 from service.policies.service import attach_policy, create_policy, update_policy
 from service.tables.models import EnrolledTable
 from tests.service.queue_calls import (
+    SETTINGS,
     START,
     add_tables,
     add_worker,
@@ -97,8 +98,7 @@ def test_no_more_jobs_of_a_catalog_run_than_are_allowed(database: Database) -> N
     (other,) = add_tables(database, ["z"], "other")
     with database.write() as session:
         session.exec(update(Catalog).where(col(Catalog.name) == "local").values(max_running_jobs=2))
-    for table in tables:
-        request(database, table)
+    requested = [request(database, table) for table in tables]
     workers = [add_worker(database) for _ in range(8)]
     claimed: list[str] = []
 
@@ -110,7 +110,7 @@ def test_no_more_jobs_of_a_catalog_run_than_are_allowed(database: Database) -> N
     at_once(8, work)
     assert len(claimed) == 2
     assert claim(database, add_worker(database)) is None
-    waiting = next(each for each in (request(database, table) for table in tables) if each not in claimed)
+    waiting = next(each for each in requested if each not in claimed)
     with database.read() as session:
         text = view(session, session.get_one(Job, waiting)).waiting_for
     assert text == "Waits: 2 jobs of catalog local run, as many as it allows."
@@ -137,7 +137,7 @@ class Budgeted:
         }
         with database.write() as session:
             wanted = PolicyRequest.model_validate({"name": "budgeted", "settings": settings})
-            create_policy(session, SYSTEM, wanted)
+            create_policy(session, SETTINGS, SYSTEM, wanted)
             place = AttachmentRequest(level=Level.CATALOG, catalog="local", policy="budgeted")
             attach_policy(session, SYSTEM, place)
             for table in self.tables:
@@ -247,7 +247,8 @@ def test_held_jobs_go_when_the_day_turns_or_the_budget_grows(database: Database)
     assert claim(database, budgeted.worker, later(10)) is None
     settings = {"budget": {"catalog_seconds_per_day": 50}, "convert": {"delete_files": 1}}
     with database.write() as session:
-        update_policy(session, SYSTEM, "budgeted", PolicyPatch.model_validate({"settings": settings}), "*")
+        patch = PolicyPatch.model_validate({"settings": settings})
+        update_policy(session, SETTINGS, SYSTEM, "budgeted", patch, "*")
     budgeted.schedule(left, later(20))
     assert budgeted.run(later(20), 45) == left
     assert budgeted.schedule(ran, later(100))["code"] == "budget-spent"

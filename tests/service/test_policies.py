@@ -7,7 +7,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from service.auth.models import Role
-from tests.service.conftest import Running
+from service.settings import Settings
+from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.control_plane import Assignment
 
@@ -264,3 +265,45 @@ def test_the_preview_tells_what_would_start_when_and_why(
     assert waiting["waiting_for"].endswith("UTC, as requested.")
     naive = {"kind": "verify", "run_at": "2026-01-01T00:00:00"}
     assert service.admin.post(f"/tables/{table['id']}/jobs", json=naive).status_code == 422
+
+
+def test_resources_are_bounded_by_what_the_operator_allows(
+    settings: Settings, iceberg: IcebergCatalog
+) -> None:
+    bounds = {"max_tasks_per_job": 16, "max_memory_fraction": 0.5}
+    with running(settings.model_copy(update=bounds)) as service:
+        service.register(iceberg)
+        greedy = {"resources": {"max_tasks": 17, "memory_fraction": 0.6}}
+        refused = service.admin.post("/policies", json={"name": "greedy", "settings": greedy})
+        assert refused.status_code == 422
+        assert refused.json()["type"].endswith("policy-out-of-bounds")
+        assert refused.json()["errors"] == [
+            {
+                "field": "body.settings.resources.max_tasks",
+                "message": "resources.max_tasks (17) is above 16, which ICESTREAM_MAX_TASKS_PER_JOB allows",
+            },
+            {
+                "field": "body.settings.resources.memory_fraction",
+                "message": "resources.memory_fraction (0.6) is above 0.5, "
+                "which ICESTREAM_MAX_MEMORY_FRACTION allows",
+            },
+        ]
+        make(service, "modest", resources={"max_tasks": 4})
+        change = {"settings": greedy}
+        always = {"If-Match": "*"}
+        assert service.admin.patch("/policies/modest", json=change, headers=always).status_code == 422
+        worker = service.start_worker()
+        table = service.enroll()
+        for policy, tasks in ((None, 16), ("modest", 4)):
+            assert attach(service, policy, "table", table_id=table["id"]) == 200
+            service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+            claimed = service.claim(worker)
+            assert claimed is not None
+            resources = Assignment.model_validate(claimed).policy.resources
+            # Whatever a policy says, the bound holds: 0 tasks are as many as are allowed.
+            assert (resources.max_tasks, resources.memory_fraction) == (tasks, 0.5)
+            took = {"stages": [{"name": "plan", "seconds": 1.5}], "rows": 7, "bytes": 9}
+            service.finish(claimed, status="failed", **took)
+            (attempt,) = service.admin.get(f"/jobs/{claimed['job']['id']}").json()["attempts"]
+            assert {name: attempt[name] for name in took} == took
+            assert attempt["seconds"] >= 0

@@ -14,6 +14,7 @@ from service.policies.models import (
     EffectiveConvertPolicy,
     EffectiveIndexPolicy,
     EffectivePolicy,
+    EffectiveResourcesPolicy,
     EffectiveRetryPolicy,
     EffectiveSchedulePolicy,
     EffectiveVerifyPolicy,
@@ -51,6 +52,7 @@ POLICY = EffectivePolicy(
     budget=EffectiveBudgetPolicy(
         table_seconds_per_day=0, table_bytes_per_day=0, catalog_seconds_per_day=0, catalog_bytes_per_day=0
     ),
+    resources=EffectiveResourcesPolicy(max_tasks=0, memory_fraction=1),
 )
 IDLE = TableState(
     paused=None,

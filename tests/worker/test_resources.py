@@ -1,0 +1,82 @@
+"""What a policy lets a job take of its worker is what it takes, and what it took is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.jobs import Jobs
+from worker.job import Account
+from worker.pipeline import run_job
+from worker.session import TaskRunner
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True, slots=True)
+class Nap:
+    """A task that tells from when to when it ran."""
+
+    seconds: float = 0.3
+
+    def run(self, _shared: None) -> tuple[float, float]:
+        began = time.time()
+        time.sleep(self.seconds)
+        return began, time.time()
+
+
+def at_once(runner: TaskRunner) -> int:
+    """The most of four tasks that ran at the same time."""
+    spans = list(runner.run([Nap()] * 4, None, planned_rows=1, on_progress=lambda _: None))
+    return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
+
+
+@pytest.mark.parametrize("local_rows", [0, 10**9], ids=["spark", "driver"])
+def test_no_more_tasks_run_at_a_time_than_are_allowed(spark: SparkSession, local_rows: int) -> None:
+    runner = TaskRunner(spark, local_rows, 4)
+    at_once(runner)  # Spark's Python processes have started
+    assert at_once(runner.limited(1)) == 1
+    assert local_rows == 0 or at_once(runner) > 1  # on Spark that depends on its cores
+
+
+def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([{"id": i, "region": "eu", "value": i} for i in range(100)], files=4)
+    table.delete_keys([{"id": 3}], equality_columns=["id"])
+    before = visible_rows(spark, table_name)
+    runners: list[TaskRunner] = []
+    run = TaskRunner.run
+
+    def watched(self: TaskRunner, *arguments: Any, **options: Any) -> Any:
+        runners.append(self)
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(TaskRunner, "run", watched)
+    jobs.runner = TaskRunner(spark, parallelism=8)
+    jobs.run("index", policy={"resources": {"max_tasks": 6, "memory_fraction": 0.3}})
+    # A third is held as a quarter: two halvings, of the tasks at a time as of each task's part.
+    assert {each.parallelism for each in runners} == {1}
+    assert "At most 6 tasks run at a time, as the policy says." in jobs.reporter.decisions
+    assert "The policy lets this job hold 1/4 of the usual at once." in jobs.reporter.decisions
+
+    account = Account()
+    accounted: dict[str, Any] = {}
+
+    def counting(assignment: Any, runner: Any, reporter: Any) -> Any:
+        accounted["outcome"] = run_job(assignment, runner, reporter, account)
+        return accounted["outcome"]
+
+    monkeypatch.setattr("tests.jobs.run_job", counting)
+    result = jobs.run("convert").result
+    assert equality_delete_files(spark, table_name) == []
+    assert visible_rows(spark, table_name) == before
+    assert [stage["name"] for stage in account.stages] == [stage["name"] for stage in result["stages"]]
+    assert account.bytes == sum(each["bytes_read"] for each in result["key_sets"]) > 0
+    assert account.rows > 0
