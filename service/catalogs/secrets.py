@@ -11,11 +11,20 @@ from pathlib import Path
 from service.errors import InvalidError
 
 PLACES = frozenset({"warehouse", "uri"})
-_SECRET_KEY = re.compile(
-    r"(password|passphrase|secret|token|credentials?|authorization|api-key|account-key|private-key"
-    r"|secret-access-key|connection-string)$|^header\..*(auth|cookie|key|token|secret|session)"
+# Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
+_SECRET_WORD = re.compile(
+    r"passw|passphrase|pwd|secret|token|credential|authorization|connection-string|cookie|signature"
+    r"|(^|[._-])sas([._-]|$)|(api|account|access|private)[._-]?key|key$"
 )
-_PASSWORD_IN_URI = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/@:]*:[^/@]+@")
+# What a key says about a secret, rather than the secret.
+_ABOUT_SECRET = re.compile(
+    r"[._-](id|name|type|enabled|path|uri|url|endpoint|provider|ms)$|keyid$|expires-(at|in)"
+)
+# Of the headers, any may be a secret but those that the protocol knows as none.
+_OPEN_HEADERS = frozenset(("header.x-iceberg-access-delegation", "header.polaris-realm"))
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/?#\s,]*)([^#\s,]*)", re.IGNORECASE)
+_DATABASES = ("postgresql", "sqlite")
+_AZURE = ("abfs", "abfss", "wasb", "wasbs")
 
 
 def is_reference(key: str, value: str) -> bool:
@@ -39,15 +48,43 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 f"{key!r} refers to {value!r}.",
                 "Put the secret in an environment variable of its own.",
             )
-        in_clear = _SECRET_KEY.search(key.lower()) and not is_reference(key, value)
-        if in_clear or _PASSWORD_IN_URI.match(value):
+        if key == "auth":
+            raise InvalidError(
+                "property-not-allowed",
+                "This catalog property is not allowed",
+                "'auth' would hold secrets among other things, and can be no reference.",
+                "Give `credential`, `token` or `header.Authorization` as a reference instead.",
+            )
+        if not is_reference(key, value) and (_names_secret(key.lower()) or _has_secret(value)):
             raise InvalidError(
                 "secret-in-clear",
                 "A secret must not be stored in clear",
                 f"The property {key!r} holds a secret.",
                 "Put it in an environment variable or a file that service and worker both see, "
-                "and give `env:NAME` or `file:/path` as the value.",
+                "and give `env:NAME` or `file:/path` as the value (in `uri`, `env:NAME`).",
             )
+
+
+def _names_secret(key: str) -> bool:
+    if key.startswith("header."):
+        return key not in _OPEN_HEADERS
+    return bool(_SECRET_WORD.search(key)) and not _ABOUT_SECRET.search(key)
+
+
+def _has_secret(value: str) -> bool:
+    """Whether a URL in it says more than a place: a user, or a query, which may be a signature.
+
+    A database's may name a user without password, and reach.py knows all that its query may say; what
+    precedes the `@` of Azure's is a container.
+    """
+    for scheme, authority, rest in _URL.findall(value):
+        user, at, _ = authority.rpartition("@")
+        kind = scheme.lower().partition("+")[0]
+        if ":" in user or (at and kind not in (*_DATABASES, *_AZURE)):
+            return True
+        if "?" in rest and kind in ("http", "https"):
+            return True
+    return False
 
 
 def resolve(properties: Mapping[str, str]) -> dict[str, str]:

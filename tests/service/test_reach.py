@@ -57,7 +57,6 @@ def enroll(service: Running) -> tuple[int, str, str]:
         "[fe80::1]",
         "[fd00:ec2::254]",
         "100.100.100.200",
-        "user@127.0.0.1",
     ],
 )
 def test_a_public_service_registers_no_address_that_is_internal_to_its_machine(

@@ -11,8 +11,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
-from tests.service.conftest import Running
+from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
 
@@ -112,6 +113,18 @@ def test_a_rest_catalog_lets_in_who_has_the_secret(
         {"s3.session-token": STORE_KEY},
         {"oauth2-server-uri": f"https://client:{CLIENT_SECRET}@id.example"},
         {"uri": "https://user:MARK-password@catalog.example"},
+        {"uri": "https://MARK-token@catalog.example"},
+        {"uri": "https://catalog.example/?sig=MARK-signature"},
+        {"s3.endpoint": "https://MARK-token@s3.example"},
+        {"warehouse": "s3://MARK-key:MARK-secret@bucket/lake"},
+        {"header.X-Shared": HEADER},
+        {"adls.sas-token.acc.dfs.core.windows.net": STORE_KEY},
+        {"adls.connection-string.acc": STORE_KEY},
+        {"fs.azure.account.key.acc.dfs.core.windows.net": STORE_KEY},
+        {"rest.auth.basic.passwd": STORE_KEY},
+        {"s3.sse.key": STORE_KEY},
+        {"s3.access-key": STORE_KEY},
+        {"ssl.keystore.pwd": STORE_KEY},
     ],
 )
 def test_a_secret_in_clear_is_refused_and_not_repeated(service: Running, properties: dict[str, str]) -> None:
@@ -123,6 +136,43 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(service: Running, propert
     assert created.status_code == 201
     patch = service.admin.patch("/catalogs/c", json={"properties": properties}, headers={"If-Match": "*"})
     assert (patch.status_code, "MARK-" in patch.text) == (422, False)
+
+
+def test_the_parts_of_a_login_are_no_property(service: Running) -> None:
+    auth = '{"type": "basic", "basic": {"username": "u", "password": "MARK-password"}}'
+    body = {"name": "c", "type": "rest", "properties": {"uri": "https://catalog.example", "auth": auth}}
+    answer = service.admin.post("/catalogs", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/property-not-allowed")
+    assert "MARK-" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"s3.access-key-id": "id", "client.access-key-id": "id", "gcs.oauth2.token-expires-at": "1"},
+        {"token-refresh-enabled": "true", "adls.auth.shared-key.account.name": "acc", "s3.sse.type": "s3"},
+        {"oauth2-server-uri": "https://id.example/oauth/tokens", "s3.sse-kms-key-id": "arn:aws:kms:x:1:k"},
+        {"header.X-Iceberg-Access-Delegation": "vended-credentials"},
+        {"warehouse": "abfss://container@acc.dfs.core.windows.net/lake"},
+    ],
+)
+def test_what_is_no_secret_is_kept_in_clear(settings: Settings, properties: dict[str, str]) -> None:
+    settings.allowed_locations = ("abfss://container@acc.dfs.core.windows.net/",)
+    given = {"uri": "https://catalog.example"} | properties
+    with running(settings) as service:
+        answer = service.admin.post("/catalogs", json={"name": "c", "type": "rest", "properties": given})
+        assert (answer.status_code, answer.json().get("properties")) == (201, given), answer.text
+
+
+def test_a_database_names_its_user_and_no_password(service: Running) -> None:
+    warehouse = f"file://{service.settings.data_dir}/w"
+    for uri, status in (
+        ("postgresql+psycopg://me@db.example/lake?sslmode=require", 201),
+        ("postgresql+psycopg://me:MARK-password@db.example/lake", 422),
+    ):
+        body = {"name": "c", "type": "sql", "properties": {"uri": uri, "warehouse": warehouse}}
+        answer = service.admin.post("/catalogs", json=body)
+        assert (answer.status_code, "MARK-" in answer.text) == (status, False)
 
 
 def dump(database_url: str) -> str:
