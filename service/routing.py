@@ -20,10 +20,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field, Session, SQLModel
 from starlette.concurrency import run_in_threadpool
 
-from service.auth.principals import find_principal
+from service.auth.access import SAFE_METHODS, access_of
 from service.database import Database, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
-from service.limits import check_body_depth
+from service.limits import check_depth
 from service.values import check_body
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
@@ -54,7 +54,8 @@ class IdempotentAnswer(SQLModel, table=True):
 
 
 class ApiRoute(APIRoute):
-    """Reads no body that is nested too deep or that no database keeps, and does a POST with a key once."""
+    """Reads a body only from who may call, and none that is too deep or that no database keeps; does a POST
+    with a key once."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -65,13 +66,15 @@ class ApiRoute(APIRoute):
 
     def get_route_handler(self) -> Handler:
         read = super().get_route_handler()
-
+        access = access_of(self.dependant)
+        if access is None or SAFE_METHODS.issuperset(self.methods or ()):
+            return read
         has_body = self.body_field is not None
 
         async def handle(request: Request) -> Response:
+            await run_in_threadpool(access.check, request)
             if has_body:
-                await check_body_depth(request)
-                check_body(await request.body())
+                await run_in_threadpool(_check_content, await request.body())
             return await read(request)
 
         if "POST" not in (self.methods or ()):
@@ -82,9 +85,7 @@ class ApiRoute(APIRoute):
             if key is None:
                 return await handle(request)
             _check_key(key)
-            principal = await run_in_threadpool(find_principal, request)
-            if principal is None:
-                return await handle(request)
+            principal = await run_in_threadpool(access.check, request)
             owner = f"{principal.kind}:{principal.id}"
             fingerprint = _fingerprint(request, await request.body())
             database = get_database(request)
@@ -115,6 +116,11 @@ class ApiRoute(APIRoute):
             return answer
 
         return handle_once
+
+
+def _check_content(body: bytes) -> None:
+    check_depth(body)
+    check_body(body)
 
 
 def _check_key(key: str) -> None:

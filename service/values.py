@@ -34,6 +34,9 @@ class RefuseNul:
 
 def check_body(body: bytes) -> None:
     """Raise InvalidError for a JSON body with a value that cannot be stored."""
+    if b"\0" in body:
+        # JSON is UTF-8 (RFC 8259), but parsers read UTF-16 as well, in which nothing would be found here.
+        raise _unusable("The body has NUL bytes, which JSON in UTF-8 never has.")
     if _SUSPECT.search(body) is None:
         return
     try:

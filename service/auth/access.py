@@ -56,7 +56,15 @@ class Access:
         _key: Annotated[object, Depends(_bearer)],
         _session: Annotated[object, Depends(_cookie)],
     ) -> Principal:
-        principal = find_principal(request)
+        principal = self.check(request)
+        if principal.csrf_token is not None and request.method not in SAFE_METHODS:
+            _check_csrf(principal.csrf_token, csrf_token, request)
+        return principal
+
+    def check(self, request: Request) -> Principal:
+        """Who calls, once for each request; raises UnauthenticatedError or ForbiddenError."""
+        known: Principal | None = getattr(request.state, "principal", None)
+        principal = known or find_principal(request)
         if principal is None:
             raise UnauthenticatedError(
                 "unauthenticated",
@@ -68,8 +76,6 @@ class Access:
         request.state.principal = principal
         if self.role is not None and not principal.role.allows(self.role):
             raise forbidden(principal, self.role, action_of(request), request.url.path)
-        if principal.csrf_token is not None and request.method not in SAFE_METHODS:
-            _check_csrf(principal.csrf_token, csrf_token, request)
         return principal
 
 
@@ -122,6 +128,11 @@ def declared_access(app: FastAPI) -> Iterator[tuple[str, str, list[str]]]:
         found = {_word(call) for call in calls if call is anyone or isinstance(call, Access)}
         for method in sorted(route.methods or {"*"}):
             yield method, str(route.path), sorted(found)
+
+
+def access_of(dependant: Dependant) -> Access | None:
+    """What a route declares; None for one that needs no credentials."""
+    return next((call for call in _calls(dependant) if isinstance(call, Access)), None)
 
 
 def _calls(dependant: Dependant) -> Iterator[object]:
