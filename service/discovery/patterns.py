@@ -141,34 +141,45 @@ def view(session: Session, row: EnrollmentPattern) -> StandingPatternView:
 
 
 class PatternRunner:
-    """Compares each pattern with its catalog from time to time, in a thread of its own."""
+    """Compares each pattern with its catalog from time to time.
+
+    Each catalog has a thread of its own, so that none waits for one that is slow.
+    """
 
     def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
         self._database, self._settings, self._catalogs = database, settings, catalogs
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="patterns")
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self._lock = threading.Lock()
         self._next: dict[str, float] = {}
 
     def run_due(self) -> None:
         """Start with every pattern whose time has come."""
         with self._database.read() as session:
-            ids = session.exec(
-                select(EnrollmentPattern.id)
+            due = session.exec(
+                select(EnrollmentPattern.id, EnrollmentPattern.catalog_id)
                 .join(Catalog, col(Catalog.id) == col(EnrollmentPattern.catalog_id))
                 .where(
                     ~col(EnrollmentPattern.paused), ~col(Catalog.paused), col(Catalog.deleted_at).is_(None)
                 )
             ).all()
         now = time.monotonic()
-        for pattern_id in ids:
+        for catalog_id in self._threads.keys() - {catalog_id for _, catalog_id in due}:
+            self._threads.pop(catalog_id).shutdown(wait=False)
+        for pattern_id, catalog_id in due:
             with self._lock:
                 if now < self._next.get(pattern_id, 0.0):
                     continue
                 self._next[pattern_id] = float("inf")  # until this run has ended
-            self._pool.submit(self._run_and_plan, pattern_id)
+            self._thread(catalog_id).submit(self._run_and_plan, pattern_id)
+
+    def _thread(self, catalog_id: str) -> ThreadPoolExecutor:
+        if catalog_id not in self._threads:
+            self._threads[catalog_id] = ThreadPoolExecutor(1, f"patterns-{catalog_id[:8]}")
+        return self._threads[catalog_id]
 
     def stop(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.shutdown(wait=True, cancel_futures=True)
 
     def _run_and_plan(self, pattern_id: str) -> None:
         try:
@@ -194,7 +205,7 @@ class PatternRunner:
         matched = [name for name in names if _matches(row, name)]
         failures: list[PatternMiss] = []
         enrolled = 0
-        for name in [name for name in matched if name not in known][:_TABLES_AT_ONCE]:
+        for name in _in_turn(row, [name for name in matched if name not in known])[:_TABLES_AT_ONCE]:
             try:
                 self._enroll(row, catalog, name)
                 enrolled += 1
@@ -250,3 +261,9 @@ class PatternRunner:
 def _matches(row: EnrollmentPattern, name: Identifier) -> bool:
     dotted = ".".join(name)
     return fnmatchcase(dotted, row.pattern) and not any(fnmatchcase(dotted, one) for one in row.exclude)
+
+
+def _in_turn(row: EnrollmentPattern, names: list[Identifier]) -> list[Identifier]:
+    """In order from behind the last failure on, so that tables that always fail keep no other waiting."""
+    last = tuple(row.failures[-1]["identifier"]) if row.failures else ()
+    return sorted(names, key=lambda name: (name <= last, name))

@@ -1,5 +1,6 @@
 """Candidates tell which tables hold equality deletes; standing patterns enrol tables, later ones too."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,10 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField
 
+from service.catalogs.iceberg import IcebergCatalogs, Identifier
+from service.catalogs.models import Catalog
+from service.discovery import patterns
+from service.discovery.candidates import list_names
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -152,6 +157,51 @@ def test_what_a_pattern_cannot_enrol_is_visible_and_tried_again(
     assert enrolled(local) == ["db.broken", "db.t"]
 
 
+def test_tables_that_always_fail_keep_no_other_waiting(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "_TABLES_AT_ONCE", 2)
+    broken = [f"b{number}" for number in range(5)]
+    for name in broken:
+        iceberg.create(f"db.{name}")
+        Path(iceberg.catalog.load_table(f"db.{name}").metadata_location.removeprefix("file://")).unlink()
+    pattern = create_pattern(local)
+    tried = [[one["identifier"][1] for one in run(local, pattern)["failures"]] for _ in range(3)]
+    assert (tried, enrolled(local)) == ([["b0", "b1"], ["b2", "b3"], ["b4"]], ["db.t"])
+    iceberg.create("db.a")
+    tried = [[one["identifier"][1] for one in run(local, pattern)["failures"]] for _ in range(2)]
+    assert (tried, enrolled(local)) == ([["b0"], ["b1", "b2"]], ["db.a", "db.t"])
+
+
+def test_a_slow_catalog_keeps_the_patterns_of_no_other_waiting(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"name": "slow", "type": "sql", "properties": iceberg.properties}
+    assert local.admin.post("/catalogs", json=body).status_code == 201
+    asked, answers = threading.Event(), threading.Event()
+
+    def list_slowly(catalogs: IcebergCatalogs, catalog: Catalog) -> list[Identifier]:
+        if catalog.name == "slow":
+            asked.set()
+            assert answers.wait(60)
+        return list_names(catalogs, catalog)
+
+    monkeypatch.setattr(patterns, "list_names", list_slowly)
+    answer = local.admin.post("/patterns", json={"catalog": "slow", "pattern": "nothing.*"})
+    assert answer.status_code == 201
+    local.background.patterns.run_due()
+    assert asked.wait(60)
+    try:
+        create_pattern(local)
+        local.background.patterns.run_due()
+        until = time.monotonic() + 30
+        while enrolled(local) != ["db.t"]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        answers.set()
+
+
 def test_a_pattern_tells_that_its_catalog_cannot_be_reached(local: Running, iceberg: IcebergCatalog) -> None:
     pattern = create_pattern(local)
     database = iceberg.directory / "cat.db"
@@ -170,7 +220,7 @@ def test_a_pattern_is_changed_paused_and_removed(local: Running) -> None:
     assert (changed.status_code, changed.headers["etag"], changed.json()["paused"]) == (200, '"2"', True)
     runner = local.background.patterns
     runner.run_due()
-    runner._pool.submit(lambda: None).result()
+    assert runner._threads == {}
     assert enrolled(local) == []
     local.admin.patch(f"/patterns/{pattern}", json={"paused": False}, headers={"If-Match": "*"})
     local.background.tick()
