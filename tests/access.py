@@ -24,7 +24,6 @@ DECISIONS: dict[str, set[str]] = {
     "viewer": {
         "GET /api/v1/catalogs",
         "GET /api/v1/catalogs/{catalog_id}",
-        "POST /api/v1/catalogs/{catalog_id}/check",
         "GET /api/v1/events",
         "GET /api/v1/jobs",
         "GET /api/v1/jobs/{job_id}",
@@ -52,6 +51,8 @@ DECISIONS: dict[str, set[str]] = {
     },
     "operator": {
         "GET /api/v1/catalogs/{catalog_id}/candidates",
+        # It writes a file to the index warehouse and removes it again.
+        "POST /api/v1/catalogs/{catalog_id}/check",
         "POST /api/v1/catalogs/{catalog_id}/pause",
         "POST /api/v1/catalogs/{catalog_id}/resume",
         "POST /api/v1/jobs/bulk",

@@ -90,12 +90,12 @@ def check_catalog(
     database: CurrentDatabase,
     settings: CurrentSettings,
     catalogs: OpenCatalogs,
-    _caller: Viewer,
+    caller: Operator,
     catalog_id: CatalogId,
 ) -> CatalogCheck:
-    """Try to reach a catalog, and say in words what can be seen."""
-    with database.read() as session:
-        catalog = service.get_catalog(session, catalog_id)
+    """Try to reach a catalog and to write a file where its indexes go, and say in words what can be seen."""
+    with database.write() as session:
+        catalog = service.authorize_check(session, caller, catalog_id)
     return service.check_connection(settings, catalogs, catalog)
 
 

@@ -171,6 +171,13 @@ def delete_catalog(
     session.add(row)
 
 
+def authorize_check(session: Session, principal: Principal, catalog_id: str) -> Catalog:
+    """The catalog that is about to be checked."""
+    row = get_catalog(session, catalog_id)
+    authorize(session, principal, Role.OPERATOR, "catalog.check", row.name)
+    return row
+
+
 def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Catalog) -> CatalogCheck:
     """Try a catalog and say in words what was seen. Slow: call it outside any transaction."""
     # What was open before may hold old secrets.

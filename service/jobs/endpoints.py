@@ -1,5 +1,6 @@
 """HTTP calls about jobs."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
@@ -152,11 +153,11 @@ async def follow_events(
     last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
 ) -> EventSourceResponse:
     """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status."""
-    if last_event_id is not None and not last_event_id.isdecimal():
+    if last_event_id is not None and not _is_event_id(last_event_id):
         raise InvalidError(
             "invalid-last-event-id",
             "Last-Event-ID is not one of ours",
-            f"{last_event_id!r} is not a number.",
+            f"{last_event_id[:50]!r} is no number of 64 bits.",
             "Send the id of the last event that was received, or leave the header out to start now.",
         )
     after = int(last_event_id) if last_event_id is not None else None
@@ -164,6 +165,10 @@ async def follow_events(
         database, after, request.app.state.stopping, table_id=table_id, job_id=job_id
     )
     return EventSourceResponse(content)
+
+
+def _is_event_id(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,19}", text) is not None and int(text) < 2**63
 
 
 @router.get("/system")

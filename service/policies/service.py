@@ -253,7 +253,7 @@ def attach_policy(
     session: Session, principal: Principal, request: AttachmentRequest
 ) -> AttachmentView | None:
     """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
-    catalog_id = None
+    catalog_id = table = None
     if request.level is Level.TABLE:
         table = session.get(EnrolledTable, request.table_id)
         if table is None or table.deleted_at is not None:
@@ -283,6 +283,11 @@ def attach_policy(
     row = _attach(
         session, target, request.level, request.policy, catalog_id, request.namespace, request.table_id
     )
+    if table is not None:
+        # It shows its policy: an update that was made from the former one must not overwrite this.
+        table.version += 1
+        table.updated_at = utc_now()
+        session.add(table)
     return None if row is None else _attachment_view(session, row)
 
 

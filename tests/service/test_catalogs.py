@@ -100,6 +100,16 @@ def test_a_check_says_what_can_be_seen(service: Running, iceberg: IcebergCatalog
     assert checked["explanation"] == "The catalog answers. It shows 1 table in 1 namespace."
 
 
+def test_a_check_is_for_operators_and_recorded(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    operator, viewer = service.client(Role.OPERATOR), service.client(Role.VIEWER)
+    assert operator.post("/catalogs/local/check").json()["ok"] is True
+    assert viewer.post("/catalogs/local/check").status_code == 403
+    found = service.admin.get("/audit").json()["items"]
+    tried = [(each["principal"], each["outcome"]) for each in found if "check" in each["action"]]
+    assert sorted(tried) == [("operator", "allowed"), ("viewer", "denied")]
+
+
 def test_a_check_of_a_missing_database_says_so_and_creates_nothing(service: Running, tmp_path: Path) -> None:
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     checked = service.admin.post("/catalogs/local/check").json()

@@ -89,6 +89,18 @@ def test_the_policy_of_a_table_shows_in_the_table_and_can_be_taken_away(
     assert service.admin.get(f"{path}/policy").json()["policy"] == "standard"
 
 
+def test_an_attachment_to_a_table_ends_the_version_that_others_saw(
+    service: Running, table: dict[str, Any]
+) -> None:
+    path = f"/tables/{table['id']}"
+    for attached, overwritten in (("manual", "standard"), (None, "standard")):
+        seen = service.admin.get(path).headers["etag"]
+        assert attach(service, attached, "table", table_id=table["id"]) == 200
+        late = service.admin.patch(path, json={"policy": overwritten}, headers={"If-Match": seen})
+        assert (late.status_code, late.json()["type"]) == (412, "/problems/version-conflict")
+        assert service.admin.get(path).json()["policy"] == attached
+
+
 @pytest.mark.parametrize(
     "values",
     [
