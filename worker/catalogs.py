@@ -45,6 +45,8 @@ _JAVA_NAMES = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
 }
+# Parts of the names of their errors' classes.
+_PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 _PLACES = frozenset({"warehouse", "uri"})
 _FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
 
@@ -240,17 +242,28 @@ def java_types(error: Exception) -> frozenset[str]:
 
 
 def java_message(error: Exception) -> str:
-    """What a Java error says, with its innermost cause, without a stack trace."""
+    """What a Java error says, with its innermost cause, without a stack trace.
+
+    What a parser says may quote the file that it read, which a catalog may have chosen: of that, nothing.
+    """
     exception = _java_exception(error)
     if exception is None:
         return f"Spark's JVM does not answer ({error})"
     message = cause = exception
-    while (inner := cause.getCause()) is not None:
+    while not (is_quoting := _quotes_content(cause)) and (inner := cause.getCause()) is not None:
         cause = inner
+    if is_quoting:
+        return "What it answered, or a metadata file of the table, is not what Iceberg can read."
     said, because = (str(one.getMessage() or one.getClass().getSimpleName()) for one in (message, cause))
     # Some libraries put the causes, or even their stack traces, into the message.
     said, because = " ".join(said.split()), because.splitlines()[0]
     return said if because in said else f"{said} ({because})"
+
+
+def _quotes_content(exception: JavaObject) -> bool:
+    """Whether an error is a parser's."""
+    is_parsers = any(part in exception.getClass().getName() for part in _PARSERS)
+    return is_parsers or str(exception.getMessage()).startswith("Cannot parse ")
 
 
 def raise_lack_of_memory(error: Exception) -> None:

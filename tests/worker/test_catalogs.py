@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog import load_catalog
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder
@@ -18,6 +20,7 @@ from worker.catalogs import (
     SecretUnresolvedError,
     TableNotFoundError,
     file_io_properties,
+    java_message,
     java_properties,
     load_table,
     resolve_secrets,
@@ -192,6 +195,21 @@ class TestCatalogs:
             open_table(spark, catalog_type, properties)
         assert "hidden" not in str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        "content", ["SECRET-LINE of a file", '"SECRET-TEXT"', '{"format-version": "SECRET"}']
+    )
+    def test_no_error_repeats_what_a_file_says(
+        self, spark: SparkSession, tmp_path: Path, content: str
+    ) -> None:
+        file = tmp_path / "v1.metadata.json"
+        file.write_text(content)
+        jvm: Any = spark.sparkContext._jvm
+        io = jvm.org.apache.iceberg.hadoop.HadoopFileIO(spark.sparkContext._jsc.hadoopConfiguration())
+        with pytest.raises((Py4JJavaError, CapturedException)) as caught:
+            jvm.org.apache.iceberg.TableMetadataParser.read(io, str(file))
+        assert "SECRET" in str(caught.value)
+        assert java_message(caught.value).endswith("is not what Iceberg can read.")
 
 
 @pytest.mark.integration
