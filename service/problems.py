@@ -341,8 +341,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "policy-in-use": ProblemType(
         (409,),
         "The policy is attached",
-        "A policy stays as long as it is attached anywhere.",
-        "Attach another policy at the places in `detail` first: PUT /api/v1/policy-attachments.",
+        "A policy stays as long as it is attached anywhere or a pattern gives it to tables.",
+        "Attach another policy at the places in `detail` first: PUT /api/v1/policy-attachments; give the "
+        "patterns another one: PATCH /api/v1/patterns/{id}.",
     ),
     "policy-not-found": ProblemType(
         (404, 422),
@@ -429,6 +430,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "You called, or failed to sign in from your address, more often in a minute than the settings allow.",
         "Wait for the seconds in Retry-After. Scripts that wait for a job can follow /api/v1/events instead.",
         {"retry_after_seconds": "the same as in Retry-After"},
+    ),
+    "too-many-windows": ProblemType(
+        (422,),
+        "The policy has too many windows",
+        "Each window is looked at with every decision, so a policy has 50 at most.",
+        "Put windows together: one may be of several days, and begin on one day and end on the next.",
     ),
     "unauthenticated": ProblemType(
         (401,),

@@ -81,7 +81,7 @@ def update_catalog(
 def delete_catalog(
     session: WriteSession, caller: Admin, catalog_id: CatalogId, if_match: OptionalIfMatch = None
 ) -> None:
-    """Forget a catalog; refused while tables are enrolled from it."""
+    """Forget a catalog and its patterns; refused while tables are enrolled from it."""
     service.delete_catalog(session, caller, catalog_id, if_match=if_match)
 
 

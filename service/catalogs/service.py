@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sqlalchemy import func
+from sqlalchemy import delete, func
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -23,6 +23,7 @@ from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties
 from service.conditional import check_version
 from service.database import utc_now
+from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.locations import can_hold_index, is_under
 from service.paging import Page, PageRequest, Sorting, read_page
@@ -154,7 +155,7 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
 def delete_catalog(
     session: Session, principal: Principal, catalog_id: str, *, if_match: str | None = None
 ) -> None:
-    """Forget a catalog; refused while tables are enrolled from it."""
+    """Forget a catalog and its patterns; refused while tables are enrolled from it."""
     row = get_catalog(session, catalog_id)
     authorize(session, principal, Role.ADMIN, "catalog.delete", row.name)
     check_version(if_match, row.version)
@@ -167,6 +168,7 @@ def delete_catalog(
             f"Catalog {row.name!r} is used by {names}.",
             "DELETE those tables first.",
         )
+    session.exec(delete(EnrollmentPattern).where(col(EnrollmentPattern.catalog_id) == row.id))
     row.deleted_at = utc_now()
     session.add(row)
 

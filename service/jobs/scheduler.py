@@ -23,7 +23,7 @@ from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPrevi
 from service.jobs.service import pause_reason
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
-from service.policies.schedules import fires, is_open, last_fire, next_opening
+from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.wording import counted, sized
@@ -373,12 +373,10 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         JobKind.VERIFY: policy.verify.cron,
     }
     moments = {kind: list(fires(cron, zone, now, until)) if cron else [] for kind, cron in crons.items()}
-    openings: list[datetime] = []
-    while windows and (opening := next_opening(windows, zone, openings[-1] if openings else now)) <= until:
-        openings.append(opening)
+    opens_at = openings(windows, zone, now, until)
     changes = {
         now,
-        *openings,
+        *opens_at,
         *_deadlines(state, policy),
         *(at for of_kind in moments.values() for at in of_kind),
     }
@@ -406,7 +404,7 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         until_time=until,
         time_zone=zone,
         jobs=planned,
-        windows_open_at=openings,
+        windows_open_at=opens_at,
     )
 
 

@@ -78,7 +78,7 @@ def update_policy(
 def delete_policy(
     session: WriteSession, caller: Operator, policy_id: PolicyId, if_match: OptionalIfMatch = None
 ) -> None:
-    """Remove a policy that is attached nowhere."""
+    """Remove a policy that is attached nowhere and that no pattern names."""
     service.delete_policy(session, caller, policy_id, if_match=if_match)
 
 

@@ -117,7 +117,7 @@ class SchedulePolicy(Message):
     time_zone: Annotated[str, AfterValidator(check_time_zone)] | None = None
     """IANA name, such as `Europe/Berlin`; of `cron` and `windows`."""
     windows: list[Window] | None = None
-    """Jobs start by themselves only while one is open; empty for always."""
+    """Jobs start by themselves only while one is open; empty for always. At most 50."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """Of waiting jobs, those of the highest priority run first."""
     idle_pause_seconds: Seconds | None = None

@@ -5,8 +5,9 @@ ends on the next day, and the hour that is left out or repeated when clocks chan
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -26,6 +27,8 @@ class Day(StrEnum):
 
 
 EVERY_DAY = tuple(Day)
+MAX_WINDOWS = 50
+"""Of one policy: each is looked at with every decision."""
 
 
 class Window(Message):
@@ -126,18 +129,30 @@ def next_opening(windows: Sequence[Window], zone: str, now: datetime) -> datetim
     return min(begin for begin, _ in _around(windows, zone, now) if begin > now)
 
 
-def _around(windows: Sequence[Window], zone: str, now: datetime) -> Iterator[tuple[datetime, datetime]]:
+def openings(windows: Sequence[Window], zone: str, after: datetime, until: datetime) -> list[datetime]:
+    """When windows open after one moment, up to and including another of the same week; in order."""
+    return sorted({begin for begin, _ in _around(windows, zone, after) if after < begin <= until})
+
+
+def _around(windows: Sequence[Window], zone: str, now: datetime) -> Sequence[tuple[datetime, datetime]]:
     """Every window's begin and end, from yesterday to the same day of the next week, in UTC."""
-    today = now.astimezone(ZoneInfo(zone)).date()
+    return _around_day(tuple(windows), zone, now.astimezone(ZoneInfo(zone)).date())
+
+
+@lru_cache(maxsize=256)
+def _around_day(windows: tuple[Window, ...], zone: str, today: date) -> list[tuple[datetime, datetime]]:
     days = list(Day)
+    found = []
     for offset in range(-1, 9):
-        date = today + timedelta(days=offset)
+        first = today + timedelta(days=offset)
         for window in windows:
-            if days[date.weekday()] not in window.days:
+            if days[first.weekday()] not in window.days:
                 continue
             start, end = time_of_day(window.start), time_of_day(window.end)
-            last = date if end > start else date + timedelta(days=1)
-            yield tuple(
+            last = first if end > start else first + timedelta(days=1)
+            begins, ends = (
                 datetime.combine(day, at, ZoneInfo(zone)).astimezone(UTC)
-                for day, at in ((date, start), (last, end))
-            )  # type: ignore[misc]
+                for day, at in ((first, start), (last, end))
+            )
+            found.append((begins, ends))
+    return found

@@ -17,6 +17,7 @@ from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog, get_catalog
 from service.conditional import check_version
 from service.database import utc_now
+from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import (
@@ -44,6 +45,7 @@ from service.policies.models import (
     VerifyPolicy,
     contradictions,
 )
+from service.policies.schedules import MAX_WINDOWS
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 
@@ -238,13 +240,25 @@ def delete_policy(
     check_version(if_match, row.version)
     _refuse_built_in(row)
     uses = session.exec(select(PolicyAttachment).where(PolicyAttachment.policy_id == row.id).limit(5)).all()
-    if uses:
-        places = ", ".join(_place(session, use) for use in uses)
+    patterns = session.exec(
+        select(EnrollmentPattern, Catalog.name)
+        .join(Catalog, col(Catalog.id) == col(EnrollmentPattern.catalog_id))
+        .where(EnrollmentPattern.policy_id == row.id)
+        .limit(5)
+    ).all()
+    if uses or patterns:
+        places = ", ".join(
+            (
+                *(_place(session, use) for use in uses),
+                *(f"tables of pattern {each.pattern!r} of catalog {catalog}" for each, catalog in patterns),
+            )
+        )
         raise ConflictError(
             "policy-in-use",
             "The policy is attached",
             f"{row.name!r} is attached to: {places}.",
-            "Attach another policy there first (PUT /api/v1/policy-attachments).",
+            "Attach another policy there first (PUT /api/v1/policy-attachments), and give the patterns "
+            "another one (PATCH /api/v1/patterns/{id}).",
         )
     session.delete(row)
 
@@ -404,7 +418,16 @@ def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
 
 
 def _check_bounds(settings: Settings, wanted: PolicySettings) -> None:
-    """Raises InvalidError `policy-out-of-bounds` that names each bound."""
+    """Raises InvalidError: too many windows, or `policy-out-of-bounds`, which names each bound."""
+    windows = wanted.schedule.windows or []
+    if len(windows) > MAX_WINDOWS:
+        # Not a limit of the schema: a policy that was stored before must still be readable.
+        raise InvalidError(
+            "too-many-windows",
+            "The policy has too many windows",
+            f"schedule.windows has {len(windows)} windows; {MAX_WINDOWS} are allowed.",
+            "Put windows together: one may be of several days, and begin on one day and end on the next.",
+        )
     bounds = (
         ("max_tasks", settings.max_tasks_per_job or math.inf, "ICESTREAM_MAX_TASKS_PER_JOB"),
         ("memory_fraction", settings.max_memory_fraction, "ICESTREAM_MAX_MEMORY_FRACTION"),

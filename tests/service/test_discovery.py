@@ -109,6 +109,25 @@ def test_a_wrong_request_is_refused(
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{slug}")
 
 
+def test_a_policy_that_a_pattern_names_is_not_deleted(local: Running) -> None:
+    local.admin.post("/policies", json={"name": "p", "settings": {}})
+    pattern = create_pattern(local, policy="p")
+    refused = local.admin.delete("/policies/p")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/policy-in-use")
+    assert "pattern 'db.*' of catalog local" in refused.json()["detail"]
+    always = {"If-Match": "*"}
+    local.admin.patch(f"/patterns/{pattern}", json={"policy": None}, headers=always)
+    assert local.admin.delete("/policies/p").status_code == 204
+
+
+def test_the_patterns_of_a_catalog_go_with_it(local: Running) -> None:
+    local.admin.post("/policies", json={"name": "p", "settings": {}})
+    pattern = create_pattern(local, policy="p")
+    assert local.admin.delete("/catalogs/local").status_code == 204
+    assert local.admin.get(f"/patterns/{pattern}").status_code == 404
+    assert local.admin.delete("/policies/p").status_code == 204
+
+
 def test_a_pattern_enrols_what_is_there_and_what_comes_later(local: Running, iceberg: IcebergCatalog) -> None:
     iceberg.create("db.tmp_x")
     iceberg.create("other.x")

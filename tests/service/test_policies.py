@@ -1,6 +1,6 @@
 """Which policy holds for a table, and where each of its values comes from."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -277,6 +277,51 @@ def test_the_preview_tells_what_would_start_when_and_why(
     assert waiting["waiting_for"].endswith("UTC, as requested.")
     naive = {"kind": "verify", "run_at": "2026-01-01T00:00:00"}
     assert service.admin.post(f"/tables/{table['id']}/jobs", json=naive).status_code == 422
+
+
+def test_the_windows_of_a_policy_are_bounded(service: Running) -> None:
+    windows = [{"start": f"{n // 60:02d}:{n % 60:02d}", "end": "00:00"} for n in range(51)]
+    refused = service.admin.post(
+        "/policies", json={"name": "p", "settings": {"schedule": {"windows": windows}}}
+    )
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/too-many-windows")
+    make(service, "p", schedule={"windows": windows[:50]})
+    always = {"If-Match": "*"}
+    change = {"settings": {"schedule": {"windows": windows}}}
+    assert service.admin.patch("/policies/p", json=change, headers=always).status_code == 422
+
+
+def test_what_is_due_in_a_preview_starts_when_a_window_opens(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    hours = [(datetime.now(UTC) + timedelta(hours=number)).strftime("%H:%M") for number in (2, 3, 4, 5)]
+    windows = [{"start": hours[2], "end": hours[3]}, {"start": hours[0], "end": hours[1]}]
+    make(service, "later", convert={"delete_files": 1}, schedule={"windows": windows})
+    assert attach(service, "later", "table", table_id=table["id"]) == 200
+    iceberg.delete_keys("db.t", [2])
+    service.poll(table["id"])
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    (convert,) = [job for job in found["jobs"] if job["kind"] == "convert"]
+    assert [datetime.fromisoformat(at).strftime("%H:%M") for at in found["windows_open_at"]] == [
+        hours[0],
+        hours[2],
+    ]
+    assert convert["starts_at"] == found["windows_open_at"][0]
+    assert "It starts by itself only within" in convert["now"]
+
+
+def test_the_inner_of_two_namespaces_wins(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    iceberg.catalog.create_namespace_if_not_exists("a")
+    iceberg.create("a.b.t")
+    table = service.enroll("a.b.t")
+    make(service, "inner", convert={"delete_files": 2})
+    make(service, "outer", convert={"delete_files": 3, "deletes": 3})
+    assert attach(service, "inner", "namespace", catalog="local", namespace=["a", "b"]) == 200
+    assert attach(service, "outer", "namespace", catalog="local", namespace=["a"]) == 200
+    found = service.admin.get(f"/tables/{table['id']}/policy").json()
+    convert = found["effective"]["convert"]
+    assert (found["policy"], convert["delete_files"], convert["deletes"]) == ("inner", 2, 3)
 
 
 def test_resources_are_bounded_by_what_the_operator_allows(

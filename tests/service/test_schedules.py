@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.policies.models import PolicySettings
-from service.policies.schedules import Day, Window, fires, is_open, last_fire, next_opening
+from service.policies.schedules import Day, Window, fires, is_open, last_fire, next_opening, openings
 
 BERLIN = "Europe/Berlin"
 NIGHT = Window(start="22:00", end="06:00")
@@ -58,8 +58,17 @@ def test_a_closed_window_opens_when_it_is_said_to(
     assert moment < opening <= moment + timedelta(days=9)
     # Where clocks skip its hour, a window may be empty.
     assert is_open([window], zone, opening) or opening.month in (3, 4, 9, 10, 11)
+    until = moment + timedelta(days=3)
+    assert openings([window], zone, moment, until)[:1] == [opening][: opening <= until]
     if not is_open([window], zone, moment):
         assert not is_open([window], zone, opening - timedelta(seconds=1))
+
+
+def test_windows_open_one_after_the_other() -> None:
+    after, until = utc("2026-06-01T07:00"), utc("2026-06-03T20:00")  # from Monday, nine o'clock in Berlin
+    found = openings([NIGHT, OFFICE, NIGHT], BERLIN, after, until)
+    assert found == [utc("2026-06-01T20:00"), utc("2026-06-02T20:00"), until]
+    assert openings([], BERLIN, after, until) == []
 
 
 @pytest.mark.parametrize(
