@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -68,20 +68,37 @@ class TableNotFoundError(CatalogError):
 
 
 def load_table(
-    jvm: JVMView, catalog_type: str, name: str, properties: Mapping[str, str], identifier: Sequence[str]
+    jvm: JVMView,
+    catalog_type: str,
+    name: str,
+    properties: Mapping[str, str],
+    identifier: Sequence[str],
+    check_location: Callable[[str], None] = lambda _: None,
 ) -> JavaObject:
     """The `org.apache.iceberg.Table`, freshly loaded.
 
     properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
-    database tells the catalogs in it apart.
+    database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
+    before Java opens anything there, of what a database says too.
     Raises CatalogUnreachableError, TableNotFoundError, or MemoryError.
     """
     *namespace, table = identifier
     settings = java_properties(catalog_type, properties)
     try:
+        if catalog_type != "sql" and _is_place(properties.get("warehouse", "")):
+            check_location(properties["warehouse"])
         catalog = _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items())))
+        if catalog_type == "sql":
+            head = _metadata_location(jvm, settings, properties.get(CATALOG_NAME, name), identifier)
+            if head is not None:
+                check_location(head)
         parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
-        return catalog.loadTable(parser.fromJson(json.dumps({"namespace": namespace, "name": table})))
+        loaded = catalog.loadTable(parser.fromJson(json.dumps({"namespace": namespace, "name": table})))
+        # Where Java writes when it commits.
+        for place in (loaded.location(), loaded.properties().get("write.metadata.path")):
+            if place:
+                check_location(place)
+        return loaded
     except (Py4JError, CapturedException) as error:
         raise_lack_of_memory(error)
         dotted = ".".join(identifier)
@@ -90,6 +107,42 @@ def load_table(
         raise CatalogUnreachableError(
             f"Catalog {name} could not open table {dotted}: {java_message(error)}"
         ) from None
+
+
+def _is_place(warehouse: str) -> bool:
+    """Whether this is a location; a REST catalog's may be a mere name."""
+    return warehouse.startswith("/") or ":/" in warehouse
+
+
+def _metadata_location(
+    jvm: JVMView, settings: Mapping[str, str], catalog: str, identifier: Sequence[str]
+) -> str | None:
+    """Where a database says that a table's metadata lies; None if it knows no such table.
+
+    Asked through the driver that Iceberg uses, since Iceberg itself reads the file at once.
+    """
+    driver = (
+        jvm.org.sqlite.JDBC() if settings["uri"].startswith("jdbc:sqlite:") else jvm.org.postgresql.Driver()
+    )
+    given = jvm.java.util.Properties()
+    for key, value in settings.items():
+        if key.startswith("jdbc."):
+            given.setProperty(key.removeprefix("jdbc."), value)
+    connection = driver.connect(settings["uri"], given)
+    try:
+        if not connection.getMetaData().getTables(None, None, "iceberg_tables", None).next():
+            return None
+        statement = connection.prepareStatement(
+            "SELECT metadata_location FROM iceberg_tables"
+            " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+        )
+        *namespace, table = identifier
+        for number, value in enumerate((catalog, ".".join(namespace), table), start=1):
+            statement.setString(number, value)
+        found = statement.executeQuery()
+        return found.getString(1) if found.next() else None
+    finally:
+        connection.close()
 
 
 def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:

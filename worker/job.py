@@ -211,6 +211,7 @@ def pin_table(job: Job) -> PinnedTable:
             assignment.catalog.name,
             catalogs.resolve_secrets(assignment.catalog.properties),
             assignment.table.identifier,
+            Storage(assignment.location_limits).io.check,
         )
     except catalogs.TableNotFoundError as error:
         raise JobError(

@@ -1,11 +1,16 @@
 """A worker opens no file beyond the places that the service allows, whatever catalog and table name."""
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import SparkSession
+from sqlalchemy import text
 
 from tests.jobs import RecordingReporter
 from worker.control_plane import Assignment
@@ -78,3 +83,50 @@ def test_a_job_keeps_to_the_places_of_its_assignment(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
     assignment["allowed_locations"] = [f"{tmp_path.as_uri()}/index"]
     run_job(Assignment.model_validate(assignment), cast("TaskRunner", None), RecordingReporter())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("elsewhere", ["metadata_location", "warehouse", "location", "write.metadata.path"])
+def test_java_opens_nothing_elsewhere(spark: SparkSession, tmp_path: Path, elsewhere: str) -> None:
+    lake, secret = tmp_path / "lake", tmp_path / "secret" / "db" / "t" / "metadata" / "v1.metadata.json"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("TOPSECRETLINE")
+    properties = {"uri": f"sqlite:///{tmp_path}/cat.db", "warehouse": lake.as_uri()}
+    if elsewhere == "warehouse":
+        record = {"name": "c", "type": "hadoop", "properties": {"warehouse": f"{tmp_path.as_uri()}/secret"}}
+    else:
+        record = {"name": "c", "type": "sql", "properties": properties}
+        catalog = SqlCatalog("c", **properties)
+        catalog.create_namespace("db")
+        place = f"{tmp_path.as_uri()}/secret"
+        catalog.create_table(
+            "db.t",
+            pa.schema([("id", pa.int64())]),
+        )
+        with catalog.engine.begin() as connection:
+            query = "SELECT metadata_location FROM iceberg_tables"
+            head = Path(connection.execute(text(query)).scalar_one().removeprefix("file://"))
+            if elsewhere == "metadata_location":
+                statement = text("UPDATE iceberg_tables SET metadata_location = :place")
+                connection.execute(statement, {"place": secret.as_uri()})
+        if elsewhere != "metadata_location":
+            metadata = json.loads(head.read_text())
+            if elsewhere == "location":
+                metadata["location"] = place
+            else:
+                metadata["properties"][elsewhere] = place
+            head.write_text(json.dumps(metadata))
+        catalog.engine.dispose()
+    assignment = {
+        "job": {"id": "job", "kind": "convert"},
+        "attempt": 1,
+        "lease_seconds": 30,
+        "table": {"id": "t", "identifier": ["db", "t"], "table_uuid": "u", "branch": "main"},
+        "catalog": record,
+        "index": {"warehouse": f"{lake.as_uri()}/index"},
+        "allowed_locations": [lake.as_uri()],
+    }
+    with pytest.raises(JobError, match="leads outside the allowed places") as caught:
+        run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+    assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
+    assert "TOPSECRETLINE" not in caught.value.detail
