@@ -93,12 +93,14 @@ def database(request: pytest.FixtureRequest, new_database_url: Callable[[str], s
     database.dispose()
 
 
-@pytest.fixture
-def settings(tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings:
+@pytest.fixture(params=DATABASES)
+def settings(
+    request: pytest.FixtureRequest, tmp_path: Path, new_database_url: Callable[[str], str]
+) -> Settings:
     """Polls nothing by itself: tests that want it call `Running.poll` or turn `background` on."""
     return Settings(
         data_dir=tmp_path,
-        database_url=new_database_url("sqlite"),
+        database_url=new_database_url(request.param),
         bootstrap_key=ADMIN_KEY,
         background=False,
         failed_logins_per_minute=0,  # many tests are strangers on purpose

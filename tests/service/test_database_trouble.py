@@ -23,6 +23,8 @@ from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import restartable_server
 from tests.service.queue_calls import add_tables
 
+ON_SQLITE = pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
+"""For what only SQLite does: one writer at a time, and a file whose size can be bounded."""
 _HOLD_LOCK = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -75,6 +77,7 @@ def rows(service: Running, model: Any) -> list[Any]:
         return list(session.exec(select(model)))
 
 
+@ON_SQLITE
 @pytest.mark.integration
 def test_a_database_that_another_process_locks_for_long_is_answered_with_503(service: Running) -> None:
     (table_id,) = add_tables(service.database, ["a"])
@@ -88,6 +91,7 @@ def test_a_database_that_another_process_locks_for_long_is_answered_with_503(ser
     assert [each.id for each in rows(service, Job)] == [answer.json()["id"]]
 
 
+@ON_SQLITE
 def test_a_full_disk_leaves_nothing_half_written(service: Running) -> None:
     (table_id,) = add_tables(service.database, ["a"])
     full = False
@@ -115,6 +119,7 @@ def test_a_full_disk_leaves_nothing_half_written(service: Running) -> None:
     assert service.finish(assignment).json()["status"] == "succeeded"
 
 
+@ON_SQLITE
 @pytest.mark.integration
 def test_a_denial_that_cannot_be_recorded_is_answered_with_503(service: Running) -> None:
     with service.client_with({"Authorization": "Bearer nothing"}) as stranger:

@@ -2,7 +2,6 @@
 
 import base64
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from sqlalchemy import MetaData, create_engine, select
 
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
@@ -176,10 +176,14 @@ def test_a_database_names_its_user_and_no_password(service: Running) -> None:
 
 
 def dump(database_url: str) -> str:
-    with sqlite3.connect(database_url.removeprefix("sqlite:///")) as connection:
-        text = "\n".join(connection.iterdump())
-    connection.close()
-    return text
+    """Every value of every table, whether or not a model knows it."""
+    engine = create_engine(database_url)
+    known = MetaData()
+    known.reflect(engine)
+    with engine.connect() as connection:
+        found = [connection.execute(select(table)).all() for table in known.tables.values()]
+    engine.dispose()
+    return "\n".join(repr(tuple(row)) for rows in found for row in rows)
 
 
 def test_no_secret_is_kept_said_or_logged(
