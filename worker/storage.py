@@ -59,6 +59,8 @@ class LocationFileIO(PyArrowFileIO):
         """(scheme, netloc, path) of a location."""
         kept = location.translate(_HIDDEN)
         scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
+        if (scheme, netloc) == ("file", "localhost"):  # this machine, as an empty one says (RFC 8089)
+            netloc, path = "", path.removeprefix(netloc)
         return scheme, netloc, path.translate(_SHOWN)
 
     def check(self, location: str) -> None:
