@@ -196,6 +196,14 @@ class Settings(BaseSettings):
             return False
         return any(is_under(location, root) for root in self.location_roots)
 
+    def is_control_database(self, uri: str) -> bool:
+        """Whether a uri names the PostgreSQL database that the service keeps its own tables in."""
+        own, other = urlsplit(self.database_url), urlsplit(uri)
+        if not (own.scheme.startswith("postgresql") and other.scheme.startswith("postgresql")):
+            return False
+        places = [(one.hostname, one.port or 5432, one.path.strip("/")) for one in (own, other)]
+        return places[0] == places[1]
+
     def _database_files(self) -> tuple[str, ...]:
         if not self.database_url.startswith("sqlite"):
             return ()

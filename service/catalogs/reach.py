@@ -92,6 +92,17 @@ def check_record(settings: Settings, kind: CatalogType, properties: Mapping[str,
     uri = properties.get("uri", "")
     if uri and not is_reference("uri", uri):
         _check_uri(kind, uri)
+        if kind is CatalogType.SQL and settings.is_control_database(uri):
+            parts = urlsplit(uri)  # without its password
+            place = f"{parts.hostname}{parts.path}"
+            raise InvalidError(
+                "location-not-allowed",
+                "The location is outside the allowed places",
+                f"{place!r} is the database in which the service keeps its own tables.",
+                "Keep catalogs in a database of their own.",
+                location=place,
+                setting="ICESTREAM_DATABASE_URL",
+            )
     for host in _hosts(kind, properties):
         check_host(settings, host)
 

@@ -70,7 +70,7 @@ class AttemptId(Message):
 
     job_id: str
     """The job."""
-    attempt: int
+    attempt: int = ModelField(strict=True)
     """Counts from 1."""
 
 

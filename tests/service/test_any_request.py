@@ -92,7 +92,7 @@ def test_any_request_is_answered_as_documented(
             if name in ids and len(str(case.path_parameters[name])) % 2:
                 case.path_parameters[name] = ids[name]
     if "/claim" in case.path and isinstance(case.body, dict):
-        wait = case.body.get("wait_seconds")
+        wait = case.body.get("wait_seconds", 20)
         # What may be asked for is not waited for.
         if type(wait) in (int, float) and 0 <= wait <= 60:  # type: ignore[operator]
             case.body["wait_seconds"] = 0
