@@ -15,16 +15,16 @@ from typing import Annotated, Any, Generic, TypeVar
 from fastapi import Query, Request
 from pydantic import AfterValidator, TypeAdapter
 from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
-from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.orm import Mapped, QueryableAttribute
 from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.errors import InvalidError
 from service.messages import Message, UtcTime, to_utc
+from service.values import unusable_values
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
-_LARGEST = 2**63 - 1
 
 
 class Page(Message, Generic[Item]):
@@ -121,6 +121,20 @@ def read_page(
     return Page(items=view(shown), next_cursor=following)
 
 
+def within(
+    query: SelectOfScalar[Row],
+    column: Mapped[datetime],
+    since: datetime | None,
+    until: datetime | None,
+) -> SelectOfScalar[Row]:
+    """The rows of `since` or later and before `until`, each None for any time."""
+    if since is not None:
+        query = query.where(column >= since)
+    if until is not None:
+        query = query.where(column < until)
+    return query
+
+
 def _follows(
     column: QueryableAttribute[Any], key: QueryableAttribute[Any], last: tuple[Any, Any], sort: str
 ) -> ColumnElement[bool]:
@@ -173,12 +187,8 @@ def _decode(
 
 def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
     """A value of a column that its database can take; anybody can write a cursor. Raises ValueError."""
-    if isinstance(value, str):
-        value.encode()
-        if "\0" in value:
-            raise ValueError("no database stores NUL")
-    elif isinstance(value, int) and abs(value) > _LARGEST:
-        raise ValueError("no database counts so far")
+    for problem in unusable_values(value, "the cursor"):
+        raise ValueError(problem)
     stored = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     kind = stored.python_type
     read = TypeAdapter(kind).validate_python(value, strict=kind is not datetime)

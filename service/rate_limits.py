@@ -135,7 +135,7 @@ class RateLimits:
             if failures is not None and (wait := failures.wait_seconds(now)):
                 return _too_many("failed to sign in", self._failures_per_minute, wait)
         if self._calls_per_minute and not (caller.principal and caller.principal.role is Role.WORKER):
-            key = _name(caller.principal) if caller.principal else caller.address
+            key = caller.principal.key if caller.principal else caller.address
             calls = self.calls.get(key) or self.calls.put(key, Bucket(self._calls_per_minute, now))
             if wait := calls.wait_seconds(now):
                 return _too_many("called", self._calls_per_minute, wait)
@@ -164,10 +164,6 @@ def _network(host: str) -> str:
     except ValueError:
         return host
     return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host
-
-
-def _name(principal: Principal) -> str:
-    return f"{principal.kind}:{principal.id}"
 
 
 def _too_many(what: str, per_minute: int, wait_seconds: float) -> IcestreamError:

@@ -86,7 +86,7 @@ class ApiRoute(APIRoute):
                 return await handle(request)
             _check_key(key)
             principal = await run_in_threadpool(access.check, request)
-            owner = f"{principal.kind}:{principal.id}"
+            owner = principal.key
             fingerprint = _fingerprint(request, await request.body())
             database = get_database(request)
             stored = await run_in_threadpool(_find, database, owner, key, fingerprint)

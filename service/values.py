@@ -41,22 +41,23 @@ def check_body(body: bytes) -> None:
         return
     try:
         parsed = json.loads(body)
-        found = next(_unusable_values(parsed, "body"), None)
+        found = next(unusable_values(parsed, "body"), None)
     except (ValueError, RecursionError):
         return  # no JSON: refused by whoever reads it
     if found is not None:
         raise _unusable(found)
 
 
-def _unusable_values(value: Any, place: str) -> Iterator[str]:
+def unusable_values(value: Any, place: str) -> Iterator[str]:
+    """What of a parsed value, which stands at `place`, cannot be stored: a sentence each."""
     match value:
         case dict():
             for key, item in value.items():
-                yield from _unusable_values(key, f"a name in {place}")
-                yield from _unusable_values(item, f"{place}.{key}")
+                yield from unusable_values(key, f"a name in {place}")
+                yield from unusable_values(item, f"{place}.{key}")
         case list():
             for number, item in enumerate(value):
-                yield from _unusable_values(item, f"{place}.{number}")
+                yield from unusable_values(item, f"{place}.{number}")
         case str() if "\0" in value:
             yield f"{place} has a NUL character."
         case str() if any("\ud800" <= character <= "\udfff" for character in value):

@@ -110,8 +110,7 @@ class TaskRunner:
 
     def smaller(self, halvings: int) -> TaskRunner:
         """With fewer tasks at a time, which share the memory of a machine."""
-        parallelism = max(1, self.parallelism >> halvings)
-        return TaskRunner(self.spark, self.local_rows, parallelism, is_limited=True)
+        return self.limited(max(1, self.parallelism >> halvings))
 
     def limited(self, tasks: int) -> TaskRunner:
         """With at most so many tasks at a time, here and on Spark."""

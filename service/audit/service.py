@@ -8,7 +8,7 @@ from sqlmodel import Session, col, select
 
 from service.audit.models import AuditEntry, AuditEntryView
 from service.auth.models import Principal
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.paging import Page, PageRequest, Sorting, read_page, within
 
 SORTING = Sorting({"id": AuditEntry.id, "at": AuditEntry.at}, key=AuditEntry.id, default="-id")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
@@ -59,10 +59,7 @@ def list_entries(
     ):
         if wanted is not None:
             query = query.where(column == wanted)
-    if since is not None:
-        query = query.where(col(AuditEntry.at) >= since)
-    if until is not None:
-        query = query.where(col(AuditEntry.at) < until)
+    query = within(query, col(AuditEntry.at), since, until)
     return read_page(
         session,
         query,

@@ -48,6 +48,11 @@ class Principal:
     csrf_token: str | None = None
     """Set for browser sessions: forms and scripts of the page must send it back."""
 
+    @property
+    def key(self) -> str:
+        """One for each principal, of whatever kind."""
+        return f"{self.kind}:{self.id}"
+
 
 SYSTEM = Principal("system", "system", "icestream", Role.ADMIN)
 """The service itself: `up` and the scheduler."""

@@ -18,7 +18,7 @@ from service.index_health.models import (
 )
 from service.jobs.models import Job
 from service.jobs.status import JobStatus
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
@@ -267,10 +267,7 @@ def list_history(
     if resolution is not Resolution.ALL:
         coarser = list(Resolution)[list(Resolution).index(resolution) :]
         query = query.where(col(HealthSample.resolution).in_(coarser))
-    if since is not None:
-        query = query.where(col(HealthSample.at) >= since)
-    if until is not None:
-        query = query.where(col(HealthSample.at) < until)
+    query = within(query, col(HealthSample.at), since, until)
     return read_page(
         session,
         query,

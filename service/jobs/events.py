@@ -8,7 +8,7 @@ from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from service.jobs.models import Event, EventView, Job
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.paging import Page, PageRequest, Sorting, read_page, within
 
 SORTING = Sorting({"id": Event.id}, key=Event.id, default="id")
 """Their ids, which are given in order, and not their times: replicas' clocks differ."""
@@ -68,10 +68,7 @@ def list_events(
     if kind:
         in_group = func.substr(Event.kind, 1, len(kind) + 1) == f"{kind}."
         query = query.where(or_(col(Event.kind) == kind, in_group))
-    if since is not None:
-        query = query.where(col(Event.at) >= since)
-    if until is not None:
-        query = query.where(col(Event.at) < until)
+    query = within(query, col(Event.at), since, until)
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 

@@ -17,6 +17,7 @@ from service.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
 from service.jobs import queue
 from service.jobs.models import (
+    REQUEST,
     Attempt,
     AttemptView,
     BulkItem,
@@ -29,7 +30,7 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.status import JobKind, JobStatus
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.tables.service import check_index_unused, get_table
@@ -94,13 +95,8 @@ def list_jobs(
         of_catalog = select(EnrolledTable.id).where(EnrolledTable.catalog_id == (found.id if found else ""))
         query = query.where(col(Job.table_id).in_(of_catalog))
     if trigger is not None:
-        query = query.where(
-            (Job.trigger == "request") if trigger == "request" else (Job.trigger != "request")
-        )
-    if since is not None:
-        query = query.where(col(Job.created_at) >= since)
-    if until is not None:
-        query = query.where(col(Job.created_at) < until)
+        query = query.where((Job.trigger == REQUEST) if trigger == REQUEST else (Job.trigger != REQUEST))
+    query = within(query, col(Job.created_at), since, until)
     if statuses:
         query = query.where(col(Job.status).in_([status.value for status in statuses]))
     if kinds:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow import fs as pafs
+from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
@@ -14,6 +15,22 @@ from worker.storage import Storage
 
 def local(location: str) -> Path:
     return Path("/" + location.removeprefix("file:").lstrip("/"))
+
+
+def table_with_deletes(spark: SparkSession, name: str, format_version: Any, rows: int) -> TableBuilder:
+    """Two data files of rows (i, i), and deletes of every third one."""
+    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=format_version)
+    table.append([{"id": i, "v": i} for i in range(rows)], files=2)
+    table.delete_keys([{"id": i} for i in range(0, rows, 3)])
+    return table
+
+
+def assert_every_manifest_is_named(table: TableBuilder) -> None:
+    """Each manifest is there that some snapshot names, and no other."""
+    named = table.spark.sql(f"SELECT path FROM {table.identifier}.all_manifests").collect()
+    named += table.spark.sql(f"SELECT manifest_list FROM {table.identifier}.snapshots").collect()
+    written = local(table.metadata_location).parent.glob("*.avro")
+    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
 
 
 def assert_nothing_is_left(table: TableBuilder) -> None:

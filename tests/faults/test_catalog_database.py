@@ -13,7 +13,13 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, register_jdbc_catalog, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, lose
-from tests.faults.tables import assert_next_attempt_converts, assert_nothing_is_left, commits_by_job, local
+from tests.faults.tables import (
+    assert_every_manifest_is_named,
+    assert_next_attempt_converts,
+    assert_nothing_is_left,
+    commits_by_job,
+    table_with_deletes,
+)
 from tests.jobs import Jobs, SqlCatalog
 from tests.service.postgresql import running_server
 from worker.job import JobError
@@ -52,12 +58,8 @@ def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(params=[2, 3])
 def table(request: pytest.FixtureRequest, spark: SparkSession, warehouse: str) -> TableBuilder:
-    """Two data files, and deletes of every third row."""
     name = f"database.db.t{next(_numbers)}"
-    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=request.param)
-    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
-    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
-    return table
+    return table_with_deletes(spark, name, request.param, ROWS)
 
 
 @pytest.fixture
@@ -76,10 +78,7 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     assert proxy.mode == PASS
     assert done.result["rows_deleted"] == ROWS // 3
     assert commits_by_job(table) == {"lost": 1}
-    named = spark.sql(f"SELECT path FROM {table.identifier}.all_manifests").collect()
-    named += spark.sql(f"SELECT manifest_list FROM {table.identifier}.snapshots").collect()
-    written = local(table.metadata_location).parent.glob("*.avro")
-    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
+    assert_every_manifest_is_named(table)
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert_nothing_is_left(table)
 

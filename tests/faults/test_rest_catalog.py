@@ -17,7 +17,13 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose
-from tests.faults.tables import assert_next_attempt_converts, assert_nothing_is_left, commits_by_job, local
+from tests.faults.tables import (
+    assert_every_manifest_is_named,
+    assert_next_attempt_converts,
+    assert_nothing_is_left,
+    commits_by_job,
+    table_with_deletes,
+)
 from tests.jobs import Jobs
 from tests.rest_catalog import Body, RestCatalog, running_rest_catalog
 from worker.catalogs import java_map, java_message, java_properties, java_types
@@ -67,12 +73,8 @@ def proxy(rest: RestCatalog) -> Iterator[Proxy]:
 
 @pytest.fixture(params=[2, 3])
 def table(request: pytest.FixtureRequest, spark: SparkSession, catalog: Catalog) -> TableBuilder:
-    """Two data files, and deletes of every third row."""
     name = f"{catalog.name}.rest.t{next(_numbers)}"
-    table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=request.param)
-    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
-    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
-    return table
+    return table_with_deletes(spark, name, request.param, ROWS)
 
 
 @pytest.fixture
@@ -80,15 +82,6 @@ def jobs(spark: SparkSession, rest: RestCatalog, proxy: Proxy, table: TableBuild
     impatient = {"rest.client.socket-timeout-ms": "2000", "rest.client.max-retries": "1"}
     catalog = RestCatalog(rest.name, f"http://127.0.0.1:{proxy.port}", rest.requests, further=impatient)
     return Jobs(spark, catalog, table.identifier, tmp_path)
-
-
-def check_manifests(table: TableBuilder) -> None:
-    """Each manifest is there that some snapshot names, and no other."""
-    metadata = f"{table.identifier}.all_manifests", f"{table.identifier}.snapshots"
-    named = table.spark.sql(f"SELECT path FROM {metadata[0]}").collect()
-    named += table.spark.sql(f"SELECT manifest_list FROM {metadata[1]}").collect()
-    written = local(table.metadata_location).parent.glob("*.avro")
-    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
 
 
 @pytest.mark.parametrize("status", [None, 500, 503, 504])
@@ -104,7 +97,7 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     assert (proxy.mode, rest.statuses_after_commit) == (PASS, [])
     assert done.result["rows_deleted"] == ROWS // 3
     assert commits_by_job(table) == {"lost": 1}
-    check_manifests(table)
+    assert_every_manifest_is_named(table)
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert_nothing_is_left(table)
 
