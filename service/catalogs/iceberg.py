@@ -7,7 +7,7 @@ texts say what was tried and what to do.
 import difflib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,8 @@ class TableSource(Protocol):
         """The current metadata of a table. Raises NoSuchTableError or NoSuchNamespaceError."""
         ...
 
-    def heads(self) -> dict[str, str] | None:
-        """Where the current metadata of every table lies, by dotted name; None if one call can't tell."""
+    def heads(self, tables: Sequence[Identifier]) -> dict[Identifier, str] | None:
+        """Where the metadata of those of these tables lies that are there; None if one call can't tell."""
         ...
 
     def namespaces(self) -> list[Identifier]: ...
@@ -71,16 +71,17 @@ class PyIcebergSource:
     def load(self, identifier: Identifier) -> Table:
         return self.catalog.load_table(identifier)
 
-    def heads(self) -> dict[str, str] | None:
+    def heads(self, tables: Sequence[Identifier]) -> dict[Identifier, str] | None:
         if not isinstance(self.catalog, SqlCatalog):
             return None
         query = select(
             IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
         ).where(IcebergTables.catalog_name == self.catalog.name)
         with self.catalog.engine.connect() as connection:
-            return {
-                f"{namespace}.{name}": head for namespace, name, head in connection.execute(query) if head
-            }
+            found = {(namespace, name): head for namespace, name, head in connection.execute(query) if head}
+        # Such a catalog knows namespaces with dots only, in which parts with dots can't be told from others.
+        keys = {table: (".".join(table[:-1]), table[-1]) for table in tables}
+        return {table: found[key] for table, key in keys.items() if key in found}
 
     def namespaces(self) -> list[Identifier]:
         """All namespaces, parents before children."""
@@ -124,7 +125,7 @@ class HadoopSource:
         read = FromInputFile.table_metadata(self.io.new_input(location))
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
-    def heads(self) -> None:
+    def heads(self, tables: Sequence[Identifier]) -> None:
         """Each table's directory has to be listed."""
 
     def namespaces(self) -> list[Identifier]:

@@ -20,7 +20,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
-from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.iceberg import IcebergCatalogs, Identifier
 from service.catalogs.models import Catalog
 from service.catalogs.reach import check_location
 from service.database import Database, utc_now
@@ -64,7 +64,7 @@ class Polled:
 class _Tracked:
     """An enrolled table, between its polls."""
 
-    name: str
+    identifier: Identifier
     known: Hashable
     """What decisions depend on, besides the Iceberg table and time."""
     polled: Hashable = None
@@ -130,7 +130,7 @@ class Poller:
             select_columns(
                 col(EnrolledTable.id),
                 col(EnrolledTable.catalog_id),
-                col(EnrolledTable.name),
+                col(EnrolledTable.identifier),
                 col(EnrolledTable.version),
                 col(Catalog.version),
                 col(TableHealth.reported_at),
@@ -141,10 +141,11 @@ class Poller:
         ).all()
         with self._lock:
             found: dict[str, set[str]] = {}
-            for table_id, catalog_id, name, *versions in rows:
+            for table_id, catalog_id, identifier, *versions in rows:
                 found.setdefault(catalog_id, set()).add(table_id)
                 known = (general, *versions)
-                tracked = self._lane(catalog_id).tables.setdefault(table_id, _Tracked(name, known))
+                tables = self._lane(catalog_id).tables
+                tracked = tables.setdefault(table_id, _Tracked(tuple(identifier), known))
                 tracked.known = known
             for catalog_id, lane in list(self._lanes.items()):
                 for table_id in lane.tables.keys() - found.get(catalog_id, set()):
@@ -199,12 +200,14 @@ class Poller:
 
     def _sweep(self, catalog_id: str, lane: _Lane, fresh: list[str]) -> None:
         """Compare the heads of tables in which nothing goes on; those that moved are polled next."""
-        heads: dict[str, str] | None = {}
+        heads: dict[Identifier, str] | None = {}
+        with self._lock:
+            asked = [lane.tables[table_id].identifier for table_id in fresh if table_id in lane.tables]
         try:
             with self._database.read() as session:
                 catalog = session.get_one(Catalog, catalog_id)
             with self._catalogs.open(catalog) as source:
-                heads = source.heads()
+                heads = source.heads(asked)
         except IcestreamError:
             pass  # polling each table tells it
         except Exception:
@@ -216,7 +219,7 @@ class Poller:
                 table = lane.tables.get(table_id)
                 if table is None or heads is None:
                     continue
-                if heads.get(table.name) == table.head:
+                if heads.get(table.identifier) == table.head:
                     table.next_at = now + self._interval()
                     same.append(table_id)
                 else:

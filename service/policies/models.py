@@ -415,7 +415,7 @@ class PolicyAttachment(SQLModel, table=True):
     __tablename__ = "policy_attachments"
 
     target: str = Field(primary_key=True)
-    """One policy per place: `system`, `catalog:<id>`, `namespace:<catalog id>:<dotted>`, `table:<id>`."""
+    """One policy a place: `system`, `catalog:<id>`, `namespace:<catalog id>:<parts, JSON>`, `table:<id>`."""
     level: str
     catalog_id: str | None = Field(default=None, foreign_key="catalogs.id", index=True)
     namespace: list[str] | None = Field(default=None, sa_type=Json)

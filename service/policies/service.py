@@ -4,6 +4,7 @@ Two are built in: `standard`, which sets every value and is attached to the syst
 under which nothing runs by itself. They cannot be changed, so that every value always has a source.
 """
 
+import json
 import math
 from collections import ChainMap
 from collections.abc import Collection, Sequence
@@ -284,7 +285,7 @@ def attach_policy(
         catalog_id = get_catalog(session, request.catalog or "").id
         target = f"catalog:{catalog_id}"
         if request.level is Level.NAMESPACE:
-            target = f"namespace:{catalog_id}:{'.'.join(request.namespace or [])}"
+            target = namespace_target(catalog_id, request.namespace or [])
     needed = Role.ADMIN if request.level is Level.SYSTEM else Role.OPERATOR
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
     if request.policy is None and request.level is Level.SYSTEM:
@@ -341,6 +342,11 @@ def table_target(table_id: str) -> str:
     return f"table:{table_id}"
 
 
+def namespace_target(catalog_id: str, parts: Sequence[str]) -> str:
+    """Names the parts, in which there may be dots."""
+    return f"namespace:{catalog_id}:{json.dumps(parts)}"
+
+
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
     """The attachments that reach a table, nearest first; the last one is the system's."""
     targets = [table_target(table.id), *_targets_of(table.catalog_id, table.identifier[:-1])]
@@ -354,7 +360,7 @@ def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttach
 
 def _targets_of(catalog_id: str, namespace: Sequence[str]) -> list[str]:
     """What holds for a namespace of a catalog, nearest first."""
-    namespaces = [f"namespace:{catalog_id}:{'.'.join(namespace[:n])}" for n in range(len(namespace), 0, -1)]
+    namespaces = [namespace_target(catalog_id, namespace[:n]) for n in range(len(namespace), 0, -1)]
     return [*namespaces, f"catalog:{catalog_id}", SYSTEM_TARGET]
 
 

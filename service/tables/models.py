@@ -1,4 +1,7 @@
-"""Enrolled tables: one row per (catalog, identifier, branch)."""
+"""Enrolled tables: one row per (catalog, identifier, branch).
+
+Parts of an identifier may hold dots, so dotted names are for people and filters; tables go by the parts.
+"""
 
 from datetime import datetime
 from typing import Annotated
@@ -24,7 +27,7 @@ class EnrolledTable(SQLModel, table=True):
         Index(
             "uq_tables_identifier_branch",
             "catalog_id",
-            "name",
+            "identifier",
             "branch",
             unique=True,
             sqlite_where=text("deleted_at IS NULL"),
@@ -35,6 +38,8 @@ class EnrolledTable(SQLModel, table=True):
     id: str = Field(default_factory=new_id, primary_key=True)
     catalog_id: str = Field(foreign_key="catalogs.id", index=True)
     identifier: list[str] = Field(sa_type=Json)
+    namespace: str
+    """The identifier without its last part, with dots."""
     name: str
     """The identifier with dots."""
     branch: str = "main"

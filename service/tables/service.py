@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import func
+from sqlalchemy import and_, func, or_
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -118,6 +118,7 @@ def enroll_table(
     row = EnrolledTable(
         catalog_id=catalog.id,
         identifier=list(loaded.identifier),
+        namespace=".".join(loaded.identifier[:-1]),
         name=".".join(loaded.identifier),
         branch=request.branch,
         key_sets=request.key_sets or [],
@@ -125,14 +126,14 @@ def enroll_table(
         format_version=loaded.format_version,
         location=loaded.location,
     )
-    existing = _find_enrolled(session, row)
+    existing = _find_enrolled(session, loaded, request.branch)
     if existing is not None:
         raise _already_enrolled(existing)
     try:
         with session.begin_nested():
             session.add(row)
     except IntegrityError as error:
-        winner = _find_enrolled(session, row)
+        winner = _find_enrolled(session, loaded, request.branch)
         if winner is None:
             raise
         raise _already_enrolled(winner) from error
@@ -191,16 +192,7 @@ def enroll_pattern(
             branch=request.branch,
             policy=request.policy,
         )
-        probe = EnrolledTable(
-            catalog_id=table.catalog.id,
-            identifier=[],
-            name=".".join(table.identifier),
-            branch=request.branch,
-            table_uuid="",
-            format_version=0,
-            location="",
-        )
-        existing = _find_enrolled(session, probe)
+        existing = _find_enrolled(session, table, request.branch)
         if existing is not None:
             result.already_enrolled.append(view(session, settings, existing))
             continue
@@ -229,7 +221,8 @@ def list_tables(
         query = query.where(EnrolledTable.catalog_id == (found.id if found else ""))
     if namespace:
         # LIKE would ignore case on SQLite, and names of namespaces don't.
-        query = query.where(func.substr(EnrolledTable.name, 1, len(namespace) + 1) == f"{namespace}.")
+        start = func.substr(EnrolledTable.namespace, 1, len(namespace) + 1)
+        query = query.where(or_(col(EnrolledTable.namespace) == namespace, start == f"{namespace}."))
     if search:
         query = query.where(col(EnrolledTable.name).icontains(search, autoescape=True))
     if paused is not None:
@@ -422,12 +415,17 @@ def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> Load
     )
 
 
-def _find_enrolled(session: Session, row: EnrolledTable) -> EnrolledTable | None:
+def _find_enrolled(session: Session, loaded: LoadedTable, branch: str) -> EnrolledTable | None:
+    # To a sql catalog ["a.b", "t"] and ["a", "b", "t"] are one table, to others they are two.
+    same_with_dots = and_(
+        col(EnrolledTable.name) == ".".join(loaded.identifier),
+        col(EnrolledTable.table_uuid) == loaded.table_uuid,
+    )
     return session.exec(
         select(EnrolledTable).where(
-            EnrolledTable.catalog_id == row.catalog_id,
-            EnrolledTable.name == row.name,
-            EnrolledTable.branch == row.branch,
+            EnrolledTable.catalog_id == loaded.catalog.id,
+            or_(col(EnrolledTable.identifier) == list(loaded.identifier), same_with_dots),
+            EnrolledTable.branch == branch,
             col(EnrolledTable.deleted_at).is_(None),
         )
     ).first()

@@ -200,6 +200,7 @@ def _add_tables(
         EnrolledTable(
             catalog_id=catalog.id,
             identifier=["db", f"t{number}"],
+            namespace="db",
             name=f"db.t{number}",
             table_uuid=f"{name}-{number}",
             format_version=2,

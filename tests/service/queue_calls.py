@@ -35,6 +35,7 @@ def add_tables(database: Database, uuids: list[str], catalog_name: str = "local"
             EnrolledTable(
                 catalog_id=catalog.id,
                 identifier=["db", f"t{number}"],
+                namespace="db",
                 name=f"db.t{number}",
                 table_uuid=uuid,
                 format_version=2,

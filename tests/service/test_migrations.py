@@ -2,23 +2,29 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
+from sqlmodel import select
 
-from service.database import _scripts, migrate
+from service.catalogs.models import Catalog
+from service.database import Database, _scripts, migrate
 from service.errors import StartError
+from service.policies.models import Level, PolicyAttachment
+from service.policies.service import STANDARD, get_policy, namespace_target
+from service.tables.models import EnrolledTable
 from tests.service.conftest import DATABASES
 
 
-def schema(url: str) -> dict[str, tuple[set[str], set[str | None]]]:
+def schema(url: str) -> dict[str, tuple[set[str], set[Any]]]:
     """Columns and indexes of each table."""
     engine = create_engine(url)
     inspector = inspect(engine)
     found = {
         table: (
             {column["name"] for column in inspector.get_columns(table)},
-            {index["name"] for index in inspector.get_indexes(table)},
+            {(index["name"], *index["column_names"]) for index in inspector.get_indexes(table)},
         )
         for table in inspector.get_table_names()
         if table != "alembic_version"
@@ -58,3 +64,53 @@ def test_a_migration_that_the_database_was_never_at_is_refused(
 ) -> None:
     with pytest.raises(StartError, match=r"can go back to these: 0001, 0002, "):
         migrate(new_database_url("sqlite"), "nonsense")
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_names_with_dots_in_their_parts_are_kept_on_the_way_there_and_back(
+    kind: str, new_database_url: Callable[[str], str]
+) -> None:
+    url = new_database_url(kind)
+    database = Database(url)
+    with database.write() as session:
+        catalog = Catalog(name="local", type="sql", properties={})
+        session.add(catalog)
+        session.flush()
+        targets = [namespace_target(catalog.id, parts) for parts in (["a.b"], ["a", "b"])]
+        policy = get_policy(session, STANDARD)
+        for target, identifier in zip(targets, (["a.b", "c"], ["a", "b", "c"]), strict=True):
+            session.add(
+                PolicyAttachment(
+                    target=target,
+                    level=Level.NAMESPACE.value,
+                    catalog_id=catalog.id,
+                    namespace=identifier[:-1],
+                    policy_id=policy.id,
+                )
+            )
+            session.add(
+                EnrolledTable(
+                    catalog_id=catalog.id,
+                    identifier=identifier,
+                    namespace="a.b",
+                    name="a.b.c",
+                    table_uuid=str(identifier),
+                    format_version=2,
+                    location="file:///wh",
+                )
+            )
+    told = r"more than once: table a\.b\.c \(branch main\), namespace a\.b\. Remove all but one"
+    with pytest.raises(StartError, match=told):
+        migrate(url, "0011")
+    with database.write() as session:
+        session.delete(session.get_one(PolicyAttachment, targets[1]))
+        session.delete(session.exec(select(EnrolledTable).where(EnrolledTable.namespace == "a.b")).first())
+    migrate(url, "0011")
+    with database.engine.connect() as connection:
+        found = connection.execute(text("SELECT target FROM policy_attachments WHERE level = 'namespace'"))
+        assert found.scalars().all() == [f"namespace:{catalog.id}:a.b"]
+    migrate(url)
+    with database.read() as session:
+        assert session.get_one(PolicyAttachment, targets[0]).namespace == ["a.b"]
+        assert [table.namespace for table in session.exec(select(EnrolledTable))] == ["a.b"]
+    database.dispose()

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from service.auth.models import Role
+from service.catalogs.iceberg import PyIcebergSource
 from service.database import utc_now
 from service.jobs.models import Attempt, Job
 from service.settings import Settings
 from tests.service.conftest import Running, running
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
 
 @pytest.fixture
@@ -339,6 +340,35 @@ def test_tables_are_listed_page_by_page_and_by_filter(local: Running, iceberg: I
     found = local.admin.get("/tables", params={"search": "db."}).json()["items"]
     assert [table["name"] for table in found] == ["db.a", "db.b"]
     assert local.admin.get("/tables", params={"catalog": "nope"}).json()["items"] == []
+
+
+def test_tables_are_told_apart_by_the_parts_of_their_names(local: Running, iceberg: IcebergCatalog) -> None:
+    names = [("a", "b.c"), ("a.b", "c")]
+    tables = []
+    for identifier in names:
+        iceberg.catalog.create_namespace_if_not_exists(identifier[0])
+        iceberg.catalog.create_table(identifier, SCHEMA, properties={"format-version": "2"})
+        tables.append(local.enroll(identifier=list(identifier)))
+    assert [table["name"] for table in tables] == ["a.b.c", "a.b.c"]
+    assert refusal(local, identifier=["a.b", "c"])[0] == 409
+    again = local.admin.post("/tables/enroll-by-pattern", json={"catalog": "local", "pattern": "a.*"}).json()
+    assert {table["id"] for table in again["already_enrolled"]} == {table["id"] for table in tables}
+    found = {
+        namespace: [
+            table["identifier"]
+            for table in local.admin.get("/tables", params={"namespace": namespace}).json()["items"]
+        ]
+        for namespace in ("a", "a.b", "a.b.c")
+    }
+    assert sorted(found["a"]) == [["a", "b.c"], ["a.b", "c"]]
+    assert (found["a.b"], found["a.b.c"]) == ([["a.b", "c"]], [])
+    for namespace, policy in ((["a"], "standard"), (["a.b"], "manual"), (["a", "b"], "standard")):
+        place = {"level": "namespace", "catalog": "local", "namespace": namespace, "policy": policy}
+        assert local.admin.put("/policy-attachments", json=place).status_code == 200
+    nearest = [local.admin.get(f"/tables/{table['id']}/policy").json()["policy"] for table in tables]
+    assert nearest == ["standard", "manual"]
+    heads = PyIcebergSource(iceberg.catalog).heads([*names, ("a", "b", "d")])
+    assert heads == {name: iceberg.catalog.load_table(name).metadata_location for name in names}
 
 
 def test_viewers_read_and_change_nothing(local: Running) -> None:
