@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
@@ -189,7 +189,7 @@ def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
     )
 
 
-def validation_error(error: RequestValidationError) -> IcestreamError:
+def validation_error(error: RequestValidationError | ValidationError) -> InvalidError:
     """Pydantic's findings as one problem, each with its place in the request."""
     findings = [
         {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])}

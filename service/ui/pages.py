@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +24,8 @@ from service.errors import IcestreamError, UnauthenticatedError, validation_erro
 from service.headers import PAGE_POLICY
 from service.ui import formats
 
+EVERYTHING = 10_000
+"""More than a page shows of anything that it does not page through."""
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
@@ -47,6 +49,7 @@ def _environment() -> Environment:
         moment=formats.moment,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,
+        pairs=lambda names, words="": [(name, f"{words}{name}") for name in names],
         basename=lambda path: PurePosixPath(path).name,
     )
     environment.globals.update(
@@ -70,8 +73,17 @@ def render(
 ) -> HTMLResponse:
     """A page for `principal`, or for somebody who is not signed in."""
     can_operate = principal is not None and principal.role.allows(Role.OPERATOR)
+
+    def here(**changes: object) -> str:
+        """The address of this list, from its beginning, with other filters or another order."""
+        kept = [pair for pair in request.query_params.multi_items() if pair[0] not in {"cursor", *changes}]
+        return "?" + urlencode(kept + [(name, value) for name, value in changes.items() if value is not None])
+
     text = _templates.get_template(template).render(
         path=request.url.path,
+        here=here,
+        has_cursor="cursor" in request.query_params,
+        is_filtered=bool(request.query_params.keys() - {"sort", "limit"}),
         principal=principal,
         csrf_token=(principal.csrf_token or "") if principal else "",
         can_operate=can_operate,
@@ -81,6 +93,11 @@ def render(
     return HTMLResponse(text, status_code)
 
 
+def address_of(request: Request) -> str:
+    """Where this service is, as the browser reaches it."""
+    return str(request.base_url).rstrip("/")
+
+
 class PageRoute(APIRoute):
     """Answers errors as pages, sends whoever is not signed in to the login, and names its policy."""
 
@@ -88,6 +105,8 @@ class PageRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_page(request: Request) -> Response:
+            # A filter that was left empty is none.
+            request.scope["query_string"] = urlencode(parse_qsl(request.url.query)).encode()
             try:
                 response = await handle(request)
             except IcestreamError as error:

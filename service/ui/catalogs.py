@@ -1,0 +1,218 @@
+"""The pages of catalogs: how they are reached, whether that works, and the forms that change it."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from sqlmodel import Session
+
+from service.auth.access import Admin, Operator, Viewer
+from service.auth.models import Principal
+from service.catalogs import service as catalogs
+from service.catalogs.endpoints import OpenCatalogs
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
+from service.database import CurrentDatabase, ReadSession
+from service.discovery import patterns
+from service.errors import IcestreamError, InvalidError, NotFoundError
+from service.paging import PageRequest, Search
+from service.policies import service as policies
+from service.settings import CurrentSettings
+from service.tables import service as tables
+from service.ui.forms import Form, Typed, see
+from service.ui.pages import EVERYTHING, PageRoute, render
+
+router = APIRouter(prefix="/catalogs", route_class=PageRoute)
+
+_OF_PROPERTIES = {
+    "missing_property": "properties",
+    "property_not_allowed": "properties",
+    "secret_in_clear": "properties",
+    "secret_not_allowed": "properties",
+    "host_not_allowed": "properties",
+    "uri_not_supported": "properties",
+    "location_not_allowed": "properties",
+    "location_not_absolute": "properties",
+    "index_place_not_supported": "index_warehouse",
+    "catalog_exists": "name",
+}
+"""Which field an error is about."""
+
+
+@router.get("")
+def show_catalogs(
+    request: Request,
+    session: ReadSession,
+    reader: Viewer,
+    page: Annotated[PageRequest, Depends(catalogs.SORTING.page_request)],
+    search: Search = None,
+    kind: Annotated[CatalogType | None, Query(alias="type")] = None,
+    paused: bool | None = None,
+) -> Response:
+    found = catalogs.list_catalogs(session, page, search=search, kind=kind, paused=paused)
+    return render(
+        request,
+        "catalogs/list.html",
+        reader,
+        catalogs=found.items,
+        next_cursor=found.next_cursor,
+        sort=page.sort,
+        search=search,
+        type=kind,
+        types=list(CatalogType),
+        paused=paused,
+    )
+
+
+@router.get("/new")
+def show_new_catalog(request: Request, sender: Admin) -> Response:
+    return _catalog_form(request, sender, Form.of(type="sql"))
+
+
+@router.post("/new")
+def create_catalog(
+    request: Request, database: CurrentDatabase, settings: CurrentSettings, sender: Admin, typed: Typed
+) -> Response:
+    try:
+        body = typed.read(CatalogRequest, _said(typed) | {"type": typed["type"]})
+        with database.write() as session:
+            created = catalogs.create_catalog(session, settings, sender, body)
+    except IcestreamError as error:
+        return _catalog_form(request, sender, typed.refused(error, **_OF_PROPERTIES))
+    return see(f"/catalogs/{created.id}")
+
+
+@router.get("/{catalog_id}")
+def show_catalog(
+    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer, catalog_id: str
+) -> Response:
+    return _catalog_page(request, session, settings, reader, catalog_id)
+
+
+@router.post("/{catalog_id}/check")
+def check_catalog(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    opened: OpenCatalogs,
+    sender: Operator,
+    catalog_id: str,
+) -> Response:
+    """The catalog's page with what the check found."""
+    with database.write() as session:
+        catalog = catalogs.authorize_check(session, sender, catalog_id)
+    check = catalogs.check_connection(settings, opened, catalog)
+    with database.read() as session:
+        return _catalog_page(request, session, settings, sender, catalog_id, check)
+
+
+@router.get("/{catalog_id}/edit")
+def show_catalog_form(request: Request, session: ReadSession, sender: Admin, catalog_id: str) -> Response:
+    catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+    form = Form.of(
+        name=catalog.name,
+        type=catalog.type.value,
+        properties="\n".join(f"{name} = {value}" for name, value in catalog.properties.items()),
+        index_warehouse=catalog.index_warehouse or "",
+        max_running_jobs="" if catalog.max_running_jobs is None else str(catalog.max_running_jobs),
+        version=str(catalog.version),
+    )
+    return _catalog_form(request, sender, form, catalog)
+
+
+@router.post("/{catalog_id}/edit")
+def update_catalog(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Admin,
+    catalog_id: str,
+    typed: Typed,
+) -> Response:
+    with database.read() as session:
+        catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+    try:
+        said = _said(typed)
+        removed = dict.fromkeys(catalog.properties.keys() - said["properties"].keys())
+        body = typed.read(CatalogPatch, said | {"properties": said["properties"] | removed})
+        with database.write() as session:
+            catalogs.update_catalog(session, settings, sender, catalog_id, body, typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        return _catalog_form(request, sender, typed.refused(error, **_OF_PROPERTIES), catalog)
+    return see(f"/catalogs/{catalog_id}")
+
+
+@router.post("/{catalog_id}/delete")
+def delete_catalog(database: CurrentDatabase, sender: Admin, catalog_id: str) -> Response:
+    with database.write() as session:
+        catalogs.delete_catalog(session, sender, catalog_id)
+    return see("/catalogs")
+
+
+@router.post("/{catalog_id}/{action}")
+def pause_catalog(
+    database: CurrentDatabase, sender: Operator, catalog_id: str, action: Literal["pause", "resume"]
+) -> Response:
+    with database.write() as session:
+        catalogs.pause_catalog(session, sender, catalog_id, paused=action == "pause")
+    return see(f"/catalogs/{catalog_id}")
+
+
+def _catalog_page(
+    request: Request,
+    session: Session,
+    settings: CurrentSettings,
+    reader: Principal,
+    catalog_id: str,
+    check: CatalogCheck | None = None,
+) -> Response:
+    row = catalogs.get_catalog(session, catalog_id)
+    everything = PageRequest(limit=EVERYTHING)
+    return render(
+        request,
+        "catalogs/show.html",
+        reader,
+        catalog=catalogs.view(row),
+        index_warehouse=catalogs.index_warehouse(settings, row),
+        check=check,
+        tables=tables.list_tables(session, settings, PageRequest(limit=10), catalog=row.id),
+        patterns=patterns.list_patterns(session, everything, catalog=row.id).items,
+        attachments=policies.list_attachments(session, everything, catalog=row.id).items,
+    )
+
+
+def _catalog_form(
+    request: Request, sender: Principal, form: Form, catalog: CatalogView | None = None
+) -> Response:
+    return render(
+        request,
+        "catalogs/form.html",
+        sender,
+        status_code=form.status_code,
+        form=form,
+        catalog=catalog,
+        types=list(CatalogType),
+    )
+
+
+def _said(typed: Form) -> dict[str, Any]:
+    """What a form says of a catalog, but its type. Raises InvalidError."""
+    properties: dict[str, str] = {}
+    for line in typed.lines("properties"):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not name or name in properties:
+            why = f"{name!r} is there twice" if name in properties else "no name and = stand before a value"
+            raise InvalidError(
+                "validation-error",
+                "The form is not complete",
+                f"{line!r}: {why}.",
+                "Write one property a line, as in: uri = https://catalog.example.com",
+                errors=[{"field": "properties", "message": f"{line!r}: {why}."}],
+            )
+        properties[name] = value
+    return {
+        "name": typed["name"],
+        "properties": properties,
+        "index_warehouse": typed.given("index_warehouse"),
+        "max_running_jobs": typed.given("max_running_jobs"),
+    }

@@ -1,0 +1,112 @@
+"""Forms: what was typed, and what is wrong with which field. Every form of the pages goes this way.
+
+A form that was refused comes back as it was typed, with the error of the service above it and its findings
+beside the fields. A denial is no such error: it has a page of its own, and is recorded.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+from fastapi import Depends, Request
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, ImmutableMultiDict
+
+from service.conditional import etag
+from service.errors import ForbiddenError, IcestreamError, InvalidError, PreconditionError, validation_error
+from service.values import unusable_values
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Form:
+    """Values of the fields by name, and what the service found wrong with them."""
+
+    def __init__(self, values: ImmutableMultiDict[str, Any], error: IcestreamError | None = None) -> None:
+        self._values = values
+        self.error = error
+        self._findings: list[tuple[str, str]] = []
+
+    @classmethod
+    def of(cls, **values: str) -> Self:
+        """One that nobody has filled in yet; `__` in a name stands for a dot."""
+        return cls(ImmutableMultiDict({name.replace("__", "."): text for name, text in values.items()}))
+
+    @property
+    def status_code(self) -> int:
+        return self.error.status_code if self.error else 200
+
+    @property
+    def if_match(self) -> str:
+        """The version that the form was made from, as its hidden field says."""
+        return etag(int(self["version"])) if self["version"].isdecimal() else etag(0)
+
+    def __getitem__(self, name: str) -> str:
+        """The text of a field, without spaces around it; empty if it is not there."""
+        value = self._values.get(name, "")
+        return value.strip() if isinstance(value, str) else ""
+
+    def all(self, name: str) -> list[str]:
+        """The values of a field that may be there several times."""
+        return [value for value in self._values.getlist(name) if isinstance(value, str)]
+
+    def given(self, name: str) -> str | None:
+        """The text of a field; None if it was left empty."""
+        return self[name] or None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a field that say something."""
+        return [line.strip() for line in self[name].splitlines() if line.strip()]
+
+    def listed(self, name: str) -> list[str]:
+        """The parts of a field, which are separated by commas or stand on lines of their own."""
+        return [part.strip() for part in self[name].replace("\n", ",").split(",") if part.strip()]
+
+    def read(self, model: type[Body], values: Mapping[str, Any]) -> Body:
+        """The body of the call that the form stands for. Raises InvalidError."""
+        for text in (value for _, value in self._values.multi_items()):
+            for problem in unusable_values(text, "a field"):
+                raise InvalidError("unusable-value", "A value cannot be stored", problem, "Correct it.")
+        try:
+            return model.model_validate(dict(values))
+        except ValidationError as error:
+            raise validation_error(error) from error
+
+    def refused(self, error: IcestreamError, **fields: str) -> Self:
+        """The same with what is wrong. fields: by the slug of an error (`_` for `-`), the field that it is
+        about, if the error itself does not say so. Raises a denial."""
+        if isinstance(error, ForbiddenError):
+            raise error
+        if isinstance(error, PreconditionError):
+            error = PreconditionError(
+                "version-conflict",
+                "It was changed meanwhile",
+                "Somebody changed it after this form was opened, so nothing was saved.",
+                "Open the form anew in another tab, compare, and make your change there.",
+            )
+        form = type(self)(self._values, error)
+        form._findings = [
+            (str(one["field"]).removeprefix("body."), str(one["message"]))
+            for one in error.extra.get("errors", ())
+        ]
+        if not form._findings and (field := fields.get(error.slug.replace("-", "_"))):
+            form._findings = [(field, error.detail)]
+        return form
+
+    def wrong(self, name: str) -> str:
+        """What is wrong with a field, or with a part of it."""
+        about = (text for field, text in self._findings if field == name or field.startswith(f"{name}."))
+        return "; ".join(text.removeprefix("Value error, ") for text in about)
+
+
+async def _typed(request: Request) -> Form:
+    form: FormData = await request.form()
+    return Form(form)
+
+
+Typed = Annotated[Form, Depends(_typed)]
+
+
+def see(path: str) -> RedirectResponse:
+    """Where a form that was taken leads to."""
+    return RedirectResponse(path, 303)

@@ -1,0 +1,91 @@
+"""The pages of jobs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlmodel import Session
+
+from service.auth.access import Operator, Viewer
+from service.database import CurrentDatabase, ReadSession, utc_now
+from service.jobs import events
+from service.jobs import service as jobs
+from service.jobs.models import EventView, JobView
+from service.jobs.status import JobKind, JobStatus
+from service.paging import PageRequest
+from service.tables import service as tables
+from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
+from service.ui.pages import EVERYTHING, PageRoute, render
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/jobs")
+def show_jobs(
+    request: Request,
+    session: ReadSession,
+    reader: Viewer,
+    status: Annotated[list[JobStatus] | None, Query()] = None,
+    kind: Annotated[list[JobKind] | None, Query()] = None,
+    table_id: str = "",
+    cursor: str | None = None,
+) -> Response:
+    page = jobs.list_jobs(
+        session,
+        PageRequest(limit=50, cursor=cursor),
+        table_id=table_id or None,
+        statuses=status or (),
+        kinds=kind or (),
+    )
+    return render(
+        request,
+        "jobs/list.html",
+        reader,
+        jobs=page.items,
+        next_page=str(request.url.include_query_params(cursor=page.next_cursor))
+        if page.next_cursor
+        else None,
+        statuses=list(JobStatus),
+        kinds=list(JobKind),
+        chosen_statuses=status or [],
+        chosen_kinds=kind or [],
+        table=tables.get_table(session, table_id) if table_id else None,
+        now=utc_now(),
+    )
+
+
+@router.get("/jobs/{job_id}")
+def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str) -> Response:
+    job = jobs.get_job(session, job_id)
+    happened = _events_of(session, job)
+    now = utc_now()
+    return render(
+        request,
+        "jobs/show.html",
+        reader,
+        job=job,
+        events=[event for event in happened if event.kind != "job.progress"],
+        stages=stages_of(job, happened, now),
+        figures=figures_of(job),
+        key_set_table=key_set_table(job),
+        differences=differences_of(job),
+        now=now,
+    )
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Response:
+    with database.write() as session:
+        jobs.cancel_job(session, sender, job_id)
+    return RedirectResponse(f"/jobs/{job_id}", 303)
+
+
+@router.post("/jobs/{job_id}/retry")
+def retry_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Response:
+    with database.write() as session:
+        again = jobs.retry_job(session, sender, job_id)
+    return RedirectResponse(f"/jobs/{again.id}", 303)
+
+
+def _events_of(session: Session, job: JobView) -> list[EventView]:
+    return events.list_events(session, PageRequest(limit=EVERYTHING), job_id=job.id).items

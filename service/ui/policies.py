@@ -1,0 +1,236 @@
+"""The pages of policies: what they say, where they hold, and the forms that change that."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from sqlmodel import Session
+
+from service.auth.access import Operator, Viewer
+from service.auth.models import Principal
+from service.catalogs import service as catalogs
+from service.database import CurrentDatabase, ReadSession
+from service.errors import IcestreamError, NotFoundError
+from service.paging import PageRequest, Search
+from service.policies import service as policies
+from service.policies.models import (
+    AttachmentRequest,
+    AttachmentView,
+    Level,
+    PolicyPatch,
+    PolicyRequest,
+    PolicySettings,
+    PolicyView,
+)
+from service.settings import CurrentSettings
+from service.tables import service as tables
+from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
+from service.ui.forms import Form, Typed, see
+from service.ui.pages import EVERYTHING, PageRoute, render
+from service.ui.policy_form import read_setting, sections, write_setting
+
+router = APIRouter(prefix="/policies", route_class=PageRoute)
+
+
+@router.get("")
+def show_policies(
+    request: Request,
+    session: ReadSession,
+    reader: Viewer,
+    page: Annotated[PageRequest, Depends(policies.SORTING.page_request)],
+    search: Search = None,
+    built_in: bool | None = None,
+) -> Response:
+    found = policies.list_policies(session, page, search=search, built_in=built_in)
+    return render(
+        request,
+        "policies/list.html",
+        reader,
+        policies=found.items,
+        places={policy.id: _places(session, policy) for policy in found.items},
+        next_cursor=found.next_cursor,
+        sort=page.sort,
+        search=search,
+        built_in=built_in,
+    )
+
+
+@router.get("/new")
+def show_new_policy(request: Request, session: ReadSession, sender: Operator, like: str = "") -> Response:
+    """like: a policy whose settings the form begins with."""
+    model = policies.find_policy(session, like) if like else None
+    return _policy_form(request, sender, _filled(model.settings if model else {}, description=""))
+
+
+@router.post("/new")
+def create_policy(
+    request: Request, database: CurrentDatabase, settings: CurrentSettings, sender: Operator, typed: Typed
+) -> Response:
+    try:
+        body = typed.read(PolicyRequest, _said(typed))
+        with database.write() as session:
+            created = policies.create_policy(session, settings, sender, body)
+    except IcestreamError as error:
+        return _policy_form(request, sender, typed.refused(error, policy_exists="name"))
+    return see(f"/policies/{created.id}")
+
+
+@router.get("/{policy_id}")
+def show_policy(request: Request, session: ReadSession, reader: Viewer, policy_id: str) -> Response:
+    return _policy_page(request, session, reader, policy_id, Form.of())
+
+
+@router.get("/{policy_id}/edit")
+def show_policy_form(request: Request, session: ReadSession, sender: Operator, policy_id: str) -> Response:
+    policy = policies.view(policies.get_policy(session, policy_id))
+    form = _filled(
+        policy.settings, name=policy.name, description=policy.description, version=str(policy.version)
+    )
+    return _policy_form(request, sender, form, policy)
+
+
+@router.post("/{policy_id}/edit")
+def update_policy(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Operator,
+    policy_id: str,
+    typed: Typed,
+) -> Response:
+    try:
+        body = typed.read(PolicyPatch, _said(typed))
+        with database.write() as session:
+            policies.update_policy(session, settings, sender, policy_id, body, typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error, policy_exists="name")
+        with database.read() as session:
+            policy = policies.view(policies.get_policy(session, policy_id))
+        return _policy_form(request, sender, form, policy)
+    return see(f"/policies/{policy_id}")
+
+
+@router.post("/{policy_id}/delete")
+def delete_policy(database: CurrentDatabase, sender: Operator, policy_id: str) -> Response:
+    with database.write() as session:
+        policies.delete_policy(session, sender, policy_id)
+    return see("/policies")
+
+
+@router.post("/{policy_id}/attach")
+def attach_policy(
+    request: Request, database: CurrentDatabase, sender: Operator, policy_id: str, typed: Typed
+) -> Response:
+    """Attach it to a place, instead of what is attached there; or with `detach` take it away from there."""
+    try:
+        body = typed.read(
+            AttachmentRequest, _place(typed) | {"policy": None if typed["detach"] else policy_id}
+        )
+        with database.write() as session:
+            policies.get_policy(session, policy_id)
+            policies.attach_policy(session, sender, body)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error, validation_error="namespace")
+        with database.read() as session:
+            return _policy_page(request, session, sender, policy_id, form)
+    return see(f"/policies/{policy_id}")
+
+
+def _policy_page(
+    request: Request, session: Session, reader: Principal, policy_id: str, form: Form
+) -> Response:
+    policy = policies.view(policies.get_policy(session, policy_id))
+    attached = policies.list_attachments(session, PageRequest(limit=EVERYTHING), policy=policy.id).items
+    return render(
+        request,
+        "policies/show.html",
+        reader,
+        status_code=form.status_code,
+        policy=policy,
+        sections=_in_words(policy),
+        attached=[(place, _words(session, place)) for place in attached],
+        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        form=form,
+    )
+
+
+def _policy_form(
+    request: Request, sender: Principal, form: Form, policy: PolicyView | None = None
+) -> Response:
+    return render(
+        request,
+        "policies/form.html",
+        sender,
+        status_code=form.status_code,
+        form=form,
+        policy=policy,
+        sections=list(sections()),
+    )
+
+
+def _filled(settings: dict[str, Any], **fields: str) -> Form:
+    values = PolicySettings.model_validate(settings).model_dump(mode="json", exclude_none=True)
+    written = {
+        f"settings__{section}__{name}": write_setting(f"{section}.{name}", value)
+        for section, part in values.items()
+        for name, value in part.items()
+    }
+    return Form.of(**fields, **written)
+
+
+def _said(typed: Form) -> dict[str, Any]:
+    """The body of a policy that a form describes."""
+    settings: dict[str, dict[str, Any]] = {}
+    for _, fields in sections():
+        for field in fields:
+            value = read_setting(field.name, typed[f"settings.{field.name}"])
+            section, _, name = field.name.partition(".")
+            if value is not None:
+                settings.setdefault(section, {})[name] = value
+    return {"name": typed["name"], "description": typed["description"], "settings": settings}
+
+
+def _place(typed: Form) -> dict[str, Any]:
+    """Where a policy is to be attached: the more a form names, the narrower."""
+    if typed["table_id"]:
+        return {"level": Level.TABLE, "table_id": typed["table_id"]}
+    namespace = [part for part in typed["namespace"].split(".") if part]
+    if not typed["catalog"]:
+        return {"level": Level.SYSTEM, "namespace": namespace or None}
+    if not namespace:
+        return {"level": Level.CATALOG, "catalog": typed["catalog"]}
+    return {"level": Level.NAMESPACE, "catalog": typed["catalog"], "namespace": namespace}
+
+
+def _in_words(policy: PolicyView) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What a policy says itself, under the headings of its sections."""
+    said: dict[str, list[tuple[str, str]]] = {}
+    values = PolicySettings.model_validate(policy.settings).model_dump(mode="json", exclude_none=True)
+    for section, part in values.items():
+        for name, value in part.items():
+            words = POLICY_SETTINGS[f"{section}.{name}"]
+            said.setdefault(POLICY_SECTIONS[section], []).append((words, setting(value, f"{section}.{name}")))
+    return list(said.items())
+
+
+def _words(session: Session, place: AttachmentView) -> str:
+    match place.level:
+        case Level.SYSTEM:
+            return "the whole system"
+        case Level.CATALOG:
+            return f"catalog {place.catalog}"
+        case Level.NAMESPACE:
+            return f"namespace {'.'.join(place.namespace or [])} of {place.catalog}"
+        case Level.TABLE:
+            return f"table {tables.get_table(session, place.table_id or '').name}"
+
+
+def _places(session: Session, policy: PolicyView) -> list[str]:
+    """Where a policy holds, in words; tables are only counted."""
+    attached = policies.list_attachments(session, PageRequest(limit=EVERYTHING), policy=policy.id).items
+    wide = [_words(session, place) for place in attached if place.level is not Level.TABLE]
+    narrow = len(attached) - len(wide)
+    return wide + ([f"{narrow:,} table{'s' if narrow > 1 else ''}"] if narrow else [])

@@ -1,0 +1,88 @@
+"""Signing in and out: with an API key, or with a link that is good for one login."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.auth import service as auth
+from service.auth.access import Anyone, SignedIn
+from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
+from service.database import CurrentDatabase
+from service.errors import ForbiddenError, UnauthenticatedError
+from service.settings import CurrentSettings
+from service.ui.pages import PageRoute, local_path, render
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/login", dependencies=[Anyone])
+def show_login(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    token: str | None = None,
+    next: str = "/",  # noqa: A002
+) -> Response:
+    """The form for an API key; with a one-time token, sign in at once."""
+    if token is not None:
+        try:
+            with database.write() as session:
+                secret = auth.log_in_with_token(session, settings, token)
+                auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
+        except UnauthenticatedError as error:
+            return _login_form(request, next, error)
+        return _signed_in(request, secret, next)
+    if request.cookies.get(SESSION_COOKIE) and find_principal(request) is not None:
+        return RedirectResponse(local_path(next), 303)
+    return _login_form(request, next)
+
+
+@router.post("/login", dependencies=[Anyone])
+def log_in(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    api_key: Annotated[str, Form()] = "",
+    next: Annotated[str, Form()] = "/",  # noqa: A002
+) -> Response:
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        raise ForbiddenError(
+            "csrf-failed",
+            "The request did not come from our page",
+            "Another site sent this login form.",
+            "Open this page yourself and sign in.",
+        )
+    try:
+        with database.write() as session:
+            secret = auth.log_in_with_key(session, settings, api_key.strip())
+            auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
+    except UnauthenticatedError as error:
+        return _login_form(request, next, error)
+    return _signed_in(request, secret, next)
+
+
+@router.post("/logout")
+def log_out(request: Request, database: CurrentDatabase, _sender: SignedIn) -> Response:
+    if token := request.cookies.get(SESSION_COOKIE):
+        with database.write() as session:
+            auth.log_out(session, token)
+    response = RedirectResponse("/login", 303)
+    clear_session_cookie(response)
+    return response
+
+
+def _login_form(request: Request, target: str, error: UnauthenticatedError | None = None) -> Response:
+    return render(
+        request,
+        "login.html",
+        status_code=error.status_code if error else 200,
+        target=local_path(target),
+        error=error,
+    )
+
+
+def _signed_in(request: Request, secret: str, target: str) -> Response:
+    response = RedirectResponse(local_path(target), 303)
+    set_session_cookie(response, request, secret)
+    return response

@@ -1,0 +1,281 @@
+"""The pages of policies, catalogs, API keys, the audit log and workers: what people do by their forms."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.auth.models import Role
+from service.settings import Settings
+from tests.pages import Person
+from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Running]:
+    """One for all tests here, with the catalog `local`."""
+    directory = tmp_path_factory.mktemp("pages")
+    (directory / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
+    settings = Settings(
+        data_dir=directory,
+        database_url=f"sqlite:///{directory / 'icestream.db'}",
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+    )
+    iceberg = IcebergCatalog(directory)
+    for name in ("db.t", "db.u"):
+        iceberg.create(name)
+        iceberg.append(name, [1, 2, 3])
+    with running(settings) as service:
+        service.register(iceberg)
+        yield service
+    iceberg.close()
+
+
+@pytest.fixture
+def admin(service: Running) -> Iterator[Person]:
+    with Person(service) as person:
+        yield person
+
+
+def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
+    service: Running, admin: Person
+) -> None:
+    admin.open("/policies/new")
+    made = admin.send(
+        "/policies/new",
+        name="nightly",
+        description="Converts at night",
+        settings__convert__enabled="on",
+        settings__convert__age_seconds="2 h",
+        settings__convert__bytes="512 MB",
+        settings__compact__dead_ratio="30%",
+        settings__schedule__windows="sat, sun 22:00-06:00",
+    )
+    stored = service.admin.get("/policies/nightly").json()
+    assert stored["settings"] == {
+        "index": {},
+        "convert": {"enabled": True, "age_seconds": 7200, "bytes": 512_000_000},
+        "compact": {"dead_ratio": 0.3},
+        "verify": {},
+        "schedule": {"windows": [{"days": ["sat", "sun"], "start": "22:00", "end": "06:00"}]},
+        "retries": {},
+        "resources": {},
+        "budget": {},
+    }
+    assert "or when the oldest one is this old 2 h" in made.text.replace("\N{NO-BREAK SPACE}", " ")
+
+    changing = admin.follow("Change")
+    filled = dict(changing.form("/edit").fields)
+    assert filled["settings.convert.age_seconds"] == "2 h"
+    assert filled["settings.convert.bytes"] == "512 MB"
+    assert filled["settings.schedule.windows"] == "sat, sun 22:00-06:00"
+    admin.send("/edit", name="nights", settings__convert__age_seconds="")
+    stored = service.admin.get("/policies/nights").json()
+    assert stored["settings"]["convert"] == {"enabled": True, "bytes": 512_000_000}
+
+    attached = admin.send("/attach", which={"namespace": ""}, catalog="local", namespace="db")
+    assert "Namespace db of local" in attached.text
+    assert "cannot be deleted" in attached.text
+    assert "nights" in admin.open("/catalogs/local").text
+    assert "namespace db of local" in admin.open("/policies").text
+    admin.follow("nights")
+    assert "Nowhere yet" in admin.send("/attach", which={"detach": "yes"}).text
+    admin.send("/delete")
+    assert service.admin.get("/policies/nights").status_code == 404
+
+
+def test_a_form_that_is_refused_keeps_what_was_typed_and_says_what_is_wrong_beside_the_field(
+    admin: Person,
+) -> None:
+    admin.open("/policies/new")
+    refused = admin.send(
+        "/policies/new",
+        name="bad name",
+        settings__convert__age_seconds="soon",
+        settings__schedule__time_zone="Mars/Olympus",
+        settings__retries__backoff_seconds="1 h",
+        settings__retries__max_backoff_seconds="1 min",
+    )
+    assert refused.status == 422
+    filled = dict(refused.form("/policies/new").fields)
+    assert filled["name"] == "bad name"
+    assert filled["settings.convert.age_seconds"] == "soon"
+    assert filled["settings.schedule.time_zone"] == "Mars/Olympus"
+    for field, words in (
+        ("name", "String should match pattern"),
+        ("settings.convert.age_seconds", "Input should be a valid number"),
+        ("settings.schedule.time_zone", "no IANA time zone"),
+        ("settings.retries.backoff_seconds", "must not be larger than"),
+    ):
+        beside = refused.html.partition(f'id="{field}-wrong">')[2].partition("</p>")[0]
+        assert words in beside, field
+        assert f'id="{field}" name="{field}" aria-invalid="true"' in refused.html
+
+
+def test_a_change_that_somebody_else_overtook_saves_nothing(service: Running, admin: Person) -> None:
+    made = service.admin.post("/policies", json={"name": "shared", "settings": {}}).json()
+    admin.open(f"/policies/{made['id']}/edit")
+    service.admin.patch(
+        f"/policies/{made['id']}", json={"description": "theirs"}, headers={"If-Match": "*"}
+    ).raise_for_status()
+    refused = admin.send("/edit", description="mine")
+    assert refused.status == 412
+    assert "Somebody changed it" in refused.text
+    assert dict(refused.form("/edit").fields)["description"] == "mine"
+    assert service.admin.get("/policies/shared").json()["description"] == "theirs"
+
+
+def test_a_catalog_is_registered_checked_paused_changed_and_removed_on_its_pages(
+    service: Running, admin: Person, tmp_path: Path
+) -> None:
+    iceberg = IcebergCatalog(service.settings.data_dir, "second")
+    admin.open("/catalogs/new")
+    said = "\n".join(f"{name} = {value}" for name, value in iceberg.properties.items())
+    shown = admin.send("/catalogs/new", name="second", type="sql", properties=said)
+    assert iceberg.properties["uri"] in shown.text
+    checked = admin.send("/check")
+    assert checked.status == 200
+    assert "What the check found warning" in checked.text
+    assert "Set the property catalog_name to 'local'" in checked.text
+    assert "Index warehouse ok" in checked.text
+
+    assert "No job of its tables starts" in admin.send("/pause").text
+    assert "second" in admin.open("/catalogs?paused=true").text
+    admin.open("/catalogs/second")
+    admin.send("/resume")
+    admin.follow("Change")
+    admin.send("/edit", max_running_jobs="2", properties=f"{said}\ninit_catalog_tables = false\n")
+    changed = service.admin.get("/catalogs/second").json()
+    assert changed["max_running_jobs"] == 2
+    assert changed["properties"] == {**iceberg.properties, "init_catalog_tables": "false"}
+    admin.open("/catalogs/second/edit")
+    admin.send("/edit", max_running_jobs="", properties=said)
+    changed = service.admin.get("/catalogs/second").json()
+    assert changed["max_running_jobs"] is None
+    assert changed["properties"] == iceberg.properties
+    admin.open("/catalogs/second")
+    admin.send("/delete")
+    assert service.admin.get("/catalogs/second").status_code == 404
+    iceberg.close()
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ("uri = sqlite:////tmp/x.db", "warehouse"),
+        ("uri", "no name and = stand before a value"),
+        (
+            "token = hunter2hunter2\nuri = sqlite:////x.db\nwarehouse = file:///x",
+            "must not be stored in clear",
+        ),
+    ],
+)
+def test_properties_that_do_not_do_are_refused_beside_them(
+    admin: Person, properties: str, words: str
+) -> None:
+    admin.open("/catalogs/new")
+    refused = admin.send("/catalogs/new", name="third", type="sql", properties=properties)
+    assert refused.status == 422
+    assert dict(refused.form("/catalogs/new").fields)["properties"] == properties
+    assert words in refused.text
+    assert 'id="properties-wrong"' in refused.html
+
+
+def test_a_key_is_shown_once_rotated_and_revoked(service: Running, admin: Person) -> None:
+    admin.open("/api-keys/new")
+    made = admin.send("/api-keys/new", name="grafana", role="viewer", expires_at="2099-01-01")
+    (listed,) = service.admin.get("/api-keys", params={"search": "grafana"}).json()["items"]
+    assert listed["expires_at"] == "2099-01-01T00:00:00Z"
+
+    def secret() -> str:
+        return admin.page.html.partition('data-copy="ice_')[2].partition('"')[0]
+
+    def is_good(key: str) -> bool:
+        answer = service.client_with({"Authorization": f"Bearer ice_{key}"}).get("/me")
+        return answer.status_code == 200
+
+    first = secret()
+    assert "only time that the key is shown" in made.text
+    assert is_good(first)
+    assert first not in admin.open("/api-keys?search=grafana").html
+    admin.send(f"/{listed['id']}/rotate", grace_seconds="0")
+    second = secret()
+    assert (is_good(first), is_good(second)) == (False, True)
+    admin.open("/api-keys?search=grafana")
+    revoked = admin.send(f"/{listed['id']}/revoke")
+    assert not is_good(second)
+    assert not revoked.offers(f"/{listed['id']}/rotate")
+    assert admin.open("/api-keys?state=active&search=grafana").text.count("grafana") == 0
+
+
+def test_the_audit_log_is_filtered_and_paged(service: Running, admin: Person) -> None:
+    service.client(Role.VIEWER).post("/tables/nope/pause")
+    shown = admin.open("/audit")
+    assert "POST /tables/{table_id}/pause" in shown.text
+    assert "catalog.create" in shown.text
+    denied = admin.send("/audit", outcome="denied", principal="viewer")
+    assert "reason: forbidden" in denied.text
+    assert "catalog.create" not in denied.text
+    assert "No entry fits these filters" in admin.open("/audit?principal=nobody").text
+    first = admin.open("/audit?limit=1")
+    second = admin.follow("Next page")
+    assert first.text != second.text
+    assert "First page" in second.links
+
+
+def test_a_list_keeps_its_filters_when_its_order_changes(service: Running, admin: Person) -> None:
+    for name in ("order-a", "order-b", "order-c"):
+        service.admin.post("/policies", json={"name": name, "settings": {}})
+    admin.open("/policies?search=order-")
+
+    def names() -> list[str]:
+        return [words for words in admin.page.links if words.startswith("order-")]
+
+    assert names() == ["order-a", "order-b", "order-c"]
+    admin.follow("Policy ↑")
+    assert names() == ["order-c", "order-b", "order-a"]
+    assert 'aria-sort="descending"' in admin.page.html
+
+
+def test_workers_are_found_by_name_and_whether_they_are_alive(service: Running, admin: Person) -> None:
+    service.start_worker()
+    assert "w1" in admin.open("/workers?alive=true").text
+    assert "No worker fits" in admin.open("/workers?alive=false").text
+    assert "No worker fits" in admin.open("/workers?search=nobody").text
+
+
+def test_what_a_role_may_not_do_is_not_offered_and_refused_if_tried(service: Running) -> None:
+    policy = service.admin.post("/policies", json={"name": "guarded", "settings": {}}).json()["id"]
+    with Person(service, Role.VIEWER) as viewer, Person(service, Role.OPERATOR) as operator:
+        for path in ("/policies", "/policies/guarded", "/catalogs", "/catalogs/local", "/workers"):
+            page = viewer.open(path)
+            assert page.status == 200
+            assert [form.action for form in page.forms if form.method == "post"] == [
+                f"{service.url}/logout"
+            ], path
+            assert not {"API keys", "Audit", "Change", "New policy"} & page.links.keys()
+        for path in ("/policies/new", "/catalogs/new", "/api-keys", "/audit", f"/policies/{policy}/edit"):
+            assert viewer.open(path).status == 403, path
+        viewer.open("/policies")
+        assert viewer.post(f"/policies/{policy}/delete").status == 403
+        assert viewer.post("/policies/new", name="x").status == 403
+
+        page = operator.open("/catalogs/local")
+        assert page.offers("/check")
+        assert not page.offers("/delete")
+        page = operator.open("/policies/guarded")
+        assert "the whole system" not in page.text
+        assert operator.post(f"/policies/{policy}/attach", catalog="", namespace="").status == 403
+        assert operator.post("/catalogs/local/delete").status == 403
+    assert service.admin.get("/policies/guarded").status_code == 200
+
+
+def test_a_filter_that_was_left_empty_is_none(service: Running) -> None:
+    with Person(service) as admin:
+        admin.open("/policies")
+        assert admin.send("/policies", search="").status == 200
+        assert admin.open("/api-keys?state=&role=&search=").status == 200
+    assert httpx.get(f"{service.url}/policies?search=").status_code == 303
