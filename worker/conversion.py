@@ -48,6 +48,7 @@ from worker.plan import (
     PartitionKey,
     Source,
     applies,
+    conversion_seconds,
     in_commits,
     plan_conversion,
 )
@@ -57,7 +58,7 @@ from worker.resolution import Choice, PendingDeletes, Resolved, explain, merge_e
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexWarehouse
 from worker.sorting import Int64Array
-from worker.storage import Storage
+from worker.storage import DryStorage, Storage
 
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
@@ -79,6 +80,7 @@ SUMMARY = {
     "data_files_touched": "icestream.data-files-touched",
     "delete_files_added": "icestream.delete-files-added",
     "delete_files_removed": "icestream.delete-files-merged",
+    "bytes_written": "icestream.bytes-written",
 }
 
 
@@ -278,6 +280,7 @@ class Conversion:
             "deletion_vectors_added": totals["delete_files_added"] if vectors else 0,
             "position_delete_files_added": 0 if vectors else totals["delete_files_added"],
             "commits": len(made) if commits is None else commits,
+            "bytes_read": sum(part.bytes_read for part in self._parts),
             "deviations": [asdict(one) for part in self._parts for one in part.deviations],
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
@@ -286,7 +289,12 @@ class Conversion:
         after = replace(table.files, delete_files=left)
         cleared = [] if dry_run else remove_leftovers(self._job)
         head = self._head or table.snapshot_id
-        return outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
+        told = outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
+        if dry_run:
+            measured = {stage["name"]: stage["seconds"] for stage in self._job.stages}
+            seconds = conversion_seconds(measured, commits or 0, totals["delete_files_added"])
+            told.result["estimated_seconds"] = round(seconds, 3)
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +308,12 @@ class Part:
     deletes: DeletesOutcome
 
     @property
+    def bytes_read(self) -> int:
+        """Of the index, of data files, and of the equality deletes that are converted."""
+        found = sum(one["bytes_read"] for one in self.explanations)
+        return int(found) + sum(file.file_size_bytes for file in self.delete_files)
+
+    @property
     def summary(self) -> dict[str, str]:
         """Snapshot properties that tell what the commit did; see `SUMMARY`."""
         counts = {
@@ -309,6 +323,7 @@ class Part:
             "data_files_touched": self.deletes.data_files_touched,
             "delete_files_added": self.deletes.delete_files_added,
             "delete_files_removed": self.deletes.delete_files_removed,
+            "bytes_written": self.deletes.bytes_written,
         }
         return {SUMMARY[name]: str(count) for name, count in counts.items()}
 
@@ -594,6 +609,7 @@ class DeletesOutcome:
     """What was written, and the counts of the plan, which a dry run has too."""
 
     written: WrittenDeletes
+    bytes_written: int
     rows_deleted: int
     data_files_touched: int
     delete_files_added: int
@@ -609,6 +625,7 @@ class DeletesOutcome:
     def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
         return cls(
             WrittenDeletes.union(part.written for part in parts),
+            sum(part.bytes_written for part in parts),
             sum(part.rows_deleted for part in parts),
             sum(part.data_files_touched for part in parts),
             sum(part.delete_files_added for part in parts),
@@ -659,9 +676,11 @@ class DeletesTask:
                 for file in hit:
                     del positions[file]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
-        written = WrittenDeletes() if self.dry_run else write_planned(self.storage, plan, self.locations)
+        storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
+        written = write_planned(storage, plan, self.locations)
         return DeletesOutcome(
-            written,
+            WrittenDeletes() if self.dry_run else written,
+            sum(file.file_size_bytes for file in written.added),
             plan.rows_deleted,
             plan.data_files_touched,
             plan.delete_files_added,

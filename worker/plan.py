@@ -7,7 +7,7 @@ smaller and the delete's scope contains the file (Iceberg spec, "Scan Planning")
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -193,6 +193,23 @@ class Rates:
 NUMBERS = Rates(index=60e6, scan=20e6)
 STRINGS = Rates(index=8e6, scan=8e6)  # as soon as one key column is string or binary
 INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
+COMMIT_SECONDS = 0.5  # of one RowDelta and its manifests
+WRITTEN_FILE_SECONDS = 0.001  # to make one delete file, and to list it in the commit
+
+
+def conversion_seconds(measured: Mapping[str, float], commits: int, delete_files: int) -> float:
+    """How long a conversion is expected to take, after a dry run of it that did all but write and commit.
+
+    measured: seconds of each stage of the dry run. Each commit after the first plans anew.
+    """
+    if not commits:
+        return sum(measured.values())
+    return (
+        sum(measured.values())
+        + (commits - 1) * measured.get("plan", 0.0)
+        + commits * COMMIT_SECONDS
+        + delete_files * WRITTEN_FILE_SECONDS
+    )
 
 
 def index_is_cheaper(

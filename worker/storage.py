@@ -225,6 +225,14 @@ class Storage:
         return True
 
 
+class DryStorage(Storage):
+    """Reads the same files and writes into nothing, to learn how much would be written."""
+
+    def open_output(self, location: str) -> pa.NativeFile:
+        self.resolve(location)
+        return pa.MockOutputStream()
+
+
 def _is_under(location: str, root: str) -> bool:
     """Whether a location is a place or lies inside it; `file:///x`, `file:/x` and `/x` are one."""
     inside, outside = _normalized(location), _normalized(root)

@@ -217,7 +217,8 @@ class JobRequest(Message):
     kind: RequestableKind
     """What is to be done."""
     dry_run: bool = False
-    """Say what a conversion would do; change nothing. Other kinds have no dry run."""
+    """Say what a conversion would do, what it would read and write, and how long it would take; change
+    nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """Options of the worker for this kind of job; usually none."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
@@ -305,7 +306,12 @@ class JobView(Message):
     progress: dict[str, Any] | None
     """What the running attempt last reported; null if nothing."""
     result: dict[str, Any] | None
-    """What it did, or a dry run would do; null before it succeeded."""
+    """What it did, or a dry run would do; null before it succeeded.
+
+    Of a conversion: counts, `bytes_read` (of index, data files and equality deletes) and `bytes_written` (of
+    new delete files), both in bytes, and of its dry run also `estimated_seconds`: how long the conversion
+    would take, as the dry run measured it, and for its commits as measured elsewhere.
+    """
     error: dict[str, Any] | None
     """Why it failed: code, title, detail and remedy; null if it did not."""
 

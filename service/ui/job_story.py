@@ -10,7 +10,7 @@ from typing import Any
 
 from service.jobs.models import EventView, JobView
 from service.jobs.status import JobStatus
-from service.ui.formats import count, plural, seconds_between, size
+from service.ui.formats import count, duration, plural, seconds_between, size
 
 _STAGE_WORDS = {
     "plan": "Plan: pin the snapshot, list files and deletes",
@@ -193,7 +193,10 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
         for amount, noun in ((vectors, "deletion vector"), (positions, "position delete file"))
         if amount
     ]
+    amounts = f"reading {size(result.get('bytes_read'))}, writing {size(result.get('bytes_written'))}"
+    estimate = result.get("estimated_seconds")
     return [
+        *([] if estimate is None else [Figure("Would take about", duration(estimate), amounts)]),
         Figure(
             "Equality deletes resolved",
             count(result.get("equality_deletes_resolved")),

@@ -110,6 +110,8 @@ def test_dry_run_changes_nothing_and_foretells_every_count(
         "deletion_vectors_added",
         "position_delete_files_added",
         "commits",
+        "bytes_read",
+        "bytes_written",
         "key_sets",
         "unconvertible",
     )

@@ -1,9 +1,14 @@
 """How the pages write figures, and that every policy setting is told in words."""
 
+from typing import Any
+
 import pytest
 
+from service.jobs.models import JobView
 from service.policies.models import EffectivePolicy
 from service.ui import formats
+from service.ui.formats import size
+from service.ui.job_story import Figure, figures_of
 
 _NBSP = "\N{NO-BREAK SPACE}"
 
@@ -18,6 +23,16 @@ def test_every_policy_setting_has_words_of_its_own() -> None:
     assert "compact.dead_ratio" in settings
     assert settings == set(formats.POLICY_SETTINGS)
     assert {name.partition(".")[0] for name in settings} == set(formats.POLICY_SECTIONS)
+
+
+def test_a_dry_run_tells_how_long_a_conversion_would_take() -> None:
+    job: Any = JobView
+    done = {"equality_delete_files_removed": 1, "bytes_read": 3_000_000, "bytes_written": 2000}
+    foretold = figures_of(job.model_construct(result=done | {"estimated_seconds": 192.4}))
+    assert foretold[0] == Figure(
+        "Would take about", f"3{_NBSP}min 12{_NBSP}s", f"reading {size(3_000_000)}, writing {size(2000)}"
+    )
+    assert figures_of(job.model_construct(result=done)) == foretold[1:]
 
 
 @pytest.mark.parametrize(

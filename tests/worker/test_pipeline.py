@@ -16,6 +16,7 @@ from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
 from worker import compaction, conversion, footers, positions, resolution
 from worker.job import JobError
+from worker.plan import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import TOP_LEVEL
 
@@ -71,8 +72,23 @@ def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
     assert equality_delete_files(spark, table_name) == []
     assert result["rows_deleted"] == predicted["rows_deleted"] > 0
     assert result["delete_files_added"] == predicted["delete_files_added"]
+    live = spark.table(f"{table_name}.delete_files").agg({"file_size_in_bytes": "sum"}).first()
+    assert live is not None
+    assert result["bytes_written"] == predicted["bytes_written"] == live[0]
+    assert result["bytes_read"] == predicted["bytes_read"] > 0
+    measured = sum(stage["seconds"] for stage in predicted["stages"])
+    assert predicted["estimated_seconds"] == pytest.approx(
+        measured + COMMIT_SECONDS + predicted["delete_files_added"] * WRITTEN_FILE_SECONDS, abs=0.001
+    )
     assert {one["source"] for one in result["key_sets"]} == {"index" if indexed else "scan"}
     assert result["unconvertible"] == []
+
+
+def test_the_estimate_of_a_conversion_counts_each_commit_and_what_it_plans_anew() -> None:
+    measured = {"plan": 2.0, "scan": 10.0}
+    assert conversion_seconds(measured, 0, 0) == 12
+    assert conversion_seconds(measured, 1, 100) == 12 + COMMIT_SECONDS + 100 * WRITTEN_FILE_SECONDS
+    assert conversion_seconds(measured, 3, 0) == 12 + 2 * 2 + 3 * COMMIT_SECONDS
 
 
 def test_a_second_conversion_and_a_second_indexing_do_nothing(
