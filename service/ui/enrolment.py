@@ -1,10 +1,11 @@
-"""The form that enrols a table."""
+"""Enrolling tables: one by its name, several that were found in a catalog, or all that match a pattern."""
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
 
-from fastapi import APIRouter, Form, Request, Response
-from fastapi.responses import RedirectResponse
-from pydantic import ValidationError
+from fastapi import APIRouter, Request, Response
+from pydantic import TypeAdapter, ValidationError
 from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
@@ -12,96 +13,333 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.database import CurrentDatabase, ReadSession
-from service.errors import ForbiddenError, IcestreamError, InvalidError
+from service.discovery import candidates, patterns
+from service.discovery.models import StandingPatternPatch, StandingPatternRequest
+from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError
 from service.paging import PageRequest
 from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
-from service.tables.models import TableRequest
-from service.ui.pages import PageRoute, address_of, render
+from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
+from service.ui.forms import Form, Typed, see
+from service.ui.pages import EVERYTHING, PageRoute, address_of, render
 
 router = APIRouter(route_class=PageRoute)
+
+_FIELDS = {
+    "catalog_not_found": "catalog",
+    "policy_not_found": "policy",
+    "table_not_found": "identifier",
+    "table_exists": "identifier",
+    "branch_not_found": "branch",
+    "invalid_key_set": "key_columns",
+}
+"""Which field an error is about."""
 
 
 @router.get("/tables/new")
 def show_table_form(request: Request, session: ReadSession, reader: Viewer, catalog: str = "") -> Response:
-    return _table_form(request, session, reader, {"catalog": catalog, "branch": "main"})
+    return _table_form(request, session, reader, Form.of(catalog=catalog, branch="main"))
 
 
 @router.post("/tables/new")
-def register_table(
+def enrol_table(
     request: Request,
     database: CurrentDatabase,
     opened: OpenCatalogs,
     settings: CurrentSettings,
     sender: Operator,
-    catalog: Annotated[str, Form()] = "",
-    identifier: Annotated[str, Form()] = "",
-    branch: Annotated[str, Form()] = "main",
-    policy: Annotated[str, Form()] = "",
-    key_columns: Annotated[str, Form()] = "",
+    typed: Typed,
 ) -> Response:
-    """Enrol a table; what was typed comes back together with what is wrong about it."""
-    typed = {
-        "catalog": catalog,
-        "identifier": identifier,
-        "branch": branch,
-        "policy": policy,
-        "key_columns": key_columns,
-    }
     try:
-        body = _table_request(typed)
-        loaded = tables.load_for_enrolment(database, opened, sender, body)
-        with database.write() as session:
-            created = tables.enroll_table(session, settings, sender, body, loaded)
-    except ForbiddenError:
-        raise
+        columns = typed.listed("key_columns")
+        body = typed.read(
+            TableRequest,
+            {
+                "catalog": _chosen(typed, "catalog", "Choose the catalog that knows the table."),
+                "identifier": _identifier(typed),
+                "branch": typed["branch"] or "main",
+                "policy": typed.given("policy"),
+                "key_sets": [columns] if columns else None,
+            },
+        )
+        created = _enrol(database, opened, settings, sender, body)
     except IcestreamError as error:
         with database.read() as session:
-            return _table_form(request, session, sender, typed, error)
-    return RedirectResponse(f"/tables/{created.id}", 303)
+            return _table_form(request, session, sender, typed.refused(error, **_FIELDS))
+    return see(f"/tables/{created.id}")
 
 
-def _table_form(
+@router.get("/catalogs/{catalog_id}/candidates")
+def show_candidates(
     request: Request,
-    session: Session,
-    reader: Principal,
-    typed: dict[str, str],
-    error: IcestreamError | None = None,
+    database: CurrentDatabase,
+    opened: OpenCatalogs,
+    settings: CurrentSettings,
+    sender: Operator,
+    catalog_id: str,
+    namespace: str = "",
+    all_tables: bool = False,
+    cursor: str | None = None,
 ) -> Response:
-    everything = PageRequest(limit=500)
+    """The tables of a catalog with what conversion would do for them, some at a time: each is looked into."""
+    found = candidates.find_candidates(
+        database,
+        settings,
+        opened,
+        catalog_id,
+        limit=20,
+        cursor=cursor,
+        namespace=[part for part in namespace.split(".") if part] or None,
+        only_with_deletes=not all_tables,
+    )
+    with database.read() as session:
+        return render(
+            request,
+            "catalogs/candidates.html",
+            sender,
+            catalog=catalogs.view(catalogs.get_catalog(session, catalog_id)),
+            found=found,
+            next_cursor=found.next_cursor,
+            identifiers=[json.dumps(one.identifier) for one in found.items],
+            namespace=namespace,
+            all_tables=all_tables,
+            policies=_policy_names(session),
+            form=Form.of(),
+        )
+
+
+@router.post("/catalogs/{catalog_id}/candidates")
+def enrol_candidates(
+    request: Request,
+    database: CurrentDatabase,
+    opened: OpenCatalogs,
+    settings: CurrentSettings,
+    sender: Operator,
+    catalog_id: str,
+    typed: Typed,
+) -> Response:
+    """Enrol each table that was chosen; what became of each, if there is more to say than its page does."""
+    with database.read() as session:
+        catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+    enrolled, failed = [], []
+    chosen = [_chosen_table(text) for text in typed.all("identifier")]
+    for identifier in chosen:
+        try:
+            body = typed.read(
+                TableRequest,
+                {"catalog": catalog.id, "identifier": identifier, "policy": typed.given("policy")},
+            )
+            enrolled.append(_enrol(database, opened, settings, sender, body))
+        except ForbiddenError:
+            raise
+        except IcestreamError as error:
+            failed.append(tables.miss(tuple(identifier), error))
+    if len(enrolled) == 1 and not failed:
+        return see(f"/tables/{enrolled[0].id}")
+    result = PatternResult(
+        dry_run=False,
+        matched=[".".join(identifier) for identifier in chosen],
+        enrolled=enrolled,
+        already_enrolled=[],
+        failed=failed,
+    )
+    return render(request, "patterns/result.html", sender, result=result, catalog=catalog)
+
+
+@router.get("/patterns")
+def show_patterns(request: Request, session: ReadSession, reader: Viewer) -> Response:
+    found = patterns.list_patterns(session, PageRequest(limit=EVERYTHING))
+    return render(request, "patterns/list.html", reader, patterns=found.items, next_cursor=None, sort="")
+
+
+@router.get("/patterns/new")
+def show_pattern_form(
+    request: Request, session: ReadSession, sender: Operator, catalog: str = ""
+) -> Response:
+    return _pattern_form(request, session, sender, Form.of(catalog=catalog, branch="main"))
+
+
+@router.post("/patterns/new")
+def enrol_pattern(
+    request: Request,
+    database: CurrentDatabase,
+    opened: OpenCatalogs,
+    settings: CurrentSettings,
+    sender: Operator,
+    typed: Typed,
+) -> Response:
+    """Say what a pattern matches (`look`), enrol that (`once`), or enrol what is made later, too."""
+    result = None
+    try:
+        said: dict[str, Any] = {
+            "catalog": _chosen(typed, "catalog", "Choose the catalog that knows the tables."),
+            "pattern": typed["pattern"],
+            "exclude": typed.listed("exclude"),
+            "branch": typed["branch"] or "main",
+            "policy": typed.given("policy"),
+        }
+        if typed["what"] == "standing":
+            standing = typed.read(StandingPatternRequest, said)
+            with database.write() as session:
+                made = patterns.create_pattern(session, sender, standing)
+            return see(f"/patterns/{made.id}")
+        body = typed.read(PatternRequest, said | {"dry_run": typed["what"] != "once"})
+        matched, loaded, failed = tables.load_pattern(database, opened, sender, body)
+        with database.write() as session:
+            result = tables.enroll_pattern(session, settings, sender, body, matched, loaded, failed)
+        if not body.dry_run:
+            return render(request, "patterns/result.html", sender, result=result, catalog=None)
+    except IcestreamError as error:
+        typed = typed.refused(error, **_FIELDS)
+    with database.read() as session:
+        return _pattern_form(request, session, sender, typed, result)
+
+
+@router.get("/patterns/{pattern_id}")
+def show_pattern(request: Request, session: ReadSession, reader: Viewer, pattern_id: str) -> Response:
+    pattern = patterns.view(session, patterns.get_pattern(session, pattern_id))
+    form = Form.of(
+        pattern=pattern.pattern,
+        exclude="\n".join(pattern.exclude),
+        policy=pattern.policy or "",
+        version=str(pattern.version),
+    )
+    return _pattern_page(request, session, reader, pattern_id, form)
+
+
+@router.post("/patterns/{pattern_id}/edit")
+def update_pattern(
+    request: Request, database: CurrentDatabase, sender: Operator, pattern_id: str, typed: Typed
+) -> Response:
+    try:
+        body = typed.read(
+            StandingPatternPatch,
+            {
+                "pattern": typed["pattern"],
+                "exclude": typed.listed("exclude"),
+                "policy": typed.given("policy"),
+            },
+        )
+        with database.write() as session:
+            patterns.update_pattern(session, sender, pattern_id, body, typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error, **_FIELDS)
+        with database.read() as session:
+            return _pattern_page(request, session, sender, pattern_id, form)
+    return see(f"/patterns/{pattern_id}")
+
+
+@router.post("/patterns/{pattern_id}/delete")
+def delete_pattern(database: CurrentDatabase, sender: Operator, pattern_id: str) -> Response:
+    with database.write() as session:
+        patterns.delete_pattern(session, sender, pattern_id)
+    return see("/patterns")
+
+
+@router.post("/patterns/{pattern_id}/{action}")
+def pause_pattern(
+    database: CurrentDatabase, sender: Operator, pattern_id: str, action: Literal["pause", "resume"]
+) -> Response:
+    with database.write() as session:
+        # Whatever else was changed meanwhile stays.
+        patch = StandingPatternPatch(paused=action == "pause")
+        patterns.update_pattern(session, sender, pattern_id, patch, "*")
+    return see(f"/patterns/{pattern_id}")
+
+
+def _enrol(
+    database: CurrentDatabase,
+    opened: OpenCatalogs,
+    settings: CurrentSettings,
+    sender: Principal,
+    body: TableRequest,
+) -> TableView:
+    loaded = tables.load_for_enrolment(database, opened, sender, body)
+    with database.write() as session:
+        return tables.enroll_table(session, settings, sender, body, loaded)
+
+
+def _table_form(request: Request, session: Session, reader: Principal, form: Form) -> Response:
     return render(
         request,
         "tables/enrol.html",
         reader,
-        status_code=error.status_code if error else 200,
-        typed={"catalog": "", "identifier": "", "branch": "main", "policy": "", "key_columns": "", **typed},
-        error=error,
-        catalogs=catalogs.list_catalogs(session, everything).items,
-        policies=policies.list_policies(session, everything).items,
+        status_code=form.status_code,
+        form=form,
+        **_choices(session),
         address=address_of(request),
     )
 
 
-def _table_request(typed: dict[str, str]) -> TableRequest:
-    columns = [column.strip() for column in typed["key_columns"].split(",") if column.strip()]
+def _pattern_form(
+    request: Request, session: Session, sender: Principal, form: Form, result: PatternResult | None = None
+) -> Response:
+    return render(
+        request,
+        "patterns/new.html",
+        sender,
+        status_code=form.status_code,
+        form=form,
+        result=result,
+        **_choices(session),
+    )
+
+
+def _pattern_page(
+    request: Request, session: Session, reader: Principal, pattern_id: str, form: Form
+) -> Response:
+    return render(
+        request,
+        "patterns/show.html",
+        reader,
+        status_code=form.status_code,
+        form=form,
+        pattern=patterns.view(session, patterns.get_pattern(session, pattern_id)),
+        policies=_policy_names(session),
+    )
+
+
+def _choices(session: Session) -> Mapping[str, Any]:
+    everything = PageRequest(limit=EVERYTHING)
+    return {
+        "catalogs": catalogs.list_catalogs(session, everything).items,
+        "policies": _policy_names(session),
+    }
+
+
+def _policy_names(session: Session) -> list[str]:
+    return [policy.name for policy in policies.list_policies(session, PageRequest(limit=EVERYTHING)).items]
+
+
+def _chosen(typed: Form, name: str, asked: str) -> str:
+    """What a field says. Raises InvalidError if it says nothing."""
+    return typed[name] or _ask(name, asked)
+
+
+def _chosen_table(text: str) -> list[str]:
+    """The identifier that a box of the candidates stands for: its parts may have dots."""
     try:
-        return TableRequest(
-            catalog=typed["catalog"],
-            identifier=[part.strip() for part in typed["identifier"].strip().split(".")],
-            branch=typed["branch"].strip() or "main",
-            policy=typed["policy"] or None,
-            key_sets=[columns] if columns else None,
-        )
-    except ValidationError as error:
-        field = str(error.errors()[0]["loc"][0])
-        asked = {
-            "catalog": "Choose the catalog that knows the table.",
-            "identifier": "Write namespace and table with a dot in between, such as sales.orders.",
-        }
-        raise InvalidError(
-            "validation-error",
-            "The form is not complete",
-            asked.get(field, f"{field}: {error.errors()[0]['msg']}."),
-            "Correct it and send the form again.",
-        ) from error
+        return TypeAdapter(list[str]).validate_json(text)
+    except ValidationError:
+        _ask("identifier", f"{text!r} is no table of the list.")
+
+
+def _identifier(typed: Form) -> list[str]:
+    asked = "Write namespace and table with a dot in between, such as sales.orders."
+    parts = [part.strip() for part in typed["identifier"].split(".")]
+    if len(parts) < 2 or not all(parts):
+        _ask("identifier", asked)
+    return parts
+
+
+def _ask(name: str, asked: str) -> NoReturn:
+    raise InvalidError(
+        "validation-error",
+        "The form is not complete",
+        asked,
+        "Correct it and send the form again.",
+        errors=[{"field": name, "message": asked}],
+    )

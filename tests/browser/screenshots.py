@@ -77,6 +77,7 @@ def furnish(service: RunningService) -> Pages:
     second.report("read", 9, 9, "tasks", decisions=["Key set (id) is looked up in its index"])
     second.report("lookup", 120, 298, "tasks")
     write_past(service, orders)
+    pattern = service.post("/patterns", catalog="local", pattern="sales.*", exclude=["sales.tmp_*"])
     return Pages(
         {
             "overview": "/",
@@ -95,6 +96,10 @@ def furnish(service: RunningService) -> Pages:
             "catalogs": "/catalogs",
             "catalog": "/catalogs/local",
             "catalog-new": "/catalogs/new",
+            "candidates": "/catalogs/local/candidates?all_tables=true",
+            "patterns": "/patterns",
+            "pattern": f"/patterns/{pattern['id']}",
+            "pattern-new": "/patterns/new",
             "keys": "/api-keys",
             "key-new": "/api-keys/new",
             "audit": "/audit",
@@ -155,7 +160,7 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
         if "register" in pages.signed_in:
             page.goto(service.url + "/tables/new")
             page.get_by_label("Table", exact=True).fill("sales.order")
-            page.get_by_role("button", name="Register").click()
+            page.get_by_role("button", name="Enrol", exact=True).click()
             page.get_by_role("alert").wait_for()
             page.screenshot(path=directory / ("register-refused" + kind), full_page=True)
         context.close()

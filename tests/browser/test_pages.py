@@ -55,10 +55,10 @@ def test_empty_overview_says_what_to_do_next(page: Page, tmp_path: Path) -> None
         context = page.context.browser.new_context() if page.context.browser else page.context
         blank = context.new_page()
         blank.goto(empty.login_link())
-        expect(blank.get_by_role("heading", name="Nothing is registered yet")).to_be_visible()
+        expect(blank.get_by_role("heading", name="Nothing is enrolled yet")).to_be_visible()
         expect(blank.get_by_label("Example request")).to_contain_text('"catalog": "local"')
         expect(blank.get_by_text("No worker is alive")).to_be_visible()
-        blank.get_by_role("link", name="Register a table").click()
+        blank.get_by_role("link", name="Enrol a table").click()
         expect(blank.get_by_label("Catalog")).to_have_value("local")
         context.close()
 
@@ -262,13 +262,13 @@ def test_register_form_keeps_what_was_typed_and_says_what_is_wrong(
     signed_in.get_by_label("Table", exact=True).fill("shop.parcel")
     signed_in.get_by_label("Policy").select_option("manual")
     signed_in.get_by_label("Key columns").fill("id, region")
-    signed_in.get_by_role("button", name="Register").click()
+    signed_in.get_by_role("button", name="Enrol", exact=True).click()
     expect(signed_in.get_by_role("alert")).to_contain_text("shop.parcels")
     expect(signed_in.get_by_label("Policy")).to_have_value("manual")
     expect(signed_in.get_by_label("Key columns")).to_have_value("id, region")
 
     signed_in.get_by_label("Table", exact=True).fill("shop.parcels")
-    signed_in.get_by_role("button", name="Register").click()
+    signed_in.get_by_role("button", name="Enrol", exact=True).click()
     expect(signed_in.get_by_role("heading", name="shop.parcels")).to_be_visible()
     table = service.get(f"/tables/{signed_in.url.rpartition('/')[2]}")
     assert table["name"] == "shop.parcels"

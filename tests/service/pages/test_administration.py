@@ -1,43 +1,14 @@
 """The pages of policies, catalogs, API keys, the audit log and workers: what people do by their forms."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from service.auth.models import Role
-from service.settings import Settings
-from tests.pages import Person
-from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Running]:
-    """One for all tests here, with the catalog `local`."""
-    directory = tmp_path_factory.mktemp("pages")
-    (directory / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
-    settings = Settings(
-        data_dir=directory,
-        database_url=f"sqlite:///{directory / 'icestream.db'}",
-        bootstrap_key=ADMIN_KEY,
-        background=False,
-    )
-    iceberg = IcebergCatalog(directory)
-    for name in ("db.t", "db.u"):
-        iceberg.create(name)
-        iceberg.append(name, [1, 2, 3])
-    with running(settings) as service:
-        service.register(iceberg)
-        yield service
-    iceberg.close()
-
-
-@pytest.fixture
-def admin(service: Running) -> Iterator[Person]:
-    with Person(service) as person:
-        yield person
+from tests.service.pages.person import Person
 
 
 def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
@@ -247,7 +218,9 @@ def test_workers_are_found_by_name_and_whether_they_are_alive(service: Running, 
     assert "No worker fits" in admin.open("/workers?search=nobody").text
 
 
-def test_what_a_role_may_not_do_is_not_offered_and_refused_if_tried(service: Running) -> None:
+def test_what_a_role_may_not_do_is_not_offered_and_refused_if_tried(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
     policy = service.admin.post("/policies", json={"name": "guarded", "settings": {}}).json()["id"]
     with Person(service, Role.VIEWER) as viewer, Person(service, Role.OPERATOR) as operator:
         for path in ("/policies", "/policies/guarded", "/catalogs", "/catalogs/local", "/workers"):

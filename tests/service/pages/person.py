@@ -69,6 +69,8 @@ class Page(HTMLParser):
                         pair for pair in self.forms[-1].fields if pair[0] != self._select
                     ]
                     self._fill(self._select, given.get("value", ""))
+            case "button" if "name" in given:
+                self.forms[-1].choices.setdefault(given["name"], []).append(given.get("value", ""))
             case "a":
                 self._link = (given.get("href", ""), len(self._text))
             case "script" | "style":
@@ -114,7 +116,7 @@ class Person:
 
     def __init__(self, service: Running, role: Role = Role.ADMIN) -> None:
         cookies = {SESSION_COOKIE: sign_in(service, role)}
-        self._http = httpx.Client(
+        self.http = httpx.Client(
             base_url=service.url, cookies=cookies, follow_redirects=True, verify=PLAIN_HTTP, timeout=30
         )
         self.page: Page
@@ -123,10 +125,10 @@ class Person:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self.http.close()
 
     def open(self, path: str) -> Page:
-        self.page = Page(self._http.get(path))
+        self.page = Page(self.http.get(path))
         return self.page
 
     def follow(self, words: str) -> Page:
@@ -152,12 +154,12 @@ class Person:
         for name, value in fields:
             data.setdefault(name, []).append(value)
         if form.method == "get":
-            self.page = Page(self._http.get(form.action, params=data))
+            self.page = Page(self.http.get(form.action, params=data))
         else:
-            self.page = Page(self._http.post(form.action, data=data))
+            self.page = Page(self.http.post(form.action, data=data))
         return self.page
 
     def post(self, path: str, **data: str) -> Page:
         """What no form of the page offers."""
         token = dict(self.page.forms[0].fields).get("csrf_token", "")
-        return Page(self._http.post(path, data={"csrf_token": token, **data}))
+        return Page(self.http.post(path, data={"csrf_token": token, **data}))

@@ -1,0 +1,42 @@
+"""One service for all tests of pages, and a person with the role of an admin."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.settings import Settings
+from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Running]:
+    """One for all tests of pages. SQLite does: pages call services, never a database."""
+    directory = tmp_path_factory.mktemp("pages")
+    (directory / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
+    settings = Settings(
+        data_dir=directory,
+        database_url=f"sqlite:///{directory / 'icestream.db'}",
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+    )
+    with running(settings) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def iceberg(service: Running) -> Iterator[IcebergCatalog]:
+    """What the writers use; the service knows it as the catalog `local`."""
+    catalog = IcebergCatalog(service.settings.data_dir)
+    catalog.create("db.t")
+    service.register(catalog)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def admin(service: Running, iceberg: IcebergCatalog) -> Iterator[Person]:
+    with Person(service) as person:
+        yield person
