@@ -150,7 +150,8 @@ def _follows(
 
 
 def _is_nullable(column: QueryableAttribute[Any]) -> bool:
-    return bool(column.property.columns[0].nullable)
+    # What is computed is never null.
+    return bool(getattr(column.property.columns[0], "nullable", False))
 
 
 def _encode(page: PageRequest, sort: str, *values: Any) -> str:

@@ -20,6 +20,16 @@ class HealthStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
+GRAVITY = (
+    HealthStatus.HEALTHY,
+    HealthStatus.DEGRADED,
+    HealthStatus.LAGGING,
+    HealthStatus.UNKNOWN,
+    HealthStatus.BLOCKED,
+)
+"""In this order, lists that are sorted by status."""
+
+
 class Resolution(StrEnum):
     """How long a sample stays: the first of a day for years, the first of an hour for weeks."""
 

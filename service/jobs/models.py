@@ -149,7 +149,7 @@ REQUEST = "request"
 
 
 class Event(SQLModel, table=True):
-    """Something that happened to a job or a table; never changed, and deleted with its job only."""
+    """Something that happened to a job or a table. The database refuses any change; retention removes it."""
 
     __tablename__ = "events"
     __table_args__ = (

@@ -20,7 +20,8 @@ from service.jobs.models import EventView
 
 POLL_SECONDS = 0.5
 _BATCH = 500
-_GAP_PATIENCE = timedelta(seconds=5)
+_GAP_PATIENCE = timedelta(seconds=15)
+"""Longer than a transaction may stand still (service.database)."""
 
 
 async def stream_events(

@@ -72,7 +72,8 @@ def list_tables(
         HealthStatus | None, Query(description="Only tables of this health, as of their last poll.")
     ] = None,
 ) -> Page[TableView]:
-    """Enrolled tables."""
+    """Enrolled tables. `sort=-status` shows those first whose health is gravest: blocked, unknown, lagging,
+    degraded, healthy."""
     return service.list_tables(
         session,
         settings,

@@ -8,11 +8,12 @@ from typing import Annotated
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
-from sqlalchemy import BigInteger, Index, text
-from sqlmodel import Field, SQLModel
+from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
+from sqlalchemy.orm import column_property
+from sqlmodel import Field, SQLModel, col
 
 from service.database import Json, UtcDateTime, new_id, utc_now
-from service.index_health.models import HealthStatus
+from service.index_health.models import GRAVITY, HealthStatus, TableHealth
 from service.messages import Message, example
 
 Identifier = Annotated[
@@ -54,6 +55,21 @@ class EnrolledTable(SQLModel, table=True):
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+# Read only where it is asked for: by lists that are sorted by it.
+inspect(EnrolledTable).add_property(
+    "gravity",
+    column_property(
+        func.coalesce(
+            select(case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status))
+            .where(col(TableHealth.table_id) == EnrolledTable.id)
+            .scalar_subquery(),
+            GRAVITY.index(HealthStatus.UNKNOWN),
+        ),
+        deferred=True,
+    ),
+)
 
 
 class AddressCounter(SQLModel, table=True):

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import and_, func, or_
+from sqlalchemy import and_, func, inspect, or_
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -47,6 +47,7 @@ SORTING = Sorting(
         "name": EnrolledTable.name,
         "created_at": EnrolledTable.created_at,
         "updated_at": EnrolledTable.updated_at,
+        "status": inspect(EnrolledTable).all_orm_descriptors["gravity"],
     },
     key=EnrolledTable.id,
     default="name",

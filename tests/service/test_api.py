@@ -1,21 +1,24 @@
 """What holds for every call: who may, errors, repeats, pages, audit; and the jobs a user sees."""
 
 import base64
+import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from sqlmodel import select
+from sqlmodel import Session, select
 
 from service.auth.models import ApiKey, Role
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_key, log_in_with_token
+from service.database import Database
 from service.errors import UnauthenticatedError
-from service.jobs.models import EventView
-from service.jobs.stream import settled
+from service.jobs.models import Event, EventView
+from service.jobs.stream import _after, settled
 from service.routing import IdempotentAnswer
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -474,6 +477,61 @@ def test_the_stream_waits_for_a_gap_that_may_still_be_filled(service: Running, t
     assert [event.id for event in settled([events[0], events[2]], first - 1)] == [first]
     old = [event.model_copy(update={"at": event.at.replace(year=2020)}) for event in events]
     assert [event.id for event in settled([old[0], old[2]], first - 1)] == [first, first + 2]
+
+
+@pytest.mark.integration
+def test_events_whose_transactions_end_in_another_order_are_not_skipped(
+    new_database_url: Callable[[str], str],
+) -> None:
+    """Only PostgreSQL has several writers at a time."""
+    database = Database(new_database_url("postgresql"))
+
+    def add(session: Session, kind: str) -> int:
+        event = Event(kind=kind, message=kind)
+        session.add(event)
+        session.flush()
+        assert event.id is not None
+        return event.id
+
+    with database.write() as session:
+        first = add(session, "job.first")
+    with database.write() as slow:
+        second = add(slow, "job.slow")
+        with database.write() as fast:
+            assert add(fast, "job.fast") == second + 1
+        assert [event.kind for event in _after(database, first - 1)] == ["job.first"]
+        assert _after(database, first) == []
+    assert [event.kind for event in _after(database, first)] == ["job.slow", "job.fast"]
+    database.dispose()
+
+
+def test_the_stream_takes_any_filter_and_sends_only_what_it_lets_through(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    """Other tests of any request leave it out, since it has no end."""
+    iceberg.create("db.other")
+    other = service.enroll("db.other")
+    jobs = [
+        request_job(service, table),
+        request_job(service, other),
+        request_job(service, table, kind="index"),
+    ]
+    begin = {"Last-Event-ID": "0"}
+    (found,) = read_events(service.admin, 1, begin, table_id=other["id"])
+    assert json.loads(found["data"])["job_id"] == jobs[1]["id"]
+    (found,) = read_events(service.admin, 1, begin, table_id=table["id"], job_id=jobs[2]["id"])
+    assert (found["event"], json.loads(found["data"])["job_id"]) == ("job", jobs[2]["id"])
+    for strange in ("nope", "", "'; --", "\N{SNOWMAN}" * 1000, "null"):
+        with service.admin.stream(
+            "GET", "/events", params={"table_id": strange, "job_id": strange}
+        ) as stream:
+            assert stream.status_code == 200
+            assert stream.headers["content-type"].startswith("text/event-stream")
+    for name in ("table_id", "job_id"):
+        refused = service.admin.get("/events", params={name: "\0"})
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/unusable-value")
+    for method in ("POST", "PUT", "DELETE"):
+        assert service.admin.request(method, "/events").status_code == 405
 
 
 def test_many_jobs_are_cancelled_or_retried_at_once_each_for_itself(

@@ -3,11 +3,13 @@
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from service.index_health.models import TableHealth
 from service.index_health.service import _resolution
 from service.settings import Settings
 from service.wording import sized
@@ -356,6 +358,26 @@ def test_tables_are_listed_by_their_status(service: Running, iceberg: IcebergCat
     ((_, reason),) = listed("unknown")
     assert "db.t" in reason
     assert listed("healthy") == []
+
+
+def test_tables_are_sorted_by_the_gravity_of_their_status(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    worst_first = ["blocked", "unknown", "unknown", "lagging", "degraded", "healthy"]
+    for number, status in enumerate((*sorted({*worst_first}), "never polled")):
+        iceberg.create(f"db.t{number}")
+        table = service.enroll(f"db.t{number}")
+        if status != "never polled":
+            with service.database.write() as session:
+                session.add(TableHealth(table_id=table["id"], status=status))
+    for sort, expected in (("-status", worst_first), ("status", worst_first[::-1])):
+        found: list[str] = []
+        page: dict[str, Any] = {"next_cursor": None}
+        while not found or page["next_cursor"] is not None:
+            query = {"sort": sort, "limit": 2, "cursor": page["next_cursor"]}
+            query = {name: value for name, value in query.items() if value is not None}
+            page = service.admin.get("/tables", params=query).json()
+            found += [item["status"] for item in page["items"]]
+        assert found == expected
 
 
 @pytest.mark.parametrize("branch", ["main", "audit"])

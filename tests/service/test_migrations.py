@@ -17,14 +17,21 @@ from service.tables.models import EnrolledTable
 from tests.service.conftest import DATABASES
 
 
-def schema(url: str) -> dict[str, tuple[set[str], set[Any]]]:
-    """Columns and indexes of each table."""
+def schema(url: str) -> dict[str, tuple[set[Any], ...]]:
+    """Columns, indexes and triggers of each table."""
     engine = create_engine(url)
     inspector = inspect(engine)
-    found = {
+    catalog = "sqlite_master WHERE type = 'trigger'"
+    if engine.dialect.name == "postgresql":
+        catalog = "(SELECT tgname AS name, tgrelid::regclass::text AS tbl_name FROM pg_trigger"
+        catalog += " WHERE NOT tgisinternal) AS triggers"
+    with engine.connect() as connection:
+        triggers = connection.execute(text(f"SELECT name, tbl_name FROM {catalog}")).all()
+    found: dict[str, tuple[set[Any], ...]] = {
         table: (
             {column["name"] for column in inspector.get_columns(table)},
             {(index["name"], *index["column_names"]) for index in inspector.get_indexes(table)},
+            {name for name, of_table in triggers if of_table == table},
         )
         for table in inspector.get_table_names()
         if table != "alembic_version"

@@ -1,8 +1,14 @@
 """What history goes, what stays, and in how large steps: on both databases."""
 
+import json
+import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, SQLModel, func, select
 
 from service import retention
@@ -12,6 +18,7 @@ from service.database import Database
 from service.index_health.models import HealthSample
 from service.jobs.models import Attempt, Event, Job, Turn
 from service.jobs.status import JobKind
+from service.openapi import DOCUMENT
 from service.retention import forget
 from service.routing import IdempotentAnswer
 from service.settings import Settings
@@ -20,6 +27,7 @@ from service.workers.models import Worker
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, finish, request
 
 SETTINGS = Settings(history_days=10, job_history_days=20, audit_history_days=30, answer_days=5)
+SERVICE = Path(retention.__file__).parent
 PLAN: list[dict[str, Any]] = [
     {"number": 0, "tasks": 1, "removes": None, "location": "file:/t", "properties": {}}
 ]
@@ -183,3 +191,28 @@ def test_history_goes_in_small_batches(database: Database) -> None:
     assert count(database, AuditEntry) == 3
     assert forget(database, SETTINGS, START) is False
     assert count(database, AuditEntry) == 0
+
+
+def test_events_and_audit_entries_are_only_ever_added_until_retention_removes_them(
+    database: Database,
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    with database.write() as session:
+        add_history(session, table, 0, 0)
+    for name in ("events", "audit_entries"):
+        with pytest.raises(DBAPIError, match=f"{name} are append-only"), database.write() as session:
+            session.connection().execute(text(f"UPDATE {name} SET at = at"))
+    removing = {
+        str(path.relative_to(SERVICE))
+        for path in SERVICE.rglob("*.py")
+        if re.search(r"(delete|_remove)\([^()]*\b(Event|AuditEntry)\b", path.read_text())
+    }
+    assert removing == {"retention.py"}
+    calls = {
+        (path, method)
+        for path, of_path in json.loads(DOCUMENT.read_text())["paths"].items()
+        for method in of_path
+        if re.search("/(events|audit)(/|$)", path)
+    }
+    assert {method for _, method in calls} == {"get"}
+    assert len(calls) == 4

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.index_health.measure import Volume
-from service.jobs.scheduler import Action, Decision, LastJob, TableState, decide
+from service.jobs.budgets import SpentBudget
+from service.jobs.scheduler import Action, Decision, LastJob, TableState, _changes, decide
 from service.jobs.status import JobKind
 from service.policies.models import (
     EffectiveBudgetPolicy,
@@ -216,6 +217,48 @@ def test_jobs_that_find_nothing_are_started_ever_more_seldom() -> None:
         "Paused until 2026-01-01 00:02:00 UTC because the last convert job found nothing to do. "
         "Any change of the table ends the pause; requesting a job runs it at once."
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "after"),
+    [
+        (
+            replace(pending(99), spent=SpentBudget("it is spent", NOW + timedelta(hours=3))),
+            JobKind.CONVERT,
+            timedelta(hours=3),
+        ),
+        (pending(1, age_seconds=1), JobKind.CONVERT, timedelta(seconds=299)),
+        (replace(IDLE, new=Volume(1, 1, 1)), JobKind.INDEX, timedelta(seconds=30)),
+        (
+            replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, failed=1)}),
+            JobKind.CONVERT,
+            timedelta(seconds=600),
+        ),
+        (
+            replace(pending(99), last={JobKind.CONVERT: LastJob(NOW, idle=1)}),
+            JobKind.CONVERT,
+            timedelta(seconds=120),
+        ),
+        (
+            replace(IDLE, sorted_runs=99, last={JobKind.COMPACT: LastJob(NOW)}),
+            JobKind.COMPACT,
+            timedelta(seconds=600),
+        ),
+        (
+            replace(IDLE, last={JobKind.VERIFY: LastJob(NOW)}),
+            JobKind.VERIFY,
+            timedelta(days=7),
+        ),
+    ],
+    ids=["budget", "age-of-delete", "age-of-index", "failed", "idle", "interval", "age-of-verification"],
+)
+def test_when_time_alone_makes_another_decision_is_known(
+    state: TableState, kind: JobKind, after: timedelta
+) -> None:
+    before = NOW + after - timedelta(milliseconds=1)
+    assert decision(state, kind, now=before).action is not Action.TRIGGER
+    assert decision(state, kind, now=NOW + after).action is Action.TRIGGER
+    assert NOW + after in set(_changes(state, POLICY, NOW))
 
 
 def test_a_policy_that_is_off_starts_nothing() -> None:
