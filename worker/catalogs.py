@@ -22,6 +22,9 @@ from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from worker.reach import HostNotAllowedError, Reach
+from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
+
 CATALOG_NAME = "catalog_name"
 
 _MISSING = frozenset(
@@ -45,6 +48,10 @@ _JAVA_NAMES = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
 }
+_NO_FILES, _MISSING_FILE = (
+    "org.apache.iceberg.inmemory.InMemoryFileIO",
+    "No in-memory file found for location: ",
+)
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 _PLACES = frozenset({"warehouse", "uri"})
@@ -74,26 +81,37 @@ def load_table(
     properties: Mapping[str, str],
     identifier: Sequence[str],
     check_location: Callable[[str], None] = lambda _: None,
+    reach: Reach | None = None,
 ) -> JavaObject:
     """The `org.apache.iceberg.Table`, freshly loaded.
 
     properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
-    before Java opens anything there, of what a database says too.
-    Raises CatalogUnreachableError, TableNotFoundError, or MemoryError.
+    before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
+    catalog may lead to; any by default.
+    Raises CatalogUnreachableError, CatalogRedirectsError, HostNotAllowedError, TableNotFoundError, or
+    MemoryError.
     """
-    *namespace, table = identifier
-    settings = java_properties(catalog_type, properties)
+    reach = reach or Reach()
     try:
-        if catalog_type != "sql" and _is_place(properties.get("warehouse", "")):
-            check_location(properties["warehouse"])
-        catalog = _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items())))
-        if catalog_type == "sql":
-            head = _metadata_location(jvm, settings, properties.get(CATALOG_NAME, name), identifier)
-            if head is not None:
-                check_location(head)
+        reach.check(properties)
+    except OSError as error:
+        raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
+    settings = java_properties(catalog_type, properties)
+    dotted = ".".join(identifier)
+    gateway = _gateway(name, dotted, properties, reach) if catalog_type == "rest" else None
+    if gateway is not None:
+        settings = gateway.java_properties(settings)
+    inner_name = properties.get(CATALOG_NAME, name)
+    *namespace, table = identifier
+    try:
         parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
-        loaded = catalog.loadTable(parser.fromJson(json.dumps({"namespace": namespace, "name": table})))
+        java_identifier = parser.fromJson(json.dumps({"namespace": namespace, "name": table}))
+        if catalog_type == "hadoop":
+            check_location("/".join((properties["warehouse"].rstrip("/"), *identifier)))
+        elif gateway is None:
+            _check_metadata_location(jvm, inner_name, settings, java_identifier, check_location)
+        loaded = _open(jvm, inner_name, tuple(sorted(settings.items()))).loadTable(java_identifier)
         # Where Java writes when it commits.
         for place in (loaded.location(), loaded.properties().get("write.metadata.path")):
             if place:
@@ -101,7 +119,8 @@ def load_table(
         return loaded
     except (Py4JError, CapturedException) as error:
         raise_lack_of_memory(error)
-        dotted = ".".join(identifier)
+        if gateway is not None and gateway.refusal is not None:
+            raise gateway.refusal from None
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
         raise CatalogUnreachableError(
@@ -109,40 +128,36 @@ def load_table(
         ) from None
 
 
-def _is_place(warehouse: str) -> bool:
-    """Whether this is a location; a REST catalog's may be a mere name."""
-    return warehouse.startswith("/") or ":/" in warehouse
-
-
-def _metadata_location(
-    jvm: JVMView, settings: Mapping[str, str], catalog: str, identifier: Sequence[str]
-) -> str | None:
-    """Where a database says that a table's metadata lies; None if it knows no such table.
-
-    Asked through the driver that Iceberg uses, since Iceberg itself reads the file at once.
-    """
-    driver = (
-        jvm.org.sqlite.JDBC() if settings["uri"].startswith("jdbc:sqlite:") else jvm.org.postgresql.Driver()
-    )
-    given = jvm.java.util.Properties()
-    for key, value in settings.items():
-        if key.startswith("jdbc."):
-            given.setProperty(key.removeprefix("jdbc."), value)
-    connection = driver.connect(settings["uri"], given)
+def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach) -> RestGateway:
     try:
-        if not connection.getMetaData().getTables(None, None, "iceberg_tables", None).next():
-            return None
-        statement = connection.prepareStatement(
-            "SELECT metadata_location FROM iceberg_tables"
-            " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
-        )
-        *namespace, table = identifier
-        for number, value in enumerate((catalog, ".".join(namespace), table), start=1):
-            statement.setString(number, value)
-        found = statement.executeQuery()
-        return found.getString(1) if found.next() else None
-    finally:
-        connection.close()
+        return open_gateway(name, tuple(sorted(properties.items())), reach)
+    except (HostNotAllowedError, CatalogRedirectsError, MemoryError):
+        raise
+    except Exception as error:
+        raise CatalogUnreachableError(
+            f"Catalog {name} could not open table {table}: {words_of(error)}"
+        ) from None
+
+
+def _check_metadata_location(
+    jvm: JVMView,
+    name: str,
+    settings: Mapping[str, str],
+    identifier: JavaObject,
+    check_location: Callable[[str], None],
+) -> None:
+    """Checks where a database, Hive or Glue says that a table's metadata lies: Iceberg reads it at once.
+
+    Iceberg is asked with a FileIO that has no files and tells which one it lacks.
+    """
+    blind = tuple(sorted({**settings, "io-impl": _NO_FILES}.items()))
+    try:
+        _open(jvm, name, blind).loadTable(identifier)
+    except Py4JJavaError as error:
+        missing = java_message(error).partition(_MISSING_FILE)[2]
+        if not missing:
+            raise
+        check_location(missing)
 
 
 def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from worker.reach import Reach
 from worker.storage import ALLOWED_LOCATIONS
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,12 @@ class Assignment(_Body):
     index: AssignedIndex
     policy: AssignedPolicy = AssignedPolicy()
     allowed_locations: list[str] | None = None
+    allowed_hosts: list[str] | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """The hosts that the service lets the catalog lead to."""
+        return Reach(None if self.allowed_hosts is None else tuple(self.allowed_hosts))
 
     @property
     def location_limits(self) -> dict[str, str]:

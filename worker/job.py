@@ -212,6 +212,7 @@ def pin_table(job: Job) -> PinnedTable:
             catalogs.resolve_secrets(assignment.catalog.properties),
             assignment.table.identifier,
             Storage(assignment.location_limits).io.check,
+            assignment.reach,
         )
     except catalogs.TableNotFoundError as error:
         raise JobError(

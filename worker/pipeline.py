@@ -13,7 +13,9 @@ from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, S
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
 from worker.job import Account, Job, JobError, Outcome, PinnedTable, Reporter, pin_table
+from worker.reach import HostNotAllowedError
 from worker.removal import drop_index
+from worker.rest_gateway import CatalogRedirectsError
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
 from worker.storage import LocationNotAllowedError, causes_of
@@ -73,6 +75,20 @@ def run_job(
             "The table leads outside the allowed places",
             str(error),
             "If that is meant, add it to the service's ICESTREAM_ALLOWED_LOCATIONS and start that again.",
+        ) from error
+    except HostNotAllowedError as error:
+        raise JobError(
+            "host_not_allowed",
+            "The catalog leads to a host that is not allowed",
+            str(error),
+            "If that is meant, add it to the service's ICESTREAM_ALLOWED_HOSTS and start that again.",
+        ) from error
+    except CatalogRedirectsError as error:
+        raise JobError(
+            "catalog_redirects",
+            "The catalog sends callers elsewhere",
+            str(error),
+            "If that is where the catalog is, give it as the catalog's `uri`.",
         ) from error
     except Exception as error:
         if isinstance(error, JobError | JobCancelledError | StaleAttemptError | ControlPlaneError):

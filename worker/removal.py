@@ -12,8 +12,9 @@ from worker.storage import Storage
 def drop_index(job: Job) -> Outcome:
     """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
     table = job.assignment.table
-    properties = resolve_secrets(job.assignment.catalog.properties)
-    storage = Storage(given_file_io_properties(properties) | job.assignment.location_limits)
+    given = given_file_io_properties(resolve_secrets(job.assignment.catalog.properties))
+    job.assignment.reach.check(given)
+    storage = Storage(given | job.assignment.location_limits)
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)
     database = database_name(table.table_uuid, table.branch)
     names = warehouse.table_names(database)

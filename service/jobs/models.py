@@ -437,3 +437,5 @@ class Assignment(Message):
     """What holds for the table."""
     allowed_locations: list[str]
     """Places beyond which the worker opens no file, whatever catalog and table name."""
+    allowed_hosts: list[str]
+    """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""

@@ -696,6 +696,7 @@ def _start_attempt(
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
         policy=bounded(effective_policy(session, table), settings),
         allowed_locations=list(settings.location_roots),
+        allowed_hosts=list(settings.host_rules),
     )
 
 

@@ -282,6 +282,8 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
     assert assignment["catalog"]["type"] == "sql"
     assert assignment["index"]["warehouse"] == service.settings.index_warehouse
     assert assignment["lease_seconds"] == service.settings.lease_seconds
+    assert assignment["allowed_locations"] == list(service.settings.location_roots)
+    assert assignment["allowed_hosts"] == ["*", "127.0.0.0/8", "::1"]
     path = f"/jobs/{job['id']}/attempts/1"
     progress = {"stage": "read", "done": 12, "total": 80, "unit": "files", "message": None}
     beat = service.admin.post(

@@ -14,6 +14,24 @@ from tests.http_server import Answer, answering, rest_catalog
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 
+INTERNAL = [
+    "127.0.0.1",
+    "localhost",
+    "x.localhost",
+    "127.1",
+    "2130706433",
+    "0x7f000001",
+    "[::1]",
+    "[::ffff:127.0.0.1]",
+    "[64:ff9b::7f00:1]",
+    "0.0.0.0",
+    "169.254.169.254",
+    "[fe80::1]",
+    "[fd00:ec2::254]",
+    "100.100.100.200",
+]
+"""Spellings of addresses at which only a machine itself answers, or what tells it its secrets."""
+
 
 @pytest.fixture
 def public(settings: Settings) -> Iterator[Running]:
@@ -40,25 +58,7 @@ def enroll(service: Running) -> tuple[int, str, str]:
     return answer.status_code, body.get("type", ""), body.get("detail", "") + body.get("remedy", "")
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "localhost",
-        "x.localhost",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "[::1]",
-        "[::ffff:127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "0.0.0.0",
-        "169.254.169.254",
-        "[fe80::1]",
-        "[fd00:ec2::254]",
-        "100.100.100.200",
-    ],
-)
+@pytest.mark.parametrize("host", INTERNAL)
 def test_a_public_service_registers_no_address_that_is_internal_to_its_machine(
     public: Running, host: str
 ) -> None:

@@ -1,0 +1,217 @@
+"""Whatever a catalog answers, a worker and its Java reach only allowed hosts, and load no code by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder
+from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
+from tests.jobs import RecordingReporter
+from tests.service.test_reach import INTERNAL, answer_names
+from worker.catalogs import load_table
+from worker.control_plane import Assignment
+from worker.job import JobError
+from worker.pipeline import run_job
+from worker.reach import HostNotAllowedError, Reach
+from worker.rest_gateway import CatalogRedirectsError, RestGateway
+from worker.session import TaskRunner
+
+PUBLIC = Reach(("*",))
+LOOPBACK = Reach(("*", "127.0.0.0/8", "::1"))
+ELSEWHERE = "http://169.254.169.254"
+
+
+@pytest.mark.parametrize("host", [host for host in INTERNAL if host != "x.localhost"])  # seldom known
+def test_no_spelling_of_an_internal_address_is_reached(host: str) -> None:
+    for properties in (
+        {"uri": f"http://{host}:8181/catalog"},
+        {"s3.endpoint": f"{host}:9000"},
+        {"adls.connection-string.acc": f"DefaultEndpointsProtocol=http;BlobEndpoint=http://{host}/x;"},
+    ):
+        with pytest.raises(HostNotAllowedError, match="ICESTREAM_ALLOWED_HOSTS"):
+            PUBLIC.check(properties)
+
+
+def test_rules_are_names_domains_addresses_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_names(monkeypatch, "127.0.0.1")
+    assert Reach(("*.example",)).addresses_of("catalog.example", 80) == ["127.0.0.1"]
+    named = Reach(("localhost", "127.0.0.2/31", "::1"))
+    named.check({"uri": "http://localhost:1", "s3.endpoint": "127.0.0.3", "x.host": "::1"})
+    for host in ("127.0.0.4", "93.184.215.14"):
+        with pytest.raises(HostNotAllowedError):
+            named.check({"uri": f"thrift://{host}:9083"})
+    # Of these, none is a host's address; and where no limits are told, none hold.
+    LOOPBACK.check({"warehouse": "s3://169.254.169.254/wh", "scope": ELSEWHERE, "header.X": ELSEWHERE})
+    Reach().check({"uri": ELSEWHERE})
+
+
+@pytest.fixture
+def catalog_server() -> Iterator[HttpServer]:
+    with answering(rest_catalog()) as server:
+        yield server
+
+
+def ask(gateway: RestGateway, path: str = "v1/config", method: str = "GET") -> Any:
+    """What Java gets."""
+    return httpx.request(method, f"{gateway.url}/{path}")
+
+
+def test_java_learns_no_credentials_and_no_address_of_the_catalog(catalog_server: HttpServer) -> None:
+    properties = {"uri": catalog_server.url, "token": "hidden", "header.X-Key": "hidden", "s3.region": "eu-1"}
+    gateway = RestGateway("c", properties, LOOPBACK)
+    java = gateway.java_properties({**properties, "rest.client.socket-timeout-ms": "1"})
+    assert java == {"uri": gateway.url, "rest.auth.type": "none", "s3.region": "eu-1"}
+    assert ask(gateway, "v1/namespaces").json() == {"namespaces": [["db"]]}
+    asked, headers = catalog_server.requests[-1]
+    assert (asked, headers["authorization"], headers["x-key"]) == (
+        "GET /v1/namespaces",
+        "Bearer hidden",
+        "hidden",
+    )
+    assert "x-iceberg-access-delegation" not in headers
+    # Nobody else is let through.
+    assert httpx.get(f"{gateway.url}x/v1/config").status_code == 404
+
+
+def test_what_would_lead_java_elsewhere_is_taken_out_of_answers(catalog_server: HttpServer) -> None:
+    trap = {
+        "io-impl": "x.Y",
+        "client.credentials-provider": "x.Y",
+        "uri": catalog_server.url,
+        "rest.auth.type": "x.Y",
+        "rest.client.proxy.hostname": "127.0.0.1",
+        "oauth2-server-uri": f"{catalog_server.url}/token",
+        "nothing": None,
+    }
+    useful = {"s3.access-key-id": "vended", "prefix": "p"}
+    renew = {"client.refresh-credentials-endpoint": f"{catalog_server.url}/v1/renew"}
+    catalog_server.answers["/v1/config"] = Answer({"defaults": trap, "overrides": trap | useful})
+    vended = {"storage-credentials": [{"prefix": "s3://", "config": trap | useful}]}
+    loaded = {"metadata": {"properties": trap}, "config": trap | renew} | vended
+    catalog_server.answers["/v1/p/namespaces/db/tables/t"] = Answer(loaded, headers={"ETag": "e"})
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    assert ask(gateway).json() == {"defaults": {}, "overrides": useful}
+    table = ask(gateway, "v1/p/namespaces/db/tables/t")
+    assert table.headers["etag"] == "e"
+    assert table.json() == {
+        "metadata": {"properties": trap},
+        "config": {"client.refresh-credentials-endpoint": f"{gateway.url}/v1/renew"},
+        "storage-credentials": [{"prefix": "s3://", "config": useful}],
+    }
+
+
+def test_another_uri_of_the_configuration_is_asked_if_it_is_allowed(catalog_server: HttpServer) -> None:
+    with answering({"/v1/namespaces": Answer({"namespaces": []})}) as other:
+        catalog_server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": other.url}})
+        gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+        assert ask(gateway).json() == {"defaults": {}, "overrides": {}}
+        assert ask(gateway, "v1/namespaces").json() == {"namespaces": []}
+        # The name is resolved again for each connection.
+        catalog_server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": ELSEWHERE}})
+        strayed = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+        answer = ask(strayed, "v1/namespaces")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "HostNotAllowedError")
+        assert isinstance(strayed.refusal, HostNotAllowedError)
+
+
+def test_a_name_that_leads_inside_is_not_connected_to(
+    catalog_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_names(monkeypatch, "93.184.215.14", "127.0.0.1")
+    uri = {"uri": f"http://catalog.example:{catalog_server.port}"}
+    PUBLIC.check(uri)
+    with pytest.raises(HostNotAllowedError, match=r"'catalog\.example', which is 127\.0\.0\.1,"):
+        RestGateway("c", uri, PUBLIC)
+    assert catalog_server.requests == []
+
+
+def test_a_redirect_is_not_followed(catalog_server: HttpServer) -> None:
+    with answering({}) as inside:
+        gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+        away = Answer("", 307, {"location": f"{inside.url}/x"})
+        catalog_server.answers |= {"/v1/config": away, "/v1/namespaces": away}
+        # Of a change, it is not known whether it was made.
+        assert ask(gateway, "v1/namespaces", "POST").status_code == 500
+        assert ask(gateway, "v1/namespaces").status_code == 403
+        assert isinstance(gateway.refusal, CatalogRedirectsError)
+        with pytest.raises(CatalogRedirectsError, match=f"redirects to {inside.url}/x"):
+            RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+        assert inside.requests == []
+
+
+def test_a_token_that_expired_is_fetched_again(catalog_server: HttpServer) -> None:
+    tokens = iter(("first", "second", "third"))
+
+    def namespaces(request: Request) -> Answer:
+        is_good = request.headers["authorization"] == "Bearer third"
+        return Answer({"namespaces": []}) if is_good else Answer({"error": {}}, 401)
+
+    catalog_server.answers |= {
+        "/token": lambda _: Answer({"access_token": next(tokens), "token_type": "bearer"}),
+        "/v1/namespaces": namespaces,
+    }
+    properties = {
+        "uri": catalog_server.url,
+        "credential": "id:secret",
+        "oauth2-server-uri": f"{catalog_server.url}/token",
+    }
+    # One for the configuration, one for the session.
+    assert ask(RestGateway("c", properties, LOOPBACK), "v1/namespaces").status_code == 200
+
+
+@pytest.mark.integration
+class TestJava:
+    """A table whose metadata a REST catalog of the test's own serves."""
+
+    @pytest.fixture
+    def metadata(self, spark: SparkSession, table_name: str) -> dict[str, Any]:
+        return TableBuilder.create(spark, table_name).metadata.model_dump(mode="json", by_alias=True)
+
+    @pytest.fixture
+    def server(self, metadata: dict[str, Any]) -> Iterator[HttpServer]:
+        with answering(rest_catalog(metadata)) as server:
+            yield server
+
+    def test_a_catalog_chooses_no_code(self, spark: SparkSession, server: HttpServer) -> None:
+        trap = {"io-impl": "org.apache.iceberg.inmemory.InMemoryFileIO"}
+        server.answers["/v1/config"] = Answer({"defaults": trap, "overrides": trap})
+        loaded = server.answers["/v1/namespaces/db/tables/t"]
+        assert isinstance(loaded, Answer)
+        loaded.body["config"] = trap
+        jvm = spark.sparkContext._jvm
+        table = load_table(jvm, "rest", "c", {"uri": server.url}, ["db", "t"], reach=LOOPBACK)
+        assert table.io().getClass().getSimpleName() == "ResolvingFileIO"
+
+    @pytest.mark.parametrize("trap", ["uri", "s3.endpoint", "redirect", "record"])
+    def test_a_job_goes_nowhere_else(
+        self, spark: SparkSession, catalog: Catalog, server: HttpServer, trap: str
+    ) -> None:
+        further: dict[str, str] = {}
+        if trap == "uri":
+            server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": ELSEWHERE}})
+        elif trap == "redirect":
+            away = Answer("", 302, {"location": f"{ELSEWHERE}/latest/meta-data"})
+            server.answers["/v1/namespaces/db/tables/t"] = away
+        elif trap == "record":
+            further["s3.endpoint"] = ELSEWHERE
+        else:
+            loaded = server.answers["/v1/namespaces/db/tables/t"]
+            assert isinstance(loaded, Answer)
+            loaded.body["config"] = {trap: ELSEWHERE}
+        assignment = {
+            "job": {"id": "job", "kind": "convert"},
+            "attempt": 1,
+            "lease_seconds": 30,
+            "table": {"id": "t", "identifier": ["db", "t"], "table_uuid": "u", "branch": "main"},
+            "catalog": {"name": "c", "type": "rest", "properties": {"uri": server.url} | further},
+            "index": {"warehouse": f"{catalog.warehouse}/index"},
+            "allowed_locations": [catalog.warehouse],
+            "allowed_hosts": list(LOOPBACK.rules or ()),
+        }
+        with pytest.raises(JobError, match=r"169\.254\.169\.254") as caught:
+            run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+        code = "catalog_redirects" if trap == "redirect" else "host_not_allowed"
+        assert (caught.value.code, caught.value.retryable) == (code, False)

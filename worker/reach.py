@@ -1,0 +1,124 @@
+"""What a catalog may reach from a worker: hosts, by the rules of the service, and no code by its name.
+
+The service judges a catalog's record. Here it is judged again where it is used, by what names resolve to on
+this machine, and with it whatever the catalog answers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Names of code, which a library would load: Java's `io-impl` and `client.factory`, PyIceberg's `py-*`.
+_CODE = re.compile(r"^py-|(^|[._-])(impl|impls|class|factory|plugin|plugins|provider)$", re.IGNORECASE)
+_HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
+# No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location.
+_WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name", "catalog_name"))
+# Where clouds tell a machine its credentials, beyond the link-local addresses.
+_METADATA = frozenset(
+    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class HostNotAllowedError(Exception):
+    """A catalog, or what it answers, leads to a host that the operator has not allowed; final."""
+
+
+def names_code(key: str) -> bool:
+    """Whether a property names a class to load."""
+    return _CODE.search(key) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The hosts that catalogs may connect to.
+
+    rules: the service's, in lower case: names, `*.domain`, addresses, networks, and `*` for each address that
+    is not internal to a machine. None allows everything.
+    """
+
+    rules: tuple[str, ...] | None = None
+
+    def check(self, properties: Mapping[str, str]) -> None:
+        """Raises HostNotAllowedError for a host that properties name, and OSError for an unknown one."""
+        if self.rules is not None:
+            for host in _hosts(properties):
+                self.addresses_of(host, None)
+
+    def addresses_of(self, host: str, port: int | None) -> list[str]:
+        """What a host's name resolves to, every address of which is allowed. Raises as `check` does."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:
+            raise OSError(f"{host!r} is no host's name") from error
+        addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
+        for address in addresses:
+            if not self._allows(host, ipaddress.ip_address(address.partition("%")[0])):
+                shown = repr(host) if host == address else f"{host!r}, which is {address},"
+                raise HostNotAllowedError(
+                    f"{shown} is not among the hosts that catalogs may reach (ICESTREAM_ALLOWED_HOSTS)"
+                )
+        return addresses
+
+    def _allows(self, host: str, address: Address) -> bool:
+        name, inner = host.lower().rstrip("."), _unwrapped(address)
+        if self.rules is None:
+            return True
+        for rule in self.rules:
+            if rule == "*":
+                is_meant = not _is_internal(inner)
+            elif rule.startswith("*."):
+                is_meant = name.endswith(rule[1:])
+            else:
+                is_meant = name == rule or _is_in(inner, rule)
+            if is_meant:
+                return True
+        return False
+
+
+def _hosts(properties: Mapping[str, str]) -> Iterator[str]:
+    """Every host that properties name: in URLs anywhere in a value, and bare where the key says so."""
+    for key, value in properties.items():
+        if key in _WORDS or key.startswith("header.") or value.startswith(("sqlite", "file:", "/")):
+            continue
+        authorities = _URL.findall(value)
+        if not authorities and _HOST_KEY.search(key) and value:
+            authorities = [value.partition("/")[0]]
+        for authority in authorities:
+            match = re.match(r"^\[([^\]]*)\]|^([^:]*)", authority.rpartition("@")[2])
+            if match and (name := match.group(1) or match.group(2)):
+                yield name
+
+
+def _is_in(address: Address, rule: str) -> bool:
+    try:
+        return address in ipaddress.ip_network(rule, strict=False)
+    except ValueError:  # a name
+        return False
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_internal(address: Address) -> bool:
+    """Whether only this machine answers there, or what tells it its secrets."""
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+        or address in _METADATA
+    )
