@@ -8,13 +8,13 @@ from fastapi.responses import RedirectResponse
 from service.auth.access import Admin, Viewer
 from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
-from service.index_health import service as index_health
 from service.jobs import service as jobs
 from service.jobs.status import JobStatus
 from service.paging import PageRequest
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.ui.pages import PageRoute, address_of, render
+from service.ui.tables import rows_of
 from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute)
@@ -33,17 +33,12 @@ def show_overview(
     page = tables.list_tables(
         session, settings, PageRequest(limit=100, cursor=cursor), search=search.strip() or None
     )
-    rows = []
-    for table in page.items:
-        last = jobs.list_jobs(session, PageRequest(limit=1), table_id=table.id).items
-        health = index_health.get_health(session, tables.get_table(session, table.id))
-        rows.append({"table": table, "health": health, "last_job": last[0] if last else None})
     active = jobs.list_jobs(session, PageRequest(limit=100), statuses=_ACTIVE)
     return render(
         request,
         "overview.html",
         reader,
-        rows=rows,
+        rows=rows_of(session, page.items),
         next_cursor=page.next_cursor,
         search=search,
         active=active.items,

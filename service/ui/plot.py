@@ -1,14 +1,12 @@
-"""Geometry of the plot of pending equality deletes over time. Pure; the template draws it.
+"""Geometry of a plot over time. Pure; the template draws it.
 
 The drawing is a 1000 x 100 box that is stretched to whatever width there is, so text stays outside of it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-
-from service.index_health.models import HealthSampleView
 
 WIDTH, HEIGHT = 1000.0, 100.0
 _COLUMNS = 240
@@ -21,82 +19,90 @@ class Column:
     x: float
     width: float
     began_at: datetime
-    highest: int
-    files: int
+    words: str
 
 
 @dataclass(frozen=True)
 class Plot:
+    title: str
     line: str
     """Points of the step line, `x,y x,y ...`."""
     area: str
     """The same, closed along the bottom."""
     columns: list[Column]
-    top: int
-    """Value at the upper edge; the lower edge is 0."""
+    top: str
+    """Value at the upper edge, in words; the lower edge is 0."""
+    middle: str
+    """Value half way up; empty if it would be no whole number."""
     began_at: datetime
     ended_at: datetime
-    highest: int
-    latest: int
-    marks: list[float]
-    """x of each conversion."""
+    highest: str
+    latest: str
+    marks: list[float] = field(default_factory=list)
+    """x of each moment that is marked."""
 
 
-def plot_pending(
-    samples: Sequence[HealthSampleView], conversions: Sequence[datetime], now: datetime
+def plot(
+    title: str,
+    samples: Sequence[tuple[datetime, float]],
+    now: datetime,
+    write: Callable[[float], str],
+    *,
+    write_axis: Callable[[float], str] | None = None,
+    top: float | None = None,
+    marks: Sequence[datetime] = (),
 ) -> Plot | None:
-    """samples: oldest first. None if there is nothing to draw yet (fewer than two samples)."""
+    """samples: oldest first, none of them later than `now`; each holds until the next one.
+
+    write: a value in words; write_axis: the same, shorter. top: value at the upper edge, if not what the
+    samples ask for. None if there is nothing to draw yet (fewer than two samples).
+    """
     if len(samples) < 2:
         return None
-    began_at = samples[0].at
+    write_axis = write_axis or write
+    began_at = samples[0][0]
     span = max((now - began_at).total_seconds(), 1.0)
-    top = round_up(max(sample.pending_equality_deletes for sample in samples))
+    highest = max(value for _, value in samples)
+    upper = top if top is not None else round_up(math.ceil(highest))
 
     def x(at: datetime) -> float:
         return round((at - began_at).total_seconds() / span * WIDTH, 1)
 
-    def y(value: int) -> float:
-        return round(HEIGHT * (1 - value / top), 2)
+    def y(value: float) -> float:
+        return round(HEIGHT * (1 - value / upper), 2)
 
-    # Every sample holds until the next one. Of those in one column the highest counts, so no peak gets lost.
-    buckets: dict[int, list[HealthSampleView]] = {}
+    # Of the samples in one column the highest counts, so no peak gets lost.
+    buckets: dict[int, list[tuple[datetime, float]]] = {}
     for sample in samples:
-        buckets.setdefault(min(int(x(sample.at) / WIDTH * _COLUMNS), _COLUMNS - 1), []).append(sample)
+        buckets.setdefault(min(int(x(sample[0]) / WIDTH * _COLUMNS), _COLUMNS - 1), []).append(sample)
     points: list[tuple[float, float]] = []
     columns: list[Column] = []
     ordered = [buckets[number] for number in sorted(buckets)]
     for number, bucket in enumerate(ordered):
-        start = x(bucket[0].at)
-        end = x(ordered[number + 1][0].at) if number + 1 < len(ordered) else WIDTH
-        peak = max(bucket, key=lambda sample: sample.pending_equality_deletes)
-        level = y(peak.pending_equality_deletes)
-        points += [(start, level), (end, level)]
-        columns.append(
-            Column(
-                start,
-                round(end - start, 1),
-                bucket[0].at,
-                peak.pending_equality_deletes,
-                peak.pending_equality_delete_files,
-            )
-        )
+        start = x(bucket[0][0])
+        end = x(ordered[number + 1][0][0]) if number + 1 < len(ordered) else WIDTH
+        peak = max(value for _, value in bucket)
+        points += [(start, y(peak)), (end, y(peak))]
+        columns.append(Column(start, round(end - start, 1), bucket[0][0], write(peak)))
     line = " ".join(f"{left:g},{height:g}" for left, height in points)
     return Plot(
+        title=title,
         line=line,
         area=f"0,{HEIGHT:g} {line} {WIDTH:g},{HEIGHT:g}",
         columns=columns,
-        top=top,
+        top=write_axis(upper),
+        middle=write_axis(upper / 2) if upper != 1 else "",
         began_at=began_at,
         ended_at=now,
-        highest=max(sample.pending_equality_deletes for sample in samples),
-        latest=samples[-1].pending_equality_deletes,
-        marks=[x(at) for at in conversions if began_at <= at <= now],
+        highest=write(highest),
+        latest=write(samples[-1][1]),
+        marks=[x(at) for at in marks if began_at <= at <= now],
     )
 
 
 def round_up(value: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50, ... at or above `value`, so that half of it is readable too."""
+    """The next of 1, 2, 4, 6, 8, 10, 20, ... at or above `value`, so that half of it is readable too."""
     if value <= 1:
         return 1
     power = 10 ** (len(str(value)) - 1)
-    return int(next(power * step for step in (1, 2, 4, 6, 8, 10) if math.ceil(power * step) >= value))
+    return int(next(power * step for step in (1, 2, 4, 6, 8, 10) if power * step >= value))

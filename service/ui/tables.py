@@ -1,46 +1,105 @@
-"""A table's page, and what can be done with the table there."""
+"""The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
-from datetime import timedelta
-from typing import Annotated
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi import APIRouter, Depends, Form, Request, Response
+from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
+from service.auth.models import Principal
+from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
+from service.errors import IcestreamError, NotFoundError
 from service.index_health import service as index_health
+from service.index_health.models import HealthSampleView, HealthStatus, Resolution, TableHealth
 from service.jobs import service as jobs
-from service.jobs.models import JobRequest, RequestableKind
+from service.jobs.models import JobRequest, JobView, RequestableKind
+from service.jobs.scheduler import preview
 from service.jobs.status import JobKind, JobStatus
-from service.paging import PageRequest
+from service.paging import PageRequest, Search
 from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
-from service.ui.formats import policy_sections
+from service.tables.models import EnrolledTable, TablePatch, TableView
+from service.ui.formats import count, duration, percent, policy_sections, short_count, size
+from service.ui.forms import Form as Fields
+from service.ui.forms import Typed, see
 from service.ui.pages import EVERYTHING, PageRoute, render
-from service.ui.plot import plot_pending
+from service.ui.plot import Plot, plot
 
-router = APIRouter(route_class=PageRoute)
-_PLOT_SPAN = timedelta(hours=24)
+router = APIRouter(prefix="/tables", route_class=PageRoute)
+
+SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 365: "year"}
+"""What plots may cover, by days."""
+_RESOLUTIONS = {1: Resolution.ALL, 7: Resolution.HOUR, 30: Resolution.HOUR, 365: Resolution.DAY}
 
 
-@router.get("/tables/{table_id}")
+@router.get("")
+def show_tables(
+    request: Request,
+    session: ReadSession,
+    settings: CurrentSettings,
+    reader: Viewer,
+    page: Annotated[PageRequest, Depends(tables.SORTING.page_request)],
+    catalog: str | None = None,
+    namespace: str | None = None,
+    search: Search = None,
+    paused: bool | None = None,
+    status: HealthStatus | None = None,
+) -> Response:
+    found = tables.list_tables(
+        session,
+        settings,
+        page,
+        catalog=catalog,
+        namespace=namespace,
+        search=search,
+        paused=paused,
+        status=status,
+    )
+    return render(
+        request,
+        "tables/list.html",
+        reader,
+        rows=rows_of(session, found.items),
+        next_cursor=found.next_cursor,
+        sort=page.sort,
+        search=search,
+        catalog=catalog,
+        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        namespace=namespace,
+        status=status,
+        statuses=list(HealthStatus),
+        paused=paused,
+        now=utc_now(),
+    )
+
+
+def rows_of(session: Session, listed: Sequence[TableView]) -> list[dict[str, Any]]:
+    """What a list of tables shows of each: its health and its last job."""
+    rows = []
+    for table in listed:
+        last = jobs.list_jobs(session, PageRequest(limit=1), table_id=table.id).items
+        health = index_health.get_health(session, tables.get_table(session, table.id))
+        rows.append({"table": table, "health": health, "last_job": last[0] if last else None})
+    return rows
+
+
+@router.get("/{table_id}")
 def show_table(
-    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer, table_id: str
+    request: Request,
+    session: ReadSession,
+    settings: CurrentSettings,
+    reader: Viewer,
+    table_id: str,
+    days: int = 1,
 ) -> Response:
     row = tables.get_table(session, table_id)
+    days = days if days in SPANS else 1
     now = utc_now()
-    samples = index_health.list_history(session, PageRequest(limit=EVERYTHING), table_id).items
-    recent = [sample for sample in reversed(samples) if sample.at >= now - _PLOT_SPAN]
-    history = jobs.list_jobs(session, PageRequest(limit=50), table_id=table_id)
-    conversions = [
-        job.ended_at
-        for job in history.items
-        if job.kind is JobKind.CONVERT
-        and not job.dry_run
-        and job.ended_at
-        and job.status is JobStatus.SUCCEEDED
-    ]
+    history = jobs.list_jobs(session, PageRequest(limit=50), table_id=table_id).items
     return render(
         request,
         "tables/show.html",
@@ -48,14 +107,53 @@ def show_table(
         table=tables.view(session, settings, row),
         health=index_health.get_health(session, row),
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
-        plot=plot_pending(recent, conversions, now),
-        jobs=history.items,
-        more_jobs=history.next_cursor is not None,
+        plots=_plots(_samples(session, row, now, days), _conversions(history), now),
+        days=days,
+        spans=SPANS,
+        plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
+        jobs=history,
         now=now,
     )
 
 
-@router.post("/tables/{table_id}/jobs")
+@router.get("/{table_id}/edit")
+def show_table_form(
+    request: Request, session: ReadSession, settings: CurrentSettings, sender: Operator, table_id: str
+) -> Response:
+    table = tables.view(session, settings, tables.get_table(session, table_id))
+    form = Fields.of(
+        policy=table.policy or "",
+        key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
+        version=str(table.version),
+    )
+    return _table_form(request, session, sender, table, form)
+
+
+@router.post("/{table_id}/edit")
+def update_table(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Operator,
+    table_id: str,
+    typed: Typed,
+) -> Response:
+    try:
+        key_sets = [[name.strip() for name in line.split(",")] for line in typed.lines("key_sets")]
+        body = typed.read(TablePatch, {"policy": typed.given("policy"), "key_sets": key_sets})
+        with database.write() as session:
+            tables.update_table(session, settings, sender, table_id, body, typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error, policy_not_found="policy", invalid_key_set="key_sets")
+        with database.read() as session:
+            table = tables.view(session, settings, tables.get_table(session, table_id))
+            return _table_form(request, session, sender, table, form)
+    return see(f"/tables/{table_id}")
+
+
+@router.post("/{table_id}/jobs")
 def request_job(
     database: CurrentDatabase,
     sender: Operator,
@@ -65,22 +163,89 @@ def request_job(
 ) -> Response:
     with database.write() as session:
         job = jobs.request_job(session, sender, table_id, JobRequest(kind=kind, dry_run=dry_run))
-    return RedirectResponse(f"/jobs/{job.id}", 303)
+    return see(f"/jobs/{job.id}")
 
 
-@router.post("/tables/{table_id}/pause")
+@router.post("/{table_id}/delete")
+def delete_table(
+    database: CurrentDatabase,
+    sender: Operator,
+    table_id: str,
+    drop_index: Annotated[bool, Form()] = False,
+) -> Response:
+    with database.write() as session:
+        job = tables.delete_table(session, sender, table_id, drop_index=drop_index)
+        target = f"/jobs/{job.id}" if job else "/tables"
+    return see(target)
+
+
+@router.post("/{table_id}/{action}")
 def pause_table(
-    database: CurrentDatabase, settings: CurrentSettings, sender: Operator, table_id: str
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Operator,
+    table_id: str,
+    action: Literal["pause", "resume"],
 ) -> Response:
     with database.write() as session:
-        tables.pause_table(session, settings, sender, table_id, paused=True)
-    return RedirectResponse(f"/tables/{table_id}", 303)
+        tables.pause_table(session, settings, sender, table_id, paused=action == "pause")
+    return see(f"/tables/{table_id}")
 
 
-@router.post("/tables/{table_id}/resume")
-def resume_table(
-    database: CurrentDatabase, settings: CurrentSettings, sender: Operator, table_id: str
+def _table_form(
+    request: Request, session: Session, sender: Principal, table: TableView, form: Fields
 ) -> Response:
-    with database.write() as session:
-        tables.pause_table(session, settings, sender, table_id, paused=False)
-    return RedirectResponse(f"/tables/{table_id}", 303)
+    return render(
+        request,
+        "tables/form.html",
+        sender,
+        status_code=form.status_code,
+        form=form,
+        table=table,
+        policies=[
+            policy.name for policy in policies.list_policies(session, PageRequest(limit=EVERYTHING)).items
+        ],
+    )
+
+
+def _samples(session: Session, table: EnrolledTable, now: datetime, days: int) -> list[HealthSampleView]:
+    """What plots of so many days are drawn from, oldest first; the latest sample is always the last one."""
+    since = now - timedelta(days=days)
+    found = index_health.list_history(
+        session, PageRequest(limit=EVERYTHING), table.id, since=since, resolution=_RESOLUTIONS[days]
+    ).items
+    latest = index_health.list_history(session, PageRequest(limit=1), table.id, since=since).items
+    return [*reversed(found), *(sample for sample in latest if sample not in found[:1])]
+
+
+def _conversions(history: Sequence[JobView]) -> list[datetime]:
+    return [
+        job.ended_at
+        for job in history
+        if job.kind is JobKind.CONVERT
+        and not job.dry_run
+        and job.ended_at
+        and job.status is JobStatus.SUCCEEDED
+    ]
+
+
+def _plots(samples: Sequence[HealthSampleView], conversions: Sequence[datetime], now: datetime) -> list[Plot]:
+    """The most wanted first; none before there are two samples."""
+    drawn = (
+        plot(
+            "Pending equality deletes",
+            [(sample.at, sample.pending_equality_deletes) for sample in samples],
+            now,
+            count,
+            write_axis=short_count,
+            marks=conversions,
+        ),
+        plot("Lag", [(sample.at, sample.lag_seconds) for sample in samples], now, duration),
+        plot("Size of the index", [(sample.at, sample.bytes) for sample in samples], now, size),
+        plot("Sorted runs", [(sample.at, sample.sorted_runs) for sample in samples], now, count),
+        plot("Dead entries", [(sample.at, sample.dead_ratio) for sample in samples], now, percent, top=1),
+        plot(
+            "Index coverage", [(sample.at, sample.coverage or 0) for sample in samples], now, percent, top=1
+        ),
+    )
+    return [each for each in drawn if each is not None]

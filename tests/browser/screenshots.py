@@ -81,7 +81,9 @@ def furnish(service: RunningService) -> Pages:
     return Pages(
         {
             "overview": "/",
+            "tables": "/tables",
             "table": f"/tables/{orders}",
+            "table-form": f"/tables/{orders}/edit",
             "table-blocked": f"/tables/{returns}",
             "job-running": f"/jobs/{running}",
             "job-succeeded": f"/jobs/{done}",

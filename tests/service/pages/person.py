@@ -134,7 +134,7 @@ class Person:
     def follow(self, words: str) -> Page:
         return self.open(self.page.links[words])
 
-    def send(self, action: str, /, *, which: dict[str, str] | None = None, **typed: Any) -> Page:
+    def send(self, action: str, which: dict[str, str] | None = None, /, **typed: Any) -> Page:
         """Fill in a form of the page and send it; `__` in a field's name stands for a dot.
 
         which: values by which it is told from other forms with the same action.

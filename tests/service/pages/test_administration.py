@@ -47,13 +47,13 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
     stored = service.admin.get("/policies/nights").json()
     assert stored["settings"]["convert"] == {"enabled": True, "bytes": 512_000_000}
 
-    attached = admin.send("/attach", which={"namespace": ""}, catalog="local", namespace="db")
+    attached = admin.send("/attach", {"namespace": ""}, catalog="local", namespace="db")
     assert "Namespace db of local" in attached.text
     assert "cannot be deleted" in attached.text
     assert "nights" in admin.open("/catalogs/local").text
     assert "namespace db of local" in admin.open("/policies").text
     admin.follow("nights")
-    assert "Nowhere yet" in admin.send("/attach", which={"detach": "yes"}).text
+    assert "Nowhere yet" in admin.send("/attach", {"detach": "yes"}).text
     admin.send("/delete")
     assert service.admin.get("/policies/nights").status_code == 404
 

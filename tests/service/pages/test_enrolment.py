@@ -39,7 +39,7 @@ def test_tables_that_hold_equality_deletes_are_found_and_enrolled_together(
         '["shop", "carts"]',
         '["shop", "orders"]',
     ], "what needs it is chosen already"
-    result = admin.send("/candidates", which={"policy": ""}, policy="manual")
+    result = admin.send("/candidates", {"policy": ""}, policy="manual")
     assert "2 tables enrolled" in result.text.replace("\N{NO-BREAK SPACE}", " ")
     assert {name: table["policy"] for name, table in enrolled(service, "shop").items()} == {
         "shop.carts": "manual",
@@ -49,7 +49,7 @@ def test_tables_that_hold_equality_deletes_are_found_and_enrolled_together(
     assert {"shop.carts", "shop.orders"} <= again.links.keys(), "what is enrolled leads to its page"
     free = next(form for form in again.forms if "identifier" in form.choices)
     assert free.choices["identifier"] == ['["shop", "prices"]']
-    admin.send("/candidates", which={"policy": ""}, identifier='["shop", "prices"]')
+    admin.send("/candidates", {"policy": ""}, identifier='["shop", "prices"]')
     assert admin.page.path == f"/tables/{enrolled(service, 'shop')['shop.prices']['id']}"
 
 

@@ -1,0 +1,139 @@
+"""The pages of tables: the list, plots, plans, and what can be done with a table."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import delete
+
+from service.auth.models import Role
+from service.database import utc_now
+from service.index_health.models import HealthSample
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+@pytest.fixture(scope="module")
+def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
+    """`farm.cows` with three pending equality deletes, and 20 days of measurements."""
+    iceberg.create("farm.cows")
+    iceberg.append("farm.cows", [1, 2, 3, 4])
+    iceberg.delete_keys("farm.cows", [1, 2, 3])
+    enrolled = service.enroll("farm.cows", policy="manual")
+    now = utc_now()
+    with service.database.write() as session:
+        session.exec(delete(HealthSample))
+        for hours in range(20 * 24, 0, -1):
+            session.add(
+                HealthSample(
+                    table_id=enrolled["id"],
+                    at=now - timedelta(hours=hours),
+                    resolution="day" if hours % 24 == 0 else "hour",
+                    status="healthy",
+                    pending_equality_delete_files=1,
+                    pending_equality_deletes=9000 if hours == 200 else 50,
+                    lag_seconds=600,
+                    coverage=1,
+                    entries=1000,
+                    bytes=2_000_000,
+                    sorted_runs=7,
+                    dead_ratio=0.25,
+                    unconvertible=0,
+                )
+            )
+    service.poll(enrolled["id"])
+    return enrolled
+
+
+def test_tables_are_found_by_name_status_and_place(
+    service: Running, admin: Person, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    iceberg.create("farm.pigs")
+    pigs = service.enroll("farm.pigs")
+    service.poll(pigs["id"])
+    service.admin.post(f"/tables/{pigs['id']}/pause")
+    admin.open("/tables")
+
+    def found(**filters: str) -> set[str]:
+        links = admin.send("/tables", search="", namespace="", **filters).links
+        return {"farm.cows", "farm.pigs"} & links.keys()
+
+    assert found() == {"farm.cows", "farm.pigs"}
+    assert found(paused="true") == {"farm.pigs"}
+    assert found(status="healthy", paused="false") == {"farm.cows"}
+    assert found(status="blocked", paused="") == set()
+    assert "No table fits these filters" in admin.page.text
+    assert "farm.cows" in admin.open("/tables?search=COW&namespace=farm&catalog=local").links
+    assert "farm.pigs" not in admin.page.links
+
+
+def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[str, Any]) -> None:
+    def label(title: str) -> str:
+        found = admin.page.html.partition(f'aria-label="{title} over ')[2].partition('"')[0]
+        return found.replace("\N{NO-BREAK SPACE}", " ")
+
+    admin.open(f"/tables/{table['id']}")
+    assert label("Pending equality deletes") == "the last 24 hours: 3 now, 50 at the highest."
+    assert label("Size of the index") == "the last 24 hours: 0 B now, 2.0 MB at the highest."
+    assert label("Lag").endswith("10 min at the highest.")
+    assert label("Sorted runs").endswith("7 at the highest.")
+    assert label("Dead entries").endswith("25% at the highest.")
+    admin.follow("30 days")
+    assert label("Pending equality deletes") == "the last 30 days: 3 now, 9,000 at the highest."
+
+
+def test_the_plan_says_what_starts_by_itself_and_why(
+    service: Running, admin: Person, table: dict[str, Any]
+) -> None:
+    admin.open(f"/tables/{table['id']}")
+    admin.follow("Change")
+    admin.send("/edit", policy="standard", key_sets="id\nid, region")
+    stored = service.admin.get(f"/tables/{table['id']}").json()
+    assert (stored["policy"], stored["key_sets"]) == ("standard", [["id"], ["id", "region"]])
+    planned = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    starting = [job for job in planned["jobs"] if job["starts_at"]]
+    assert starting
+    shown = admin.open(f"/tables/{table['id']}").text
+    assert starting[0]["why"].rstrip(".").lower() in shown.lower()
+    admin.follow("Change")
+    refused = admin.send("/edit", key_sets="id,,region")
+    assert refused.status == 422
+    assert 'id="key_sets-wrong"' in refused.html
+    admin.open(f"/tables/{table['id']}/edit")
+    admin.send("/edit", policy="manual", key_sets="")
+    assert service.admin.get(f"/tables/{table['id']}").json()["key_sets"] == []
+
+
+@pytest.mark.parametrize("kind", ["convert", "index", "compact", "verify", "rebuild"])
+def test_each_job_is_a_button_away(service: Running, admin: Person, table: dict[str, Any], kind: str) -> None:
+    admin.open(f"/tables/{table['id']}")
+    admin.send(f"/tables/{table['id']}/jobs", {"kind": kind})
+    job = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
+    assert (job["kind"], job["table_id"]) == (kind, table["id"])
+    service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+
+
+@pytest.mark.parametrize("drop_index", [False, True])
+def test_a_table_is_removed_with_or_without_its_index(
+    service: Running, admin: Person, iceberg: IcebergCatalog, drop_index: bool
+) -> None:
+    name = f"farm.sheep_{drop_index}".lower()
+    iceberg.create(name)
+    made = service.enroll(name)
+    admin.open(f"/tables/{made['id']}")
+    admin.send("/delete", **({"drop_index": "true"} if drop_index else {}))
+    assert service.admin.get(f"/tables/{made['id']}").status_code == 404
+    assert admin.page.status == 200
+    assert admin.page.path.startswith("/jobs/" if drop_index else "/tables")
+
+
+def test_a_viewer_is_offered_nothing_and_a_removal_is_refused(
+    service: Running, table: dict[str, Any]
+) -> None:
+    with Person(service, Role.VIEWER) as viewer:
+        page = viewer.open(f"/tables/{table['id']}")
+        assert [form.action for form in page.forms] == [f"{service.url}/logout"]
+        assert viewer.post(f"/tables/{table['id']}/delete").status == 403
+        assert viewer.open(f"/tables/{table['id']}/edit").status == 403
+    assert service.admin.get(f"/tables/{table['id']}").status_code == 200

@@ -1,0 +1,50 @@
+"""Geometry of the plots."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.ui.plot import HEIGHT, WIDTH, plot, round_up
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = BEGIN + timedelta(hours=1)
+
+
+def test_nothing_is_drawn_of_less_than_two_samples() -> None:
+    assert plot("x", [], NOW, str) is None
+    assert plot("x", [(BEGIN, 1.0)], NOW, str) is None
+
+
+def test_a_value_holds_until_the_next_sample() -> None:
+    drawn = plot("x", [(BEGIN, 0), (BEGIN + timedelta(minutes=30), 4)], NOW, lambda value: f"{value:g}")
+    assert drawn is not None
+    assert drawn.line == "0,100 500,100 500,0 1000,0"
+    assert (drawn.top, drawn.middle, drawn.highest, drawn.latest) == ("4", "2", "4", "4")
+    assert [column.words for column in drawn.columns] == ["0", "4"]
+
+
+def test_no_peak_is_lost_and_marks_outside_are_left_out() -> None:
+    samples = [(BEGIN + timedelta(seconds=second), float(second == 1800)) for second in range(3600)]
+    drawn = plot("x", samples, NOW, str, marks=[BEGIN - timedelta(days=1), NOW])
+    assert drawn is not None
+    assert drawn.highest == "1.0"
+    assert ",0 " in drawn.line
+    assert drawn.marks == [WIDTH]
+    assert len(drawn.columns) <= 240
+
+
+@given(st.lists(st.floats(0, 1e15), min_size=2, max_size=50))
+def test_every_point_lies_in_the_box(values: list[float]) -> None:
+    samples = [(BEGIN + timedelta(seconds=number), value) for number, value in enumerate(values)]
+    drawn = plot("x", samples, NOW, str)
+    assert drawn is not None
+    for point in drawn.line.split():
+        x, y = map(float, point.split(","))
+        assert 0 <= x <= WIDTH
+        assert 0 <= y <= HEIGHT
+
+
+@given(st.integers(0, 10**18))
+def test_the_upper_edge_is_at_or_above_the_highest_value_and_not_far(value: int) -> None:
+    assert value <= round_up(value) <= max(2 * value, 1)
