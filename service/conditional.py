@@ -35,15 +35,26 @@ IfMatch = Annotated[str, Depends(_if_match)]
 OptionalIfMatch = Annotated[
     str | None,
     Header(
-        alias="if-match", description="The ETag that was seen: nothing that was changed since is deleted."
+        alias="if-match",
+        description="The ETag that was seen: nothing that was changed since is deleted or replaced.",
     ),
 ]
 
 
-def check_version(if_match: str | None, version: int) -> None:
-    """Raise PreconditionError unless `if_match` names this version, or was left out where it may be."""
+def check_version(if_match: str | None, version: int | None) -> None:
+    """Raise PreconditionError unless `if_match` names this version, or was left out where it may be.
+
+    version: None if there is nothing, which no `if_match` names.
+    """
     if if_match is None:
         return
+    if version is None:
+        raise PreconditionError(
+            "version-conflict",
+            "It was changed meanwhile",
+            f"If-Match names {if_match}, and there is nothing.",
+            "GET it again, and leave If-Match out to make it anew.",
+        )
     # Proxies that compress an answer weaken its tag: W/"3".
     offered = {tag.strip().removeprefix("W/") for tag in if_match.split(",")}
     if "*" in offered or etag(version) in offered:

@@ -436,6 +436,7 @@ PROBLEMS: dict[str, ProblemType] = {
         "The policy has too many windows",
         "Each window is looked at with every decision, so a policy has 50 at most.",
         "Put windows together: one may be of several days, and begin on one day and end on the next.",
+        _ERRORS,
     ),
     "unauthenticated": ProblemType(
         (401,),

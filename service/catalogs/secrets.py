@@ -23,6 +23,7 @@ _ABOUT_SECRET = re.compile(
 # Of the headers, any may be a secret but those that the protocol knows as none.
 _OPEN_HEADERS = frozenset(("header.x-iceberg-access-delegation", "header.polaris-realm"))
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/?#\s,]*)([^#\s,]*)", re.IGNORECASE)
+_MASK = "***"
 _DATABASES = ("postgresql", "sqlite")
 _AZURE = ("abfs", "abfss", "wasb", "wasbs")
 
@@ -63,6 +64,24 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 "Put it in an environment variable or a file that service and worker both see, "
                 "and give `env:NAME` or `file:/path` as the value (in `uri`, `env:NAME`).",
             )
+
+
+def mask_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties without secrets in clear, which earlier versions took; masks are refused like these."""
+    return {
+        key: _masked(key, value) if not is_reference(key, value) else value
+        for key, value in properties.items()
+    }
+
+
+def _masked(key: str, value: str) -> str:
+    if key == "auth" or _names_secret(key.lower()):
+        return _MASK
+    if not _has_secret(value):
+        return value
+    return _URL.sub(
+        lambda url: f"{url[1]}://{_MASK}:{_MASK}@{url[2].rpartition('@')[2]}{url[3].partition('?')[0]}", value
+    )
 
 
 def _names_secret(key: str) -> bool:

@@ -20,7 +20,7 @@ from service.catalogs.models import (
     CatalogView,
 )
 from service.catalogs.reach import check_location, check_record
-from service.catalogs.secrets import check_properties
+from service.catalogs.secrets import check_properties, mask_secrets
 from service.conditional import check_version
 from service.database import utc_now
 from service.discovery.models import EnrollmentPattern
@@ -274,4 +274,5 @@ def _changed(session: Session, row: Catalog) -> CatalogView:
 
 
 def view(row: Catalog) -> CatalogView:
-    return CatalogView.model_validate(row, from_attributes=True)
+    shown = row.model_dump() | {"properties": mask_secrets(row.properties)}
+    return CatalogView.model_validate(shown)

@@ -29,10 +29,11 @@ from service.index_health.measure import ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
 from service.index_health.reports import health_of
 from service.index_health.service import record_sample, store_status
-from service.jobs.events import record_table_event
-from service.jobs.models import Job
+from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused
 from service.jobs.scheduler import Action, schedule
+from service.jobs.status import JobStatus
+from service.jobs.stream import settled_after
 from service.locations import normalize_location
 from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
@@ -43,6 +44,7 @@ _LONGEST_BACKOFF_SECONDS = 300.0
 _LONGEST_FRESH_SECONDS = 900.0
 _QUEUED_POLLS = 25
 """For each thread, so that it has work until the next tick."""
+_JOB_ENDED = frozenset(f"job.{status.value}" for status in JobStatus if status.is_final)
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
 
@@ -102,7 +104,8 @@ class Poller:
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
         self._list_at = 0.0
-        self._ended_at: datetime | None = None
+        self._heard: int | None = None
+        """Id of the last event that was looked at."""
 
     def poll_due(self) -> None:
         """Start to poll every table whose time has come, or about which there is news."""
@@ -161,20 +164,16 @@ class Poller:
         return self._lanes[catalog_id]
 
     def _hear_of_ended_jobs(self, session: Session) -> None:
-        now = utc_now()
-        query = select(Job.table_id, Job.ended_at)
-        if self._ended_at is None:
-            self._ended_at = min(session.exec(select(func.max(Job.ended_at))).one() or now, now)
+        # By the ids of events, since clocks of replicas differ.
+        if self._heard is None:
+            self._heard = latest_event_id(session)
             return
-        ended = session.exec(query.where(col(Job.ended_at) > self._ended_at)).all()
-        with self._lock:
-            # Never a time to come: a clock that was ahead would hide whatever ends until then.
-            self._ended_at = min(self._ended_at, now)
-            for table_id, ended_at in ended:
-                assert ended_at is not None
-                self._ended_at = max(self._ended_at, min(ended_at, now))
+        while found := settled_after(session, self._heard):
+            self._heard = found[-1].id
+            ended = {event.table_id for event in found if event.kind in _JOB_ENDED}
+            with self._lock:
                 for lane in self._lanes.values():
-                    if table_id in lane.tables:
+                    for table_id in lane.tables.keys() & ended:
                         lane.tables[table_id].polled = None
 
     def _start_due(self, catalog_id: str, lane: _Lane, now: float) -> None:

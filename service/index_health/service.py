@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlmodel import Session, col, select
 
+from service.catalogs.models import Catalog
 from service.database import utc_now
 from service.index_health.models import (
     HealthSample,
@@ -17,12 +18,13 @@ from service.index_health.models import (
     TableHealth,
 )
 from service.jobs.models import Job
+from service.jobs.service import pause_reason
 from service.jobs.status import JobStatus
 from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
-from service.wording import counted
+from service.wording import aged, counted
 from service.workers.models import KeySetReport, UnconvertibleDelete
 
 SAMPLE_SECONDS = 60
@@ -31,6 +33,11 @@ SAMPLE_SECONDS = 60
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _DEAD_RATIO_LIMIT = 0.5
 _SORTED_RUNS_LIMIT = 30
+_RESUME = (
+    "Resume what is paused: POST /api/v1/tables/{id}/resume, /api/v1/catalogs/{id}/resume or "
+    "/api/v1/system/resume."
+)
+_WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
 _LAG_PATIENCE = 2
 """Lagging begins at this many times the age at which the policy converts."""
 
@@ -59,9 +66,17 @@ def total(key_sets: list[KeySetReport]) -> Totals:
 
 
 def judge(
-    health: TableHealth, totals: Totals, policy: EffectivePolicy, last_failure: Job | None, now: datetime
+    health: TableHealth,
+    totals: Totals,
+    policy: EffectivePolicy,
+    last_failure: Job | None,
+    paused: str | None,
+    now: datetime,
 ) -> tuple[HealthStatus, str, str | None]:
-    """Status, reason, what to do. Pure; the gravest finding wins."""
+    """Status, reason, what to do. Pure; the gravest finding wins.
+
+    paused: why no job of the table starts, if so.
+    """
     if health.poll_error is not None:
         return HealthStatus.UNKNOWN, str(health.poll_error["detail"]), str(health.poll_error["remedy"])
     if health.measured_at is None and health.reported_at is None:
@@ -85,10 +100,18 @@ def judge(
     lag = lag_seconds(health, now)
     allowed = policy.convert.age_seconds * _LAG_PATIENCE
     if policy.convert.enabled and lag > allowed:
+        late = (
+            f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
+            f"{policy.convert.age_seconds:.0f} s."
+        )
+        if paused is not None:
+            return HealthStatus.LAGGING, f"{late} Nothing converts them: {paused}.", _RESUME
+        held_up = health.decisions.get("convert", {})
+        if held_up.get("code") in ("outside-window", "budget-spent"):
+            return HealthStatus.LAGGING, f"{late} {held_up['sentence']}", _WIDEN
         return (
             HealthStatus.LAGGING,
-            f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
-            f"{policy.convert.age_seconds:.0f} s.",
+            late,
             "Check that a worker is running (GET /api/v1/workers); add workers if all are busy.",
         )
     compaction = (
@@ -112,9 +135,11 @@ def judge(
     if not policy.convert.enabled and health.pending_equality_delete_files:
         return (
             HealthStatus.HEALTHY,
-            f"{pending} pending; the policy converts nothing by itself.",
+            f"{pending} pending, the oldest {aged(lag)} old; the policy converts nothing by itself.",
             "Request a convert job, or attach the policy `standard`.",
         )
+    if health.pending_equality_delete_files and paused is not None:
+        return HealthStatus.HEALTHY, f"{pending} pending, and {paused}.", _RESUME
     if health.pending_equality_delete_files:
         return (
             HealthStatus.HEALTHY,
@@ -141,8 +166,9 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
     key_sets = [KeySetReport.model_validate(item) for item in health.key_sets]
     totals = total(key_sets)
+    paused = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
     status, reason, remedy = judge(
-        health, totals, effective_policy(session, table), last_failure(session, table.id), now
+        health, totals, effective_policy(session, table), last_failure(session, table.id), paused, now
     )
     return HealthView(
         table_id=table.id,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
 from service.database import Database, utc_now
@@ -67,8 +68,13 @@ def _latest(database: Database) -> int:
 
 def _after(database: Database, position: int) -> list[EventView]:
     with database.read() as session:
-        found = events.events_after(session, position, _BATCH)
-    return found if database.is_sqlite else settled(found, position)
+        return settled_after(session, position)
+
+
+def settled_after(session: Session, position: int) -> list[EventView]:
+    """The next events; none that comes later will have a lower id, whatever the clocks of replicas say."""
+    found = events.events_after(session, position, _BATCH)
+    return found if session.get_bind().dialect.name == "sqlite" else settled(found, position)
 
 
 def settled(found: list[EventView], position: int) -> list[EventView]:

@@ -1,12 +1,14 @@
 """HTTP calls about policies and where they are attached."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import Operator, Viewer
 from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import ReadSession, WriteSession
+from service.database import ReadSession, WriteSession, get_database
 from service.messages import PolicyId
 from service.paging import Page, PageRequest, Search
 from service.policies import service
@@ -16,12 +18,47 @@ from service.policies.models import (
     Level,
     PolicyPatch,
     PolicyRequest,
+    PolicySettings,
     PolicyView,
 )
-from service.routing import ApiRoute
-from service.settings import CurrentSettings
+from service.routing import ApiRoute, Handler
+from service.settings import CurrentSettings, Settings
 
-router = APIRouter(tags=["policies"], route_class=ApiRoute)
+
+class PolicyRoute(ApiRoute):
+    """Lists what only the service finds wrong with settings beside what is wrong with the body, so that one
+    answer has every mistake."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def handle_policy(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                found = await run_in_threadpool(_further_mistakes, request, error.body)
+                raise RequestValidationError([*error.errors(), *found], body=error.body) from error
+
+        return handle_policy
+
+
+def _further_mistakes(request: Request, body: Any) -> list[dict[str, Any]]:
+    """What is wrong with the settings in a body without those that are wrong by themselves."""
+    if not isinstance(body, dict) or "settings" not in body:
+        return []
+    settings: Settings = request.app.state.settings
+    with get_database(request).read() as session:
+        row = service.find_policy(session, request.path_params.get("policy_id", ""))
+        wanted = PolicySettings.valid_part(body["settings"])
+        mistakes = service.find_mistakes(session, settings, wanted, row)
+    return [
+        {"loc": (finding["field"],), "msg": finding["message"]}
+        for mistake in mistakes
+        for finding in mistake.extra["errors"]
+    ]
+
+
+router = APIRouter(tags=["policies"], route_class=PolicyRoute)
 
 
 @router.post("/policies", status_code=201)
@@ -83,9 +120,21 @@ def delete_policy(
 
 
 @router.put("/policy-attachments")
-def attach_policy(session: WriteSession, caller: Operator, body: AttachmentRequest) -> AttachmentView | None:
-    """Attach a policy to the system, a catalog, a namespace or a table; a null policy detaches."""
-    return service.attach_policy(session, caller, body)
+def attach_policy(
+    session: WriteSession,
+    caller: Operator,
+    body: AttachmentRequest,
+    response: Response,
+    if_match: OptionalIfMatch = None,
+) -> AttachmentView | None:
+    """Attach a policy to the system, a catalog, a namespace or a table; a null policy detaches.
+
+    With If-Match only in place of the attachment with that `version`.
+    """
+    attached = service.attach_policy(session, caller, body, if_match)
+    if attached is not None:
+        set_etag(response, attached.version)
+    return attached
 
 
 @router.get("/policy-attachments")

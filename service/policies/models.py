@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -22,6 +22,7 @@ from service.database import Json, UtcDateTime, new_id, utc_now
 from service.messages import Message, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Count = Annotated[int, ModelField(ge=1, le=10**18)]
 Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
@@ -217,6 +218,16 @@ class PolicySettings(Message):
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return settings
+
+    @classmethod
+    def valid_part(cls, data: Any) -> Self:
+        """What is left of settings without the fields, or whole sections, that are wrong."""
+        while isinstance(data, dict):
+            try:
+                return cls.model_validate(data)
+            except ValidationError as error:
+                data = _without(data, [item["loc"][:2] for item in error.errors()])
+        return cls()
 
     def values(self) -> dict[str, Any]:
         """The settings that are given, by dotted name."""
@@ -423,6 +434,11 @@ class PolicyAttachment(SQLModel, table=True):
     policy_id: str = Field(foreign_key="policies.id", index=True)
     updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
 
+    @property
+    def version(self) -> int:
+        """When it was attached, in microseconds: one that is made anew has another than the one before."""
+        return (self.updated_at - _EPOCH) // timedelta(microseconds=1)
+
 
 class PolicyRequest(Message):
     """A policy to be made."""
@@ -541,6 +557,8 @@ class AttachmentView(Message):
     """The table; null at other levels."""
     policy: str
     """Name of the policy."""
+    version: int
+    """Another one with each change; also its ETag."""
     updated_at: datetime
     """When this policy was attached here."""
 

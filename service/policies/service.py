@@ -7,7 +7,7 @@ under which nothing runs by itself. They cannot be changed, so that every value 
 import json
 import math
 from collections import ChainMap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlmodel import Session, col, or_, select
@@ -148,7 +148,7 @@ def create_policy(
 ) -> PolicyView:
     """Raises InvalidError if it asks for more than the operator allows."""
     authorize(session, principal, Role.OPERATOR, "policy.create", request.name)
-    _check_bounds(settings, request.settings)
+    refuse_mistakes(find_mistakes(session, settings, request.settings))
     _check_name_is_free(session, request.name)
     row = Policy(
         name=request.name,
@@ -222,14 +222,12 @@ def update_policy(
     if patch.description is not None:
         row.description = patch.description
     if patch.settings is not None:
-        _check_bounds(settings, patch.settings)
+        refuse_mistakes(find_mistakes(session, settings, patch.settings, row))
         row.settings = patch.settings.model_dump(exclude_none=True)
     row.version += 1
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
-    used = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == row.id)
-    _check_inherited(session, session.exec(used).all())
     return view(row)
 
 
@@ -265,7 +263,7 @@ def delete_policy(
 
 
 def attach_policy(
-    session: Session, principal: Principal, request: AttachmentRequest
+    session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None = None
 ) -> AttachmentView | None:
     """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
     catalog_id = table = None
@@ -296,7 +294,14 @@ def attach_policy(
             "Attach `manual` if nothing shall run by itself.",
         )
     row = _attach(
-        session, target, request.level, request.policy, catalog_id, request.namespace, request.table_id
+        session,
+        target,
+        request.level,
+        request.policy,
+        catalog_id,
+        request.namespace,
+        request.table_id,
+        if_match,
     )
     if table is not None:
         # It shows its policy: an update that was made from the former one must not overwrite this.
@@ -423,17 +428,46 @@ def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
     return policy.model_copy(update={"resources": resources})
 
 
-def _check_bounds(settings: Settings, wanted: PolicySettings) -> None:
-    """Raises InvalidError: too many windows, or `policy-out-of-bounds`, which names each bound."""
+def find_mistakes(
+    session: Session, settings: Settings, wanted: PolicySettings, row: Policy | None = None
+) -> list[InvalidError]:
+    """What is wrong with valid settings, also with those that `row` has not got yet: all of it."""
+    found = [*_windows_mistake(wanted), *_bounds_mistake(settings, wanted)]
+    if row is not None:
+        used = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == row.id)
+        found += _inherited_mistake(session, session.exec(used).all(), {row.id: wanted})
+    return found
+
+
+def refuse_mistakes(found: Sequence[InvalidError]) -> None:
+    """Raises InvalidError: the only one of these, or one that lists all."""
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise InvalidError(
+            "validation-error",
+            "The request is not valid",
+            " ".join(f"{error.detail.rstrip('.')}." for error in found),
+            "Correct the fields listed under `errors`; /docs describes every call.",
+            errors=[finding for error in found for finding in error.extra["errors"]],
+        )
+
+
+def _windows_mistake(wanted: PolicySettings) -> Iterator[InvalidError]:
     windows = wanted.schedule.windows or []
     if len(windows) > MAX_WINDOWS:
         # Not a limit of the schema: a policy that was stored before must still be readable.
-        raise InvalidError(
+        message = f"schedule.windows has {len(windows)} windows; {MAX_WINDOWS} are allowed."
+        yield InvalidError(
             "too-many-windows",
             "The policy has too many windows",
-            f"schedule.windows has {len(windows)} windows; {MAX_WINDOWS} are allowed.",
+            message,
             "Put windows together: one may be of several days, and begin on one day and end on the next.",
+            errors=[{"field": "body.settings.schedule.windows", "message": message}],
         )
+
+
+def _bounds_mistake(settings: Settings, wanted: PolicySettings) -> Iterator[InvalidError]:
     bounds = (
         ("max_tasks", settings.max_tasks_per_job or math.inf, "ICESTREAM_MAX_TASKS_PER_JOB"),
         ("memory_fraction", settings.max_memory_fraction, "ICESTREAM_MAX_MEMORY_FRACTION"),
@@ -447,7 +481,7 @@ def _check_bounds(settings: Settings, wanted: PolicySettings) -> None:
         if (value := getattr(wanted.resources, name)) is not None and value > bound
     ]
     if errors:
-        raise InvalidError(
+        yield InvalidError(
             "policy-out-of-bounds",
             "The policy asks for more than the operator allows",
             "; ".join(error["message"] for error in errors),
@@ -459,11 +493,13 @@ def _check_bounds(settings: Settings, wanted: PolicySettings) -> None:
 _CONTRADICTIONS_SHOWN = 20
 
 
-def _check_inherited(session: Session, changed: Collection[str]) -> None:
-    """Refuse a change at these places by which the effective policy of any place contradicts itself.
+def _inherited_mistake(
+    session: Session, changed: Collection[str], wanted: Mapping[str, PolicySettings]
+) -> Iterator[InvalidError]:
+    """What makes the effective policy of any place contradict itself after a change at these places.
 
     Every such place is named. A table has the effective policy of the nearest place with an attachment, so
-    there are no others. Raises InvalidError `policy-contradiction`.
+    there are no others. wanted: settings of policies, by id, that have others yet.
     """
     rows = session.exec(
         select(PolicyAttachment, Policy, EnrolledTable)
@@ -473,7 +509,10 @@ def _check_inherited(session: Session, changed: Collection[str]) -> None:
         .order_by(col(PolicyAttachment.target))
     ).all()
     attached = {attachment.target: policy for attachment, policy, _ in rows}
-    values = {policy.id: PolicySettings.model_validate(policy.settings).values() for _, policy, _ in rows}
+    values = {
+        policy.id: (wanted.get(policy.id) or PolicySettings.model_validate(policy.settings)).values()
+        for _, policy, _ in rows
+    }
     found = []
     for attachment, _, table in rows:
         targets = _chain_of(attachment, table)
@@ -491,7 +530,7 @@ def _check_inherited(session: Session, changed: Collection[str]) -> None:
     if found:
         left_out = len(found) - _CONTRADICTIONS_SHOWN
         shown = [{"field": name, "message": message} for name, message in found[:_CONTRADICTIONS_SHOWN]]
-        raise InvalidError(
+        yield InvalidError(
             "policy-contradiction",
             "The policy contradicts what is inherited",
             "; ".join(item["message"] for item in shown)
@@ -518,13 +557,15 @@ def _attach(
     catalog_id: str | None,
     namespace: list[str] | None,
     table_id: str | None,
+    if_match: str | None = None,
 ) -> PolicyAttachment | None:
-    row = session.get(PolicyAttachment, target)
+    row = session.get(PolicyAttachment, target, with_for_update=True)
+    check_version(if_match, None if row is None else row.version)
     if policy is None:
         if row is not None:
             session.delete(row)
             session.flush()
-            _check_inherited(session, {target})
+            refuse_mistakes([*_inherited_mistake(session, {target}, {})])
         return None
     found = policy_of_request(session, policy)
     if row is None:
@@ -540,7 +581,7 @@ def _attach(
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
-    _check_inherited(session, {target})
+    refuse_mistakes([*_inherited_mistake(session, {target}, {})])
     return row
 
 
@@ -565,6 +606,7 @@ def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:
         namespace=row.namespace,
         table_id=row.table_id,
         policy=session.get_one(Policy, row.policy_id).name,
+        version=row.version,
         updated_at=row.updated_at,
     )
 

@@ -1,7 +1,7 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from service.database import utc_now
 from service.index_health.models import TableHealth
 from service.index_health.service import _resolution
 from service.settings import Settings
@@ -87,6 +88,45 @@ def test_a_dropped_table_is_reported_and_not_scheduled(service: Running, iceberg
         service.admin.get(f"/tables/{table['id']}/health").json()["poll_error"]["code"] == "table-not-found"
     )
     assert service.admin.get("/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize("place", ["table", "catalog", "system"])
+def test_a_table_that_lags_while_it_is_paused_says_so(
+    service: Running, iceberg: IcebergCatalog, place: str
+) -> None:
+    service.register(iceberg)
+    body = {"name": "at-once", "settings": {"convert": {"age_seconds": 0}}}
+    assert service.admin.post("/policies", json=body).status_code == 201
+    table = service.enroll(policy="at-once")
+    iceberg.delete_keys("db.t", [1])
+    paths = {"table": f"/tables/{table['id']}", "catalog": "/catalogs/local", "system": "/system"}
+    names = {"table": "table db.t is", "catalog": "catalog local is", "system": "the system is"}
+    assert service.admin.post(f"{paths[place]}/pause").status_code == 200
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert health["status"] == "lagging"
+    assert health["status_reason"].endswith(f"Nothing converts them: {names[place]} paused.")
+    assert "/resume" in health["what_to_do"]
+    patient = {"settings": {"convert": {"age_seconds": 600}}}
+    service.admin.patch("/policies/at-once", json=patient, headers={"If-Match": "*"})
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["status"], "/resume" in health["what_to_do"]) == ("healthy", True)
+    assert health["status_reason"] == f"1 equality delete file pending, and {names[place]} paused."
+
+
+def test_a_table_that_lags_outside_of_its_windows_says_so(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    now = utc_now()
+    window = {"start": f"{now + timedelta(hours=2):%H:%M}", "end": f"{now + timedelta(hours=3):%H:%M}"}
+    settings = {"convert": {"age_seconds": 0}, "schedule": {"windows": [window]}}
+    service.admin.post("/policies", json={"name": "later", "settings": settings})
+    table = service.enroll(policy="later")
+    iceberg.delete_keys("db.t", [1])
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert health["status"] == "lagging"
+    assert "It starts by itself only within" in health["status_reason"]
+    assert "Request a convert job" in health["what_to_do"]
 
 
 def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg: IcebergCatalog) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 
 from service.auth.models import Role
@@ -146,6 +147,58 @@ def test_every_mistake_of_a_policy_is_listed_at_once(service: Running) -> None:
     )
     assert "'25:00' is no time of day" in messages["body.settings.schedule.windows.0.start"]
     assert "greater than or equal to 1" in messages["body.settings.index.rows"]
+
+
+def test_mistakes_of_every_kind_are_listed_in_one_answer(settings: Settings, iceberg: IcebergCatalog) -> None:
+    windows = [{"start": f"{n // 60:02d}:{n % 60:02d}", "end": "00:00"} for n in range(51)]
+    valid = {
+        "schedule": {"windows": windows},
+        "resources": {"max_tasks": 17},
+        "retries": {"backoff_seconds": 900},
+    }
+    with running(settings.model_copy(update={"max_tasks_per_job": 16})) as service:
+        service.register(iceberg)
+        make(service, "p")
+        assert attach(service, "p", "catalog", catalog="local") == 200
+
+        def wrong(method: str, path: str, **body: Any) -> set[str]:
+            answer = service.admin.request(method, path, json=body, headers={"If-Match": "*"})
+            assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+            return {error["field"] for error in answer.json()["errors"]}
+
+        bounds = {"body.settings.schedule.windows", "body.settings.resources.max_tasks"}
+        inherited = {"retries.backoff_seconds"}
+        invalid = valid | {"index": {"rows": 0}, "nonsense": {}}
+        fields = {"body.settings.index.rows", "body.settings.nonsense"}
+        assert wrong("POST", "/policies", name="new", settings=valid) == bounds
+        assert wrong("POST", "/policies", name="no name", settings=invalid) == bounds | fields | {"body.name"}
+        assert wrong("PATCH", "/policies/p", settings=valid) == bounds | inherited
+        assert wrong("PATCH", "/policies/p", settings=invalid) == bounds | inherited | fields
+        assert wrong("POST", "/policies", name="new", settings=7) == {"body.settings"}
+        assert not any(service.admin.get("/policies/p").json()["settings"].values())
+
+
+def test_an_attachment_is_replaced_only_as_it_was_seen(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    place = {"level": "catalog", "catalog": "local"}
+
+    def put(policy: str | None, if_match: str | None = None) -> httpx.Response:
+        headers = {"If-Match": if_match} if if_match else {}
+        return service.admin.put("/policy-attachments", json=place | {"policy": policy}, headers=headers)
+
+    assert put("manual", "*").status_code == 412
+    seen = put("manual").headers["ETag"]
+    listed = service.admin.get("/policy-attachments", params={"level": "catalog"}).json()["items"]
+    assert [f'"{item["version"]}"' for item in listed] == [seen]
+    newer = put("standard", seen).headers["ETag"]
+    refused = put("manual", seen)
+    assert (refused.status_code, refused.json()["type"]) == (412, "/problems/version-conflict")
+    assert put(None, seen).status_code == 412
+    assert put(None, newer).json() is None
+    # The next one is another one.
+    assert put("manual").status_code == 200
+    assert put("standard", newer).status_code == 412
+    assert put("standard", "*").json()["policy"] == "standard"
 
 
 def test_what_contradicts_an_inherited_value_is_refused_with_every_place(

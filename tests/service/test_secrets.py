@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 from sqlalchemy import MetaData, create_engine, select
 
+from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.service.conftest import Running, running
@@ -136,6 +137,17 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(service: Running, propert
     assert created.status_code == 201
     patch = service.admin.patch("/catalogs/c", json={"properties": properties}, headers={"If-Match": "*"})
     assert (patch.status_code, "MARK-" in patch.text) == (422, False)
+    # Versions before took it: it is not shown, and what is shown instead is not taken for it.
+    with service.database.write() as session:
+        catalog = session.get_one(Catalog, created.json()["id"])
+        catalog.properties = {**catalog.properties, **properties}
+        session.add(catalog)
+    for path in ("/catalogs", "/catalogs/c"):
+        assert "MARK-" not in service.admin.get(path).text
+    shown = service.admin.get("/catalogs/c").json()["properties"]
+    assert all("***" in shown[name] for name in properties)
+    saved = service.admin.patch("/catalogs/c", json={"properties": shown}, headers={"If-Match": "*"})
+    assert (saved.status_code, saved.json()["type"]) == (422, "/problems/secret-in-clear")
 
 
 def test_the_parts_of_a_login_are_no_property(service: Running) -> None:
