@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import fastavro
 import numpy as np
@@ -35,8 +35,8 @@ from worker.main import STOP_SECONDS
 pytestmark = pytest.mark.integration
 
 BATCH = 2_000
-LARGE = 3_000_000  # rows whose keys take some 600 MB to sort at once,
-HEADROOM = 400 * 1024**2  # and what the worker is given
+MB = 1024**2
+LARGE = 900_000  # rows whose keys take some 180 MB to sort at once; a quarter of what a job holds usually
 
 
 class Subject:
@@ -601,28 +601,71 @@ class TestOnSpark:
         assert_nothing_is_left(subject.table)
 
 
-def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(
-    cluster: Cluster, spark: SparkSession, catalog: Catalog
-) -> None:
-    cluster.inject()
-    name = f"{catalog.name}.db.large"
-    table = TableBuilder.create(spark, name, "id bigint, key string", format_version=3)
-    ids = np.random.default_rng(1).permutation(LARGE)
-    keys = pa.array([f"{i:032d}" for i in ids.tolist()])
-    table.append(pa.table({"id": ids, "key": keys}), files=2)
-    table_id = cluster.enroll(name, key_sets=[["key"]])
-    headroom = cluster.directory / "headroom"
-    headroom.write_text(str(HEADROOM))
-    try:
-        job = cluster.wait_for_job(cluster.submit(table_id, "index"), timeout_seconds=240)
-    finally:
-        headroom.unlink()
-    assert job["status"] == "succeeded", job
-    failed = job["attempts"][0]
-    assert failed["error"]["code"] in ("out_of_memory", "worker_lost"), failed
-    assert any("died of too little memory" in decision for decision in job["result"]["decisions"])
-    (key_set,) = cluster.get(f"/tables/{table_id}/health")["key_sets"]
-    assert (key_set["entries"], key_set["coverage"]) == (LARGE, 1.0)
+class Large:
+    """A table whose jobs don't fit in the memory that their worker is given."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, identifier: str) -> None:
+        self.cluster = cluster
+        self.table = TableBuilder.create(spark, identifier, "id bigint, key string", format_version=3)
+        self._keys = keys = [f"{i:032d}" for i in np.random.default_rng(1).permutation(LARGE).tolist()]
+        self.table.append(pa.table({"id": range(LARGE), "key": keys}), files=2)
+        settings = {**IMPATIENT, "resources": {"memory_fraction": 0.25}}
+        cluster.post("/policies", {"name": "small", "settings": settings})
+        self.table_id = cluster.enroll(identifier, key_sets=[["key"]], policy="small")
+
+    def delete(self) -> int:
+        """Most of its keys, in one equality delete file; how many."""
+        deletes = pa.table({"key": self._keys[: LARGE - 1_000]})
+        self.table.delete_keys(deletes, equality_columns=["key"])
+        return len(deletes)
+
+    def run(self, kind: str, headroom_bytes: int) -> Json:
+        """The result of a job whose first attempt lacks memory: told, or the system killed its worker."""
+        self.cluster.inject()
+        headroom = self.cluster.directory / "headroom"
+        headroom.write_text(str(headroom_bytes))
+        try:
+            job = self.cluster.wait_for_job(self.cluster.submit(self.table_id, kind), timeout_seconds=240)
+        finally:
+            headroom.unlink()
+        assert job["status"] == "succeeded", job
+        failed = job["attempts"][0]
+        assert failed["error"]["code"] in ("out_of_memory", "worker_lost"), failed
+        assert any("died of too little memory" in decision for decision in job["result"]["decisions"])
+        result: Json = job["result"]
+        return result
+
+    @property
+    def key_set(self) -> Json:
+        (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
+        return cast("Json", key_set)
+
+
+@pytest.fixture(scope="module")
+def large(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Large:
+    return Large(cluster, spark, f"{catalog.name}.db.large")
+
+
+def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(large: Large) -> None:
+    large.run("index", 120 * MB)
+    assert (large.key_set["entries"], large.key_set["coverage"]) == (LARGE, 1.0)
+
+
+def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: Large) -> None:
+    large.table.append([{"id": -1, "key": "more"}])
+    large.cluster.run(large.table_id, "index")
+    assert large.key_set["sorted_runs"] > 1
+    large.run("compact", 90 * MB)
+    assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (LARGE + 1, 1)
+
+
+def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large: Large) -> None:
+    deleted = large.delete()
+    result = large.run("convert", 60 * MB)
+    assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
+    assert result["key_sets"][0]["key_ranges"] > 1
+    assert_nothing_is_left(large.table)
+    assert large.table.spark.table(large.table.identifier).count() == LARGE + 1 - deleted
 
 
 def test_the_index_is_whole_and_its_place_holds_nothing_else(
