@@ -26,6 +26,7 @@ class RecordingReporter:
         self.next_address = 0
         self.announced: dict[int, AnnouncedPlan] = {}
         self.before_commit: Callable[[], None] = lambda: None
+        self.seconds_ahead = 0.0
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         assert 0 <= done <= max(total, done)

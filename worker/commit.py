@@ -9,6 +9,7 @@ referenced data file still lives and every delete file to remove is still there.
     CommitError                  nothing was committed and planning again will not help
       CommitConflictError        nothing was committed: remove own outputs, plan again
       ClockBehindError           nothing was committed: remove own outputs, try again later
+      ClockAheadError            likewise, also on another machine
       CommitStateUnknownError    perhaps committed: remove nothing, ask `find_commits`
 """
 
@@ -66,7 +67,7 @@ _CONFLICT_MESSAGES = (
 )
 # Iceberg takes no commit that is older than the last one by more than this, and says so while it builds the
 # new metadata, before the catalog hears of it.
-_CLOCK_TOLERANCE_MILLIS = 60_000
+CLOCK_TOLERANCE_SECONDS = 60
 _CLOCK_MESSAGES = (
     "Expected sorted snapshot log entries",
     "Expected sorted previous metadata log entries",
@@ -84,6 +85,10 @@ class CommitConflictError(CommitError):
 
 class ClockBehindError(CommitError):
     """The table was committed to at a time that this machine's clock has not reached; it is unchanged."""
+
+
+class ClockAheadError(CommitError):
+    """A commit at this machine's time would keep every other writer from committing; there was none."""
 
 
 class CommitStateUnknownError(CommitError):
@@ -191,7 +196,7 @@ def check_clock(java_table: JavaObject) -> None:
         if metadata.snapshotLog():
             last = max(last, metadata.snapshotLog()[-1].timestampMillis())
         now = jvm_of(java_table).java.lang.System.currentTimeMillis()
-    if now < last - _CLOCK_TOLERANCE_MILLIS:
+    if now < last - 1000 * CLOCK_TOLERANCE_SECONDS:
         raise ClockBehindError(
             f"the table was last committed to at {_time(last)} by the clock of its writer, and it is"
             f" {_time(now)} here; Iceberg takes no commit that is more than a minute older than the last one"

@@ -11,11 +11,12 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from worker.reach import Reach
 from worker.storage import ALLOWED_LOCATIONS
@@ -165,6 +166,7 @@ class _Registered(_Body):
 
 
 class _HeartbeatAnswer(_Body):
+    lease_expires_at: AwareDatetime
     cancel_requested: bool
 
 
@@ -216,6 +218,16 @@ class ControlPlane:
             return None
         return _understood(response, Assignment)
 
+    def leave(self, given_up: Sequence[AttemptId] = ()) -> None:
+        """Hands back what the service gave to this worker and its claim's answer did not bring in time."""
+        assert self._worker_id is not None
+        body = {
+            "wait_seconds": 0.0,
+            "given_up": [one.model_dump() for one in given_up],
+            "is_stopping": True,
+        }
+        self._post(f"workers/{self._worker_id}/claim", body)
+
     def attempt(self, assignment: Assignment) -> AttemptReport:
         return AttemptReport(self, assignment)
 
@@ -244,6 +256,9 @@ class AttemptReport:
     def __init__(self, control_plane: ControlPlane, assignment: Assignment) -> None:
         self._control_plane = control_plane
         self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
+        self._lease = timedelta(seconds=assignment.lease_seconds)
+        self.seconds_ahead = 0.0
+        """Of this machine's clock, at least, before the service's at the last heartbeat."""
 
     def heartbeat(
         self,
@@ -257,8 +272,11 @@ class AttemptReport:
             "events": [{"level": e.level, "message": e.message, "fields": {}} for e in events],
             "plan": plan.model_dump() if plan is not None else None,
         }
-        answer = self._control_plane._post(f"{self._path}/heartbeat", body)
-        return _understood(answer, _HeartbeatAnswer).cancel_requested
+        sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
+        response = self._control_plane._post(f"{self._path}/heartbeat", body)
+        answer = _understood(response, _HeartbeatAnswer)
+        self.seconds_ahead = (sent_at - (answer.lease_expires_at - self._lease)).total_seconds()
+        return answer.cancel_requested
 
     def grant_addresses(self, rows: int, at_least: int) -> int:
         """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""

@@ -13,6 +13,8 @@ from math import ceil
 from typing import Any
 
 from worker.commit import (
+    CLOCK_TOLERANCE_SECONDS,
+    ClockAheadError,
     ClockBehindError,
     CommitConflictError,
     CommitError,
@@ -169,6 +171,15 @@ class Conversion:
                     str(error),
                     "Set both clocks right. It is tried again, and succeeds once this worker's clock has"
                     " reached the time of the last commit.",
+                    retryable=True,
+                ) from error
+            except ClockAheadError as error:
+                plan.remove_outputs()
+                raise JobError(
+                    "clock_ahead",
+                    "The clock of this worker or of the service is wrong",
+                    str(error),
+                    "Set both clocks right. It is tried again, also by other workers.",
                     retryable=True,
                 ) from error
             except CommitError as error:
@@ -577,9 +588,18 @@ class Plan:
             raise
 
     def _announce(self, removes: str | None = None) -> None:
-        """Renews the lease, and lets whoever follows know what this plan may leave behind."""
+        """Renews the lease, and lets whoever follows know what this plan may leave behind.
+
+        Raises ClockAheadError.
+        """
         known = {"tasks": len(self._locations), "removes": removes}
         self.job.reporter.announce(self._outputs.model_copy(update=known))
+        ahead = self.job.reporter.seconds_ahead  # as the answer says
+        if ahead > CLOCK_TOLERANCE_SECONDS:
+            raise ClockAheadError(
+                f"this worker's clock is {ahead:,.0f} seconds ahead of the service's; after a commit at that"
+                " time, Iceberg would refuse those of all writers whose clocks are right"
+            )
 
     def is_of(self, commit: CommittedSnapshot) -> bool:
         """Whether a commit of the job is this plan's."""

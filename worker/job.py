@@ -47,6 +47,10 @@ class JobError(Exception):
 class Reporter(Protocol):
     """Where a job tells what it does. Each call may raise JobCancelledError or StaleAttemptError."""
 
+    @property
+    def seconds_ahead(self) -> float:
+        """Of this machine's clock, at least, before the control plane's when it answered last."""
+
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
 
     def decide(self, sentence: str) -> None:

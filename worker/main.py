@@ -48,6 +48,8 @@ CLAIM_WAIT_SECONDS = 20.0
 RETRY_SECONDS = 2.0
 ALIVE_SECONDS = 60.0
 """The alive file is touched at least so often: a claim waits, and its answer may time out."""
+SETTLE_SECONDS = 0.5
+"""What the service is about to grant when a claim's connection is closed, it has granted by then."""
 STOP_SECONDS = 20.0  # for all that is left to do once the process is asked to stop
 
 
@@ -89,6 +91,10 @@ class AttemptReporter:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
+
+    @property
+    def seconds_ahead(self) -> float:
+        return self._report.seconds_ahead
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         self._raise_if_ended()
@@ -205,8 +211,7 @@ class Worker:
                 if not registered:
                     self._control_plane.register(name)
                     registered = True
-                with self._interruptible():
-                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
+                assignment = self._claim()
                 self._given_up = []
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
@@ -216,6 +221,17 @@ class Worker:
                 continue
             if assignment is not None and not self.run_attempt(assignment):
                 self._given_up.append(AttemptId(job_id=assignment.job.id, attempt=assignment.attempt))
+
+    def _claim(self) -> Assignment | None:
+        """Waits for work until it is asked to stop: then nothing stays assigned to this worker."""
+        try:
+            with self._interruptible():
+                return self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
+        except KeyboardInterrupt:
+            time.sleep(SETTLE_SECONDS)
+            with suppress(ControlPlaneError, StaleAttemptError):  # or else the lease runs out
+                self._control_plane.leave(self._given_up)
+            raise
 
     def _show_life(self) -> None:
         if self._alive_file is not None:

@@ -196,6 +196,7 @@ def claim(
     *,
     given_up: Collection[AttemptId] = (),
     has_waited: bool = False,
+    is_stopping: bool = False,
 ) -> Assignment | None:
     """Give a job of the highest priority to a worker, or None. Raises NotFoundError for an unknown worker.
 
@@ -205,7 +206,7 @@ def claim(
 
     A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
-    another call and needs no job from this one.
+    another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
     """
     worker = get_worker(session, worker_id)
     not_run = running_attempts(session, worker_id)
@@ -216,13 +217,19 @@ def claim(
         lost = _lock_job(session, job_id)
         if _is_current(lost, attempt):
             running = session.get_one(Attempt, (job_id, attempt))
-            cause = _CUT_OFF if AttemptId(job_id=job_id, attempt=attempt) in given_up else _CLAIM_ANSWER_LOST
-            _end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
+            has_run = AttemptId(job_id=job_id, attempt=attempt) in given_up
+            if is_stopping and not has_run:
+                _end_attempt(session, lost, running, AttemptStatus.RELEASED, None, now)
+            else:
+                cause = _CUT_OFF if has_run else _CLAIM_ANSWER_LOST
+                _end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
     for attempt_id in given_up:
         _drop_again(session, attempt_id.job_id, now)
     worker.last_seen_at = now
     session.add(worker)
     session.flush()
+    if is_stopping:
+        return None
     # Losing the race for one table leaves jobs of other tables to try.
     for _ in range(_TRIED_AT_ONCE):
         query = _claimable(now).limit(1).with_for_update(skip_locked=True, of=Job)

@@ -75,7 +75,7 @@ class AttemptId(Message):
 
 
 class ClaimRequest(Message):
-    """A worker that is free."""
+    """A worker that is free, or ends."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -87,6 +87,8 @@ class ClaimRequest(Message):
     """How long to wait for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list)
     """Attempts that the worker ran and could not report."""
+    is_stopping: bool = ModelField(default=False, strict=True)
+    """The worker ends: it takes no job, and what it was given and does not run is handed back."""
 
 
 class AssignedJob(Message):

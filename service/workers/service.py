@@ -57,7 +57,11 @@ async def claim_job(
     deadline = time.monotonic() + request.wait_seconds
     if await is_gone():
         return None  # the call lay in a queue: its worker has asked anew, and may run what it got
-    assignment = await run_in_threadpool(_claim, database, settings, worker_id, request.given_up)
+    assignment = await run_in_threadpool(
+        _claim, database, settings, worker_id, request.given_up, is_stopping=request.is_stopping
+    )
+    if request.is_stopping:
+        return None
     while assignment is None and time.monotonic() < deadline and not stopping.is_set():
         # Jitter keeps many idle workers from looking all at once.
         pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
@@ -102,9 +106,18 @@ def _claim(
     given_up: Sequence[AttemptId] = (),
     *,
     has_waited: bool = False,
+    is_stopping: bool = False,
 ) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, settings, worker_id, utc_now(), given_up=given_up, has_waited=has_waited)
+        return queue.claim(
+            session,
+            settings,
+            worker_id,
+            utc_now(),
+            given_up=given_up,
+            has_waited=has_waited,
+            is_stopping=is_stopping,
+        )
 
 
 def _has_work(database: Database) -> bool:

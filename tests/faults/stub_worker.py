@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -38,7 +39,14 @@ class JobError(Exception):
         )
 
 
-def run_job(assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptReporter") -> "Outcome":
+@dataclass
+class Account:
+    """As the worker's own; nothing counts here."""
+
+
+def run_job(
+    assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptReporter", _account: Account
+) -> "Outcome":
     """Reserve addresses, work, confirm the lease, and commit unless an attempt before has committed."""
     job_id, attempt = assignment.job.id, assignment.attempt
     base = reporter.grant_addresses(10, 0)
@@ -79,7 +87,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _stand_in("worker.pipeline", run_job=run_job)
-    _stand_in("worker.job", JobError=JobError)
+    _stand_in("worker.job", Account=Account, JobError=JobError)
     cancelled = type("JobCancelledError", (Exception,), {})
     _stand_in(
         "worker.session", JobCancelledError=cancelled, TaskRunner=object, JvmWatch=object, create_spark=None

@@ -1,15 +1,19 @@
 """What must hold of a table after any fault: nothing left behind, nothing committed twice."""
 
+import io
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import fastavro
 from pyarrow import fs as pafs
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
+from worker.index import database_name
 from worker.storage import Storage
 
 
@@ -61,6 +65,57 @@ def orphans(table: TableBuilder, properties: Mapping[str, str] | None = None) ->
     found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
     written = {info.base_name for info in found if info.base_name.startswith("icestream-")}
     return written - {row[0].rpartition("/")[2] for row in named}
+
+
+def strays(table: TableBuilder, warehouse: str, properties: Mapping[str, str] | None = None) -> set[str]:
+    """What lies in the place of a table's index of field 1 and none of its latest snapshots names.
+
+    Read from the files themselves, without the code that cleans up; there may be one generation. warehouse:
+    of the index. properties: of the store, if it is not a local one.
+    """
+    filesystem, path = Storage(properties).resolve(warehouse)
+    database = f"{path}/{database_name(str(table.metadata.table_uuid), 'main')}.db"
+    present = {info.base_name for info in filesystem.get_file_info(pafs.FileSelector(database))}
+    generation = max(int(name.rpartition("_g")[2]) for name in present)
+    expected = {f"{part}_1_g{generation}" for part in ("entries", "files")}
+    found = present ^ expected
+
+    def records(file: str) -> list[Any]:
+        return list(fastavro.reader(io.BytesIO(filesystem.open_input_file(file).readall())))
+
+    for name in expected:
+        place = f"{database}/{name}"
+        files = filesystem.get_file_info(pafs.FileSelector(place, recursive=True))
+        files = [info for info in files if info.is_file]
+        snapshots = [info.path for info in files if "/snapshot/" in info.path]
+        named = {"schema-0"}
+        for snapshot in sorted(snapshots, key=lambda one: int(one.rpartition("-")[2]))[-2:]:
+            named.add(snapshot.rpartition("/")[2])
+            content = json.loads(filesystem.open_input_file(snapshot).readall())
+            for manifest_list in (content["baseManifestList"], content["deltaManifestList"]):
+                named.add(manifest_list)
+                for manifest in records(f"{place}/manifest/{manifest_list}"):
+                    named.add(manifest["_FILE_NAME"])
+                    entries = records(f"{place}/manifest/{manifest['_FILE_NAME']}")
+                    named |= {entry["_FILE"]["_FILE_NAME"] for entry in entries}
+        found |= {info.base_name for info in files} - named
+    return found
+
+
+def unnamed(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:
+    """Names of files in the table's location that neither its metadata nor any snapshot names."""
+    queries = (
+        "SELECT file_path FROM {}.all_data_files",
+        "SELECT file_path FROM {}.all_delete_files",
+        "SELECT path FROM {}.all_manifests",
+        "SELECT manifest_list FROM {}.snapshots",
+        "SELECT file FROM {}.metadata_log_entries",
+    )
+    named = {row[0] for query in queries for row in table.spark.sql(query.format(table.identifier)).collect()}
+    filesystem, path = Storage(properties).resolve(table.metadata.location)
+    found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    present = {info.base_name for info in found if info.is_file and not info.base_name.endswith(".crc")}
+    return present - {path.rpartition("/")[2] for path in named} - {"version-hint.text"}
 
 
 def commits_by_job(table: TableBuilder) -> Counter[str]:

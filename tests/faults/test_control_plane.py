@@ -471,6 +471,21 @@ def test_a_killed_worker_is_followed_by_another(
     note(record_property, "seconds from the death of a worker to the next attempt, by a new one", took)
 
 
+def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_back(
+    new_world: Callable[..., World],
+) -> None:
+    world = new_world("sqlite", lease_seconds=60)
+    _, port = world.service((Fault("claim", "after", "sleep:1"),))
+    worker = world.worker(port)
+    ids = {world.request(port, 0)}
+    wait_until(world.running, "the service to give the job away")
+    worker.send(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    world.worker(port)
+    world.wait_for_jobs(ids)
+    assert [attempt.status for attempt in world.attempts()] == ["released", "succeeded"]
+
+
 def next_attempt(world: World, before: Attempt) -> bool:
     with world.database.read() as session:
         return session.get(Attempt, (before.job_id, before.attempt + 1)) is not None

@@ -5,7 +5,6 @@ Real processes: the service, and two workers with Spark whose faults are injecte
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -17,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,7 +25,7 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, Cluster
 from tests.faults.injection import Fault, When, fired_in
 from tests.faults.proxy import CUT, HANG, PASS, Mode
-from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
+from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans, strays
 from tests.integration.icestream import Json, wait_until
 from worker.index import database_name
 from worker.main import STOP_SECONDS
@@ -668,6 +666,23 @@ def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large
     assert large.table.spark.table(large.table.identifier).count() == LARGE + 1 - deleted
 
 
+def test_a_worker_whose_clock_is_ahead_leaves_the_table_to_its_writer(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(3)
+    prepare(subject, "convert")
+    clock = cluster.directory / "service" / "clock"
+    clock.write_text("-3600")  # of the service: its workers are ahead
+    try:
+        job_id = cluster.submit(subject.table_id, "convert")
+        wait_until(lambda: cluster.get(f"/jobs/{job_id}")["error"], "the first attempt to end")
+    finally:
+        clock.unlink()
+    job = cluster.wait_for_job(job_id)
+    assert job["attempts"][0]["error"]["code"] == "clock_ahead"
+    subject.check_end("convert", job)
+
+
 def test_the_index_is_whole_and_its_place_holds_nothing_else(
     cluster: Cluster, subjects: Callable[[int], Subject]
 ) -> None:
@@ -685,39 +700,8 @@ def test_the_index_is_whole_and_its_place_holds_nothing_else(
             # What is younger than some seconds stays; see KEEP_SECONDS.
             time.sleep(KEEP_SECONDS)
             cluster.run(subject.table_id, "compact")
-        assert strays(cluster, subject) == set()
+        assert strays(subject.table, cluster.index_place.as_uri()) == set()
         subject.check_rows()
-
-
-def strays(cluster: Cluster, subject: Subject) -> set[str]:
-    """What lies in the place of a table's index and is named by none of its latest snapshots.
-
-    Read from the files themselves, without the code that cleans up.
-    """
-    database = cluster.index_place / f"{database_name(str(subject.table.metadata.table_uuid), 'main')}.db"
-    (key_set,) = cluster.get(f"/tables/{subject.table_id}/health")["key_sets"]
-    expected = {f"{part}_1_g{key_set['generation']}" for part in ("entries", "files")}
-    found = {path.name for path in database.iterdir()} ^ expected
-    for name in expected:
-        table = database / name
-        snapshots = sorted((table / "snapshot").iterdir(), key=lambda path: int(path.name.split("-")[1]))
-        named = {"schema-0"}
-        for snapshot in snapshots[-2:]:
-            named.add(snapshot.name)
-            content = json.loads(snapshot.read_text())
-            for manifest_list in (content["baseManifestList"], content["deltaManifestList"]):
-                named.add(manifest_list)
-                for manifest in records(table / "manifest" / manifest_list):
-                    named.add(manifest["_FILE_NAME"])
-                    entries = records(table / "manifest" / manifest["_FILE_NAME"])
-                    named |= {entry["_FILE"]["_FILE_NAME"] for entry in entries}
-        found |= {path.name for path in table.rglob("*") if path.is_file()} - named
-    return found
-
-
-def records(file: Path) -> list[Any]:
-    with file.open("rb") as source:
-        return list(fastavro.reader(source))
 
 
 def test_a_real_worker_knows_nothing_of_faults() -> None:

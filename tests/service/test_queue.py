@@ -176,6 +176,23 @@ def test_handing_back_does_not_use_up_an_attempt(database: Database) -> None:
     assert job(database, job_id).failures == 0
 
 
+def test_a_worker_that_stops_hands_back_what_it_never_got_and_takes_nothing(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker, other = add_worker(database), add_worker(database)
+    job_id = request(database, table)
+    for taker in (worker, other):
+        assert claim(database, taker) is not None
+        assert claim(database, taker, is_stopping=True) is None
+        assert (job(database, job_id).status, job(database, job_id).failures) == ("queued", 0)
+    # What it ran and could not report is no less lost.
+    claim(database, worker)
+    claim(database, worker, is_stopping=True, given_up=[AttemptId(job_id=job_id, attempt=3)])
+    with database.read() as session:
+        attempts = queue.attempts_of(session, job_id)
+    assert [each.status for each in attempts] == ["released", "released", "lost"]
+    assert job(database, job_id).failures == 1
+
+
 def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import worker.commit
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.faults.tables import local
+from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
 from worker.catalogs import load_table
 from worker.commit import (
@@ -442,6 +442,21 @@ class TestClocks:
         assert "reached the time of the last commit" in failed.value.remedy
         assert jobs.reporter.announced == {}
         commit_ahead(plan.table, -600)
+        assert jobs.run("convert").result["rows_deleted"] == 2
+        assert plan.rows == rows
+
+    def test_ahead_of_the_service_nothing_is_written_that_would_shut_other_writers_out(
+        self, new_plan: NewPlan, jobs: Jobs
+    ) -> None:
+        plan = new_plan()
+        rows, head = plan.rows, plan.table.snapshot_id
+        jobs.reporter.seconds_ahead = 7200
+        with pytest.raises(JobError) as failed:
+            jobs.run("convert")
+        assert (failed.value.code, failed.value.retryable) == ("clock_ahead", True)
+        assert "7,200 seconds ahead of the service's" in failed.value.detail
+        assert (plan.table.snapshot_id, orphans(plan.table)) == (head, set())
+        jobs.reporter.seconds_ahead = 50  # which Iceberg tolerates
         assert jobs.run("convert").result["rows_deleted"] == 2
         assert plan.rows == rows
 

@@ -140,12 +140,13 @@ def test_a_worker_shows_life_while_it_waits_for_work_and_while_a_job_runs(
     pretended: Any = service
     runner: Any = Runner()
     pretended.claim, pretended.register = claim, lambda _: None
+    pretended.leave = lambda _: seen.append("left")
     monkeypatch.setattr(main, "run_job", lambda *_: wait_for_life())
     monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
     started = Worker(pretended, runner, alive_file)
     with pytest.raises(KeyboardInterrupt):
         started.run("w")
-    assert seen == ["before a claim", "before a claim", "in a job", "in a job", "before a claim"]
+    assert seen == ["before a claim", "before a claim", "in a job", "in a job", "before a claim", "left"]
     assert service.reported == ["succeeded"]
 
 
