@@ -1,11 +1,15 @@
 """How the pages write figures, and that every policy setting is told in words."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.jobs.models import JobView
 from service.policies.models import EffectivePolicy
+from service.policies.service import BUILT_IN, STANDARD
+from service.settings import Settings
 from service.ui import formats
 from service.ui.formats import size
 from service.ui.job_story import Figure, figures_of
@@ -23,6 +27,28 @@ def test_every_policy_setting_has_words_of_its_own() -> None:
     assert "compact.dead_ratio" in settings
     assert settings == set(formats.POLICY_SETTINGS)
     assert {name.partition(".")[0] for name in settings} == set(formats.POLICY_SECTIONS)
+
+
+def test_the_documentation_has_every_policy_setting_and_how_long_history_stays() -> None:
+    root = Path(formats.__file__).parents[2]
+    policies, readme = (root / "docs" / "policies.md").read_text(), (root / "README.md").read_text()
+    written = dict(re.findall(r"^\| `([a-z_.A-Z]+)` \| (.*?) \|", policies, re.MULTILINE))
+    expected = {
+        name: {True: "on", False: "off"}[value]
+        if isinstance(value, bool)
+        else f"{value:,}".removesuffix(".0")
+        for name, value in BUILT_IN[STANDARD][1].values().items()
+        if value not in ("", [], "UTC")
+    }
+    kept = {
+        f"ICESTREAM_{name.upper()}": f"{field.default:,}".removesuffix(".0")
+        for name, field in Settings.model_fields.items()
+        if name.endswith("_days")
+    }
+    texts = {name for name, value in written.items() if value in ("none", "UTC")}
+    assert {name: value for name, value in written.items() if name not in texts} == expected | kept
+    assert texts == set(formats.POLICY_SETTINGS) - set(expected)
+    assert all(f"`{name}`" in readme for name in kept)
 
 
 def test_a_dry_run_tells_how_long_a_conversion_would_take() -> None:
