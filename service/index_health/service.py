@@ -222,6 +222,32 @@ def summarize(session: Session, now: datetime) -> Summary:
     )
 
 
+def total_pending(session: Session, since: datetime) -> list[tuple[datetime, int]]:
+    """Equality deletes pending in all enrolled tables, by the hour, oldest first.
+
+    A table counts with its first sample of an hour until its next one; one hour without any sample is left
+    out. One query, of one row for each table and hour.
+    """
+    rows = session.exec(
+        select(HealthSample.table_id, HealthSample.at, HealthSample.pending_equality_deletes)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
+        .where(
+            col(EnrolledTable.deleted_at).is_(None),
+            HealthSample.at >= since,
+            col(HealthSample.resolution).in_((Resolution.HOUR.value, Resolution.DAY.value)),
+        )
+        .order_by(col(HealthSample.id))
+    )
+    pending: dict[str, int] = {}
+    totals: dict[datetime, int] = {}
+    total = 0
+    for table_id, at, deletes in rows:
+        total += deletes - pending.get(table_id, 0)
+        pending[table_id] = deletes
+        totals[at.replace(minute=0, second=0, microsecond=0)] = total
+    return sorted(totals.items())
+
+
 def last_failure(session: Session, table_id: str) -> Job | None:
     """The latest ended index or convert job, if it failed."""
     job = session.exec(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -107,6 +108,36 @@ def list_jobs(
 def count_jobs(session: Session) -> Counter[tuple[JobStatus, JobKind]]:
     query = select(Job.status, Job.kind, func.count()).group_by(Job.status, Job.kind)
     return Counter({(JobStatus(status), JobKind(kind)): count for status, kind, count in session.exec(query)})
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What conversions came to; results of workers that do not say so count as nothing."""
+
+    jobs: int
+    equality_deletes: int
+    rows: int
+    bytes: int
+    """Read and written."""
+
+
+def converted_since(session: Session, since: datetime) -> Converted:
+    """All conversions that succeeded since a time."""
+    done = (
+        Job.kind == JobKind.CONVERT.value,
+        Job.status == JobStatus.SUCCEEDED.value,
+        ~col(Job.dry_run),
+        col(Job.ended_at) >= since,
+    )
+    results = [result or {} for result in session.exec(select(Job.result).where(*done))]
+    of_attempts = select(func.coalesce(func.sum(Attempt.bytes), 0))
+    moved = session.exec(of_attempts.join(Job, col(Job.id) == col(Attempt.job_id)).where(*done)).one()
+    return Converted(
+        jobs=len(results),
+        equality_deletes=sum(int(result.get("equality_deletes_resolved") or 0) for result in results),
+        rows=sum(int(result.get("rows_deleted") or 0) for result in results),
+        bytes=int(moved),
+    )
 
 
 def get_job(session: Session, job_id: str) -> JobView:

@@ -6,6 +6,7 @@ Pure. Results come from workers of any version, so nothing in them is taken for 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 from service.jobs.models import EventView, JobView
@@ -46,6 +47,20 @@ class Stage:
     """None while the amount of work is not known."""
     unit: str = ""
     message: str | None = None
+    began_seconds: float = 0.0
+    """After the attempt began."""
+
+    @property
+    def per_second(self) -> float | None:
+        """How fast it goes; None as long as nobody can tell."""
+        return self.done / self.seconds if self.done and self.seconds >= 1 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until it ends, if it goes on like this."""
+        if self.per_second is None or not self.total:
+            return None
+        return max(self.total - (self.done or 0), 0) / self.per_second
 
 
 @dataclass(frozen=True)
@@ -62,34 +77,47 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
     """
     reported = (job.result or {}).get("stages") or []
     if reported:
-        return [_stage(str(stage["name"]), float(stage["seconds"])) for stage in reported]
+        lengths = [float(stage["seconds"]) for stage in reported]
+        begins = accumulate(lengths, initial=0.0)
+        return [
+            _stage(str(stage["name"]), seconds, began)
+            for stage, seconds, began in zip(reported, lengths, begins, strict=False)
+        ]
     if not job.attempts:
         return []
     attempt = job.attempts[-1]
     seen = [event for event in events if event.kind == "job.progress" and event.attempt == attempt.attempt]
     ended_at = attempt.ended_at or now
     spent: dict[str, float] = {}
+    begins_at: dict[str, float] = {}
     for number, event in enumerate(seen):
         until = seen[number + 1].at if number + 1 < len(seen) else ended_at
         name = str(event.fields["progress"]["stage"])
         spent[name] = spent.get(name, 0.0) + seconds_between(event.at, until)
+        begins_at.setdefault(name, seconds_between(attempt.started_at, event.at))
     current = job.progress if job.status is JobStatus.RUNNING else None
     if current is not None:
         spent.setdefault(current["stage"], 0.0)
     return [
-        _stage(name, seconds, current if current is not None and current["stage"] == name else None)
+        _stage(
+            name,
+            seconds,
+            begins_at.get(name, seconds_between(attempt.started_at, ended_at)),
+            current if current is not None and current["stage"] == name else None,
+        )
         for name, seconds in spent.items()
     ]
 
 
-def _stage(name: str, seconds: float, progress: dict[str, Any] | None = None) -> Stage:
+def _stage(name: str, seconds: float, began: float, progress: dict[str, Any] | None = None) -> Stage:
     words = _STAGE_WORDS.get(name, name.replace("_", " ").capitalize())
     if progress is None:
-        return Stage(name, words, seconds)
+        return Stage(name, words, seconds, began_seconds=began)
     return Stage(
         name,
         words,
         seconds,
+        began_seconds=began,
         is_current=True,
         done=progress.get("done"),
         total=progress.get("total") or None,
@@ -216,12 +244,20 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
             count(result.get("delete_files_removed")),
             "equality deletes, and what they replace",
         ),
+        Figure("Bytes read", size(_total(result, "bytes_read")), _sources(result)),
         Figure("Commits", count(result.get("commits"))),
     ]
 
 
+def _sources(result: dict[str, Any]) -> str:
+    """Whether keys were looked up or data files scanned; the table of keys says why."""
+    words = {"index": "by index", "scan": "by scan"}
+    used = dict.fromkeys(str(keys.get("source")) for keys in result.get("key_sets") or [])
+    return " and ".join(words.get(source, source.replace("_", " ")) for source in used)
+
+
 def _total(result: dict[str, Any], name: str) -> int:
-    return sum(int(key_set.get(name) or 0) for key_set in result["key_sets"])
+    return sum(int(key_set.get(name) or 0) for key_set in result.get("key_sets") or [])
 
 
 def _verify_figures(result: dict[str, Any]) -> list[Figure]:

@@ -1,0 +1,167 @@
+"""The pages of jobs, and the overview: what became of each, what needs a person."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import select
+
+from service.auth.models import Role
+from service.jobs.models import EventView, Job, JobView
+from service.ui.job_story import stages_of
+from tests.browser.running_service import convert_result, index_report
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Page, Person
+
+FAILED = {
+    "code": "store_away",
+    "title": "The store is away",
+    "detail": "Connection refused: store:9000",
+    "remedy": "Start the store, then retry the job.",
+    "retryable": False,
+}
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A table of this test alone, with two pending equality deletes; its id."""
+    name = f"work.t{abs(hash(request.node.name)):x}"
+    iceberg.create(name)
+    iceberg.append(name, [1, 2, 3])
+    iceberg.delete_keys(name, [1, 2])
+    made = service.enroll(name, policy="manual")
+    service.poll(made["id"])
+    yield made["id"]
+    service.admin.delete(f"/tables/{made['id']}")
+
+
+@pytest.fixture(scope="module")
+def worker(service: Running) -> str:
+    return service.start_worker()
+
+
+def request_job(service: Running, table: str, kind: str = "convert", **more: Any) -> str:
+    return str(service.admin.post(f"/tables/{table}/jobs", json={"kind": kind, **more}).json()["id"])
+
+
+def claim(service: Running, worker: str, job: str) -> dict[str, Any]:
+    """The assignment of this job, whatever else waits."""
+    with service.database.write() as session:
+        for other in session.exec(select(Job).where(Job.status == "queued", Job.id != job)):
+            other.status = "cancelled"
+            session.add(other)
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert assignment["job"]["id"] == job
+    return assignment
+
+
+def words(page: Page) -> str:
+    return page.text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_dry_run_says_what_would_happen_and_offers_to_do_it(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    admin.open(f"/tables/{table}")
+    admin.send(f"/tables/{table}/jobs", {"dry_run": "true"})
+    job = admin.page.path.rpartition("/")[2]
+    assert not admin.page.offers(f"/tables/{table}/jobs"), "nothing is known yet"
+    service.finish(claim(service, worker, job), result=convert_result(dry_run=True))
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "this is what a conversion would do. Nothing was written." in shown
+    assert "Equality deletes resolved 48,210 in 24 files" in shown
+    assert "Bytes read 108 MB by index and by scan" in shown
+    admin.send(f"/tables/{table}/jobs")
+    real = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
+    assert (real["kind"], real["dry_run"]) == ("convert", False)
+
+
+def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    assignment = claim(service, worker, job)
+    path = f"/jobs/{job}/attempts/{assignment['attempt']}"
+    for stage, done in (("plan", 0), ("lookup", 100)):
+        progress = {"stage": stage, "done": done, "total": 400, "unit": "tasks", "message": None}
+        service.admin.post(f"{path}/heartbeat", json={"progress": progress}).raise_for_status()
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "100 of 400 tasks" in shown
+
+    view = JobView.model_validate(service.admin.get(f"/jobs/{job}").json())
+    planned, looked_up = [
+        EventView.model_validate(event)
+        for event in service.admin.get(f"/jobs/{job}/events", params={"kind": "job.progress"}).json()["items"]
+    ]
+    began = view.attempts[0].started_at
+    planned = planned.model_copy(update={"at": began})
+    looked_up = looked_up.model_copy(update={"at": began + timedelta(seconds=10)})
+    plan, lookup = stages_of(view, [planned, looked_up], began + timedelta(seconds=30))
+    assert (plan.began_seconds, lookup.began_seconds) == (0, 10)
+    assert (lookup.seconds, lookup.per_second, lookup.seconds_left) == (20, 5, 60)
+    assert (plan.seconds, plan.per_second, plan.seconds_left) == (10, None, None)
+    service.finish(assignment, status="failed", error=FAILED)
+
+
+def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_it_is_retried(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    name = service.admin.get(f"/tables/{table}").json()["name"]
+    job = request_job(service, table)
+    assert f"{name} is blocked" not in admin.open("/").text
+    service.finish(claim(service, worker, job), status="failed", error=FAILED)
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "The store is away" in shown
+    assert "Connection refused: store:9000." in shown
+    assert "Start the store, then retry the job." in shown
+
+    service.poll(table)
+    overview = admin.open("/")
+    assert f"{name} is blocked" in overview.links
+    assert "The last convert job failed: The store is away" in overview.text
+    assert "All is well" not in overview.text
+    admin.follow(f"{name} is blocked")
+    assert admin.page.path == f"/tables/{table}"
+
+    admin.open(f"/jobs/{job}")
+    admin.send(f"/jobs/{job}/retry")
+    again = admin.page.path.rpartition("/")[2]
+    service.finish(claim(service, worker, again), result=convert_result(), health=index_report())
+    service.poll(table)
+    overview = admin.open("/")
+    assert f"{name} is blocked" not in overview.links
+    assert "Deletes resolved 48,210" in words(overview)
+
+
+def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    summary = words(admin.open("/"))
+    health = service.admin.get(f"/tables/{table}/health").json()
+    assert health["pending_equality_deletes"] == 2
+    pending = sum(
+        service.admin.get(f"/tables/{one['id']}/health").json()["pending_equality_deletes"]
+        for one in service.admin.get("/tables").json()["items"]
+    )
+    assert f"Pending equality deletes {pending} in" in summary
+    label = admin.page.html.partition('aria-label="Pending equality deletes of all tables over ')[2]
+    assert label.startswith(f"the last 7 days: {pending} now")
+    assert "All is well." in summary
+    admin.send("/system/pause")
+    assert "The system is paused" in admin.page.text
+    assert "All is well" not in admin.page.text
+    admin.send("/system/resume")
+    assert "All is well" in admin.page.text
+
+
+def test_a_viewer_cannot_pause_the_system_or_cancel_a_job(service: Running, table: str) -> None:
+    job = request_job(service, table, "index")
+    with Person(service, Role.VIEWER) as viewer:
+        for path in ("/", f"/jobs/{job}"):
+            assert [form.action for form in viewer.open(path).forms] == [f"{service.url}/logout"]
+        assert viewer.post("/system/pause").status == 403
+        assert viewer.post(f"/jobs/{job}/cancel").status == 403
+    assert service.admin.get(f"/jobs/{job}").json()["status"] == "queued"
