@@ -57,6 +57,21 @@ from service.ui.endpoints import router as ui_router
 from service.values import RefuseNul
 from service.workers import endpoints as workers_endpoints
 
+_TAGS = [
+    {"name": name, "description": description}
+    for name, description in {
+        "auth": "API keys, and who calls.",
+        "audit": "Who changed what, or was not allowed to.",
+        "catalogs": "Iceberg catalogs, and whether they can be opened.",
+        "discovery": "Tables that hold equality deletes, and patterns by which tables are enrolled.",
+        "tables": "Enrolled tables, and what holds for them.",
+        "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
+        "jobs": "What is done to tables: requests, progress, results and events.",
+        "health": "How far a table's index and its conversion are behind, now and over time.",
+        "workers": "Processes that run jobs, and the calls that they make.",
+        "probes": "For those who watch the service.",
+    }.items()
+]
 _ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,100}$")
 
@@ -97,6 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Icestream",
         version=__version__,
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",
+        openapi_tags=_TAGS,
         lifespan=run,
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)

@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line: starts the programs, and calls the API.
 
 Each command imports what it needs itself: the worker's image has no FastAPI, and `--help` waits for nothing.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from service import remote
+
 if TYPE_CHECKING:
     from service.settings import Settings
     from service.up import Demo
@@ -20,7 +22,6 @@ app = typer.Typer(
     name="icestream",
     help="Replaces the equality deletes of Apache Iceberg tables by deletion vectors.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -147,6 +148,9 @@ def _one_sentence() -> Iterator[None]:
         yield
     except StartError as error:
         sys.exit(str(error))
+
+
+remote.add_commands(app)
 
 
 def main() -> None:

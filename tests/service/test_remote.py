@@ -1,0 +1,148 @@
+"""The commands that call the API, against the service itself."""
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import app
+from service.remote import load_document, operations
+from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.iceberg_tables import IcebergCatalog
+
+pytestmark = pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a command against a service that knows the catalog `local`."""
+    monkeypatch.setenv("ICESTREAM_URL", service.url)
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("COLUMNS", "200")
+    service.register(iceberg)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
+    return run
+
+
+def answer(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def enroll(call: Call) -> Any:
+    identifier = ("--identifier", "db", "--identifier", "t")
+    return answer(call("tables", "enroll", "--catalog", "local", *identifier, "-o", "json"))
+
+
+def test_every_call_but_those_of_workers_is_a_command(call: Call) -> None:
+    known = list(operations(load_document()))
+    calls = [one["operationId"] for methods in load_document()["paths"].values() for one in methods.values()]
+    of_workers = {"register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"}
+    assert {one.id for one in known} == set(calls) - of_workers
+    assert len({(one.group, one.name) for one in known}) == len(known)
+    for one in known:
+        shown = call(one.group, one.name, "--help")
+        assert shown.exit_code == 0, shown.output
+        for field in one.fields:
+            name = field.python_name
+            assert (name.upper() if field.place == "path" else f"--{name.replace('_', '-')}") in shown.output
+
+
+def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service: Running) -> None:
+    table = enroll(call)
+    listed = call("tables", "list", "--search", "db.t")
+    assert listed.exit_code == 0
+    assert table["id"] in listed.stdout
+    keys = call("tables", "update", "local/db.t", "--key-sets", '[["id"]]', "-o", "json")
+    assert answer(keys)["key_sets"] == [["id"]]
+    job = answer(call("jobs", "request", "db.t", "--kind", "convert", "--dry-run", "-o", "json"))
+    assert (job["kind"], job["dry_run"]) == ("convert", True)
+    assert call("jobs", "cancel", job["id"]).exit_code == 0
+    ended = call("jobs", "wait", job["id"])
+    assert ended.exit_code == 1
+    assert "cancelled" in ended.stdout
+    assert call("tables", "delete", "db.t").exit_code == 0
+    gone = call("tables", "get", "db.t")
+    assert gone.exit_code == 1
+    assert "None of tables is named db.t." in gone.stderr
+
+
+def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.remote._WAITS_SECONDS", 0.01)
+    table = enroll(call)
+    job = answer(call("jobs", "request", table["id"], "--kind", "index", "-o", "json"))
+    worker = service.start_worker()
+    assignment = service.claim(worker)
+    assert assignment is not None
+    done = threading.Timer(0.3, lambda: service.finish(assignment, result={"rows": 3}))
+    done.start()
+    waited = call("jobs", "wait", job["id"], "-o", "json")
+    done.join()
+    assert answer(waited)["result"] == {"rows": 3}
+    assert "running" in waited.stderr
+
+
+def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        name = f"key{number}"
+        assert call("auth", "create-api-key", "--name", name, "--role", "viewer").exit_code == 0
+    found = answer(call("auth", "list-api-keys", "--search", "key", "--limit", "2", "-o", "json"))
+    assert len(found["items"]) == 2
+    assert found["next_cursor"]
+    assert "There are more" in call("auth", "list-api-keys", "--limit", "2").stderr
+    assert len(answer(call("auth", "list-api-keys", "--search", "key", "-o", "json"))["items"]) == 3
+    several = call("auth", "revoke-api-key", "key1")
+    assert several.exit_code == 0, several.output
+    assert "None of api-keys" in call("auth", "revoke-api-key", "key").stderr
+
+
+def test_events_are_followed_until_somebody_interrupts(call: Call, service: Running) -> None:
+    table = enroll(call)
+    command = [sys.executable, "-c", "from service.cli import main; main()", "jobs", "follow-events"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        while not select.select([follower.stdout], [], [], 0.1)[0]:
+            # Until it has connected, nobody hears of them.
+            job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
+            service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+        line = json.loads(follower.stdout.readline())
+        follower.send_signal(signal.SIGINT)
+    assert line["table_id"] == table["id"]
+    assert follower.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("catalogs", "get", "nowhere"), "(404)"),
+        (("policies", "create", "--name", "p", "--settings", "{"), "--settings is not JSON"),
+        (("policies", "create", "--name", "p", "--settings", "@nothing"), "--settings is not JSON"),
+        (("policies", "create", "--name", "p", "--settings", '{"convert": {"files": -1}}'), "files"),
+        (("jobs", "list", "--status", "odd"), "odd"),
+    ],
+)
+def test_what_the_service_refuses_is_told(arguments: tuple[str, ...], words: str, call: Call) -> None:
+    refused = call(*arguments)
+    assert refused.exit_code in (1, 2)
+    assert words in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_who_cannot_ask_is_told_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_API_KEY", "a-wrong-key")
+    assert "(401)" in call("tables", "list").stderr
+    monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
+    assert "ICESTREAM_URL says where it is." in call("tables", "list").stderr
+    monkeypatch.delenv("ICESTREAM_API_KEY")
+    assert "ICESTREAM_API_KEY is not set." in call("tables", "list").stderr
