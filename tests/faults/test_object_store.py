@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
-from tests.faults.tables import commits_by_job, orphans
+from tests.faults.tables import commits_by_job, orphans, strays, unnamed
 from tests.jobs import Jobs, SqlCatalog
 from tests.s3 import S3, s3_server
 from worker.job import JobError
@@ -131,6 +131,7 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     table: TableBuilder,
     spark: SparkSession,
     server: S3,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kind != "index":
         s3_jobs.run("index")
@@ -158,6 +159,14 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert max(commits_by_job(table).values()) == 1
     verified = s3_jobs.run("verify").result
     assert all(key_set["differences"] == 0 for key_set in verified["key_sets"])
+
+    if stage == "commit_index":
+        assert strays(table, s3_jobs.index_location, server.properties())
+    monkeypatch.setattr("worker.compaction.KEEP_SECONDS", 0)
+    for kind in ("index", "compact", "compact"):
+        s3_jobs.run(kind)
+    assert strays(table, s3_jobs.index_location, server.properties()) == set()
+    assert unnamed(table, server.properties()) == set()
 
 
 def test_a_slow_store_only_takes_longer(s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession) -> None:
