@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count, takewhile
+from itertools import compress, count
 from typing import TypeVar
 
 import numpy as np
@@ -55,7 +55,8 @@ _PARQUET_SCHEMA = pa.schema(
     metadata={"delete-type": "position"},
 )
 _ROW_GROUP_ROWS = 1_000_000
-_READ_THREADS = 8  # existing deletes are many small reads that wait for the store
+FILES_AT_ONCE = 8
+"""That are read, written or deleted: such small ones mostly wait for the store."""
 
 
 class UnreadableDeleteFileError(Exception):
@@ -243,7 +244,7 @@ def existing_deletes(
     positions: dict[str, BitMap64] = defaultdict(BitMap64)
     file_scoped: dict[str, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[str, BitMap64] = defaultdict(BitMap64)
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
         read_vectors = threads.map(lambda vector: _read_vector(storage, vector), vectors.values())
         read_files = threads.map(lambda file: _read_position_deletes(storage, file), files.items())
         for (path, vector), read in zip(vectors.items(), read_vectors, strict=True):
@@ -376,12 +377,28 @@ def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLoca
 
 def written_files(storage: Storage, locations: DeleteFileLocations) -> list[str]:
     """The files that are there under a prefix, in the order in which they were written."""
-    # Written one after another and deleted from the last one on, so the first gap is the end.
-    return [
-        file
-        for location in (locations.puffin, locations.parquet)
-        for file in takewhile(storage.exists, map(location, count()))
-    ]
+    # Written a batch after another and deleted from the last batch on, so one of which nothing is there is
+    # behind the end.
+    found: list[str] = []
+    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+        for location in (locations.puffin, locations.parquet):
+            for start in count(0, FILES_AT_ONCE):
+                batch = [location(ordinal) for ordinal in range(start, start + FILES_AT_ONCE)]
+                there = list(compress(batch, threads.map(storage.exists, batch)))
+                if not there:
+                    break
+                found += there
+    return found
+
+
+def delete_last_first(storage: Storage, files: Sequence[str]) -> int:
+    """Deletes files that are in the order of `written_files`; returns how many there were.
+
+    What is left by an error, or a crash, is found by `written_files` again.
+    """
+    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+        batches = [files[i : i + FILES_AT_ONCE] for i in range(0, len(files), FILES_AT_ONCE)]
+        return sum(sum(threads.map(storage.delete, batch)) for batch in reversed(batches))
 
 
 def remove_written(
@@ -393,7 +410,7 @@ def remove_written(
     may have removed the first ones, and the rest was written after that.
     """
     location = locations.puffin if format_version >= 3 else locations.parquet
-    return sum(storage.delete(location(ordinal)) for ordinal in reversed(range(data_files)))
+    return delete_last_first(storage, [location(ordinal) for ordinal in range(data_files)])
 
 
 def write_deletion_vectors(
@@ -406,7 +423,7 @@ def write_deletion_vectors(
     Not many vectors in one file, as Iceberg's own writers do: its expiry deletes a file as soon as one of its
     vectors was replaced (see `sharing_a_file`), and DuckDB 1.5.5 takes one of a file for another.
     """
-    return _one_by_one(storage, location, _ordered(positions), _write_deletion_vector)
+    return _write_each(storage, location, _ordered(positions), _write_deletion_vector)
 
 
 def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
@@ -441,23 +458,27 @@ def write_position_deletes(
     groups: dict[object, list[tuple[DataFile, BitMap64]]] = defaultdict(list)
     for file, bitmap in _ordered(positions):
         groups[file if granularity is DeleteGranularity.FILE else file.partition].append((file, bitmap))
-    return _one_by_one(storage, location, groups.values(), _write_position_delete_file)
+    return _write_each(storage, location, list(groups.values()), _write_position_delete_file)
 
 
-def _one_by_one(
+def _write_each(
     storage: Storage,
     location: Callable[[int], str],
-    groups: Iterable[T],
+    groups: Sequence[T],
     write: Callable[[Storage, str, T], NewDeleteFile],
 ) -> list[NewDeleteFile]:
-    """Writes the file of each group; all or, when one fails, none."""
+    """Writes the file of each group, batch by batch (see `written_files`); all or, when one fails, none."""
+    locations = [location(ordinal) for ordinal in range(len(groups))]
     added: list[NewDeleteFile] = []
+    begun = 0
     try:
-        for ordinal, group in enumerate(groups):
-            added.append(write(storage, location(ordinal), group))
+        with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+            for start in range(0, len(groups), FILES_AT_ONCE):
+                begun = start + FILES_AT_ONCE
+                batch = zip(locations[start:begun], groups[start:begun], strict=True)
+                added += threads.map(lambda one: write(storage, *one), batch)
     except BaseException:
-        for written in reversed(added):  # as `written_files` relies on
-            storage.delete(written.path)
+        delete_last_first(storage, locations[:begun])  # those of a batch have all ended
         raise
     return added
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
-from worker.deletes import DeleteFileLocations, written_files
+from worker.deletes import DeleteFileLocations, delete_last_first, written_files
 from worker.job import Job, JobError, PinnedTable, pin_table
 from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 from worker.storage import Storage
@@ -78,8 +78,7 @@ def _remove(
         prefix = _plan_prefix(left.job_id, left.attempt, plan)
         if written and any(prefix in path.rpartition("/")[2] for path in needed()):
             continue  # it was committed
-        for path in reversed(written):
-            removed += storage.delete(path)
+        removed += delete_last_first(storage, written)
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared

@@ -1,6 +1,7 @@
 """New delete files hide exactly the rows that were hidden before and the new ones."""
 
 import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.factories import Catalog, TableBuilder, live_delete_files, visible_ro
 from worker.catalogs import load_table
 from worker.commit import RowDelta, commit_row_delta
 from worker.deletes import (
+    FILES_AT_ONCE,
     DeleteFileLocations,
     DeleteGranularity,
     ExistingDeletes,
@@ -302,18 +304,48 @@ class TestWrite:
 
     def test_a_failed_write_leaves_no_file_behind(self, tmp_path: Path) -> None:
         class FullStorage(Storage):
-            """A store whose second file can't be created."""
+            """A store in which one file of the second batch can't be created."""
 
             def open_output(self, location: str) -> pa.NativeFile:
-                if "00001" in location:
+                if "00010" in location:
                     raise OSError(28, "No space left on device")
                 return super().open_output(location)
 
-        new = {data_file(f"f{n}"): BitMap64([n]) for n in range(3)}
+        new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(30)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
         with pytest.raises(OSError, match="No space left"):
             write_deletes(FullStorage(), new, [], 2, DeleteGranularity.FILE, locations)
         assert not list(tmp_path.rglob("*.*"))
+
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_files_wait_for_the_store_together_and_what_a_crash_leaves_is_found_whole(
+        self, version: int, tmp_path: Path
+    ) -> None:
+        together = threading.Barrier(FILES_AT_ONCE, timeout=60)
+
+        class Slow(Storage):
+            """A store that answers once as many ask, and in which a file can't be deleted."""
+
+            def open_output(self, location: str) -> pa.NativeFile:
+                together.wait()
+                return super().open_output(location)
+
+            def delete(self, location: str) -> bool:
+                if "00011" in location:
+                    raise OSError(110, "no answer")
+                return super().delete(location)
+
+        new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(3 * FILES_AT_ONCE)}
+        locations = DeleteFileLocations(str(tmp_path), {}, "p")
+        done = write_deletes(Slow(), new, [], version, DeleteGranularity.FILE, locations)
+        assert done.data_files == tuple(sorted(file.path for file in new))
+        assert written_files(Storage(), locations) == list(done.locations)
+        with pytest.raises(OSError, match="no answer"):
+            remove_written(Slow(), locations, version, len(new))
+        there = {str(path) for path in tmp_path.rglob("*.*")}
+        assert set(done.locations[:FILES_AT_ONCE]) < there
+        assert set(written_files(Storage(), locations)) == there
+        assert remove_written(Storage(), locations, version, len(new)) == len(there)
 
     def test_nothing_to_delete_writes_nothing(self, tmp_path: Path) -> None:
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
