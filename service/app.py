@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -43,6 +44,7 @@ from service.errors import (
     is_database_trouble,
     problem_response,
 )
+from service.examples import add_examples
 from service.headers import SecurityHeaders
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
@@ -129,7 +131,12 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 class _Service(FastAPI):
-    """With what wraps every answer, also those of the framework's own last resort for errors."""
+    """With examples in its document, and what wraps every answer, also the framework's own to errors."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        add_examples(document)
+        return document
 
     def build_middleware_stack(self) -> ASGIApp:
         stack: ASGIApp = SecurityHeaders(RequestIds(super().build_middleware_stack()))
@@ -166,13 +173,17 @@ class RequestIds:
 _probes = APIRouter(tags=["probes"], dependencies=[Anyone])
 
 
-@_probes.get("/livez")
+_OK = {"status": "ok"}
+_SHOWS_OK: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": _OK}}}}
+
+
+@_probes.get("/livez", responses=_SHOWS_OK)
 async def live() -> dict[str, str]:
     """The process runs."""
-    return {"status": "ok"}
+    return _OK
 
 
-@_probes.get("/readyz")
+@_probes.get("/readyz", responses=_SHOWS_OK)
 def ready(request: Request) -> JSONResponse:
     """The database can be read and written and is migrated. Workers and Spark do not matter here."""
     try:
@@ -180,7 +191,7 @@ def ready(request: Request) -> JSONResponse:
     except SQLAlchemyError as error:
         problem = f"The database cannot be used: {getattr(error, 'orig', None) or type(error).__name__}"
     if problem is None:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(_OK)
     return problem_response(
         request,
         IcestreamError(

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service import problems
+from service import examples, problems
 from service.app import create_app
 from service.auth.access import declared_access
 from service.errors import PROBLEM_JSON
@@ -120,6 +120,41 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
         "/api/v1/catalogs/{catalog_id}/check",
         "/api/v1/workers/{worker_id}/claim",
     }
+
+
+def test_every_successful_answer_shows_an_example_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads(DOCUMENT.read_text())
+    shown = 0
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            for status, answer in call["responses"].items():
+                content = answer.get("content", {}).get("application/json")
+                if status.startswith("2") and content is not None:
+                    schema = {"components": document["components"], **content["schema"]}
+                    found = list(jsonschema_rs.validator_for(schema).iter_errors(content["example"]))
+                    assert not found, f"{method} {path}: {found[0].instance_path}: {found[0]}"
+                    # A call that answers with a list shows an item of it.
+                    assert content["example"].get("items", True), (method, path)
+                    if path.startswith("/api/"):
+                        del content["example"]
+                    shown += 1
+    assert shown > 50
+
+    used = set()
+
+    class Noted(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            used.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(examples, "FIELDS", Noted(examples.FIELDS))
+    examples.add_examples(document)
+    assert examples.FIELDS.keys() - used == set()
+    document["components"]["schemas"]["SystemView"]["properties"]["motto"] = {"type": "string"}
+    answer = document["paths"]["/api/v1/system"]["get"]["responses"]["200"]
+    del answer["content"]["application/json"]["example"]
+    with pytest.raises(LookupError, match=r"SystemView\.motto has no example"):
+        examples.add_examples(document)
 
 
 def test_a_raised_problem_is_found_wherever_it_is_raised() -> None:

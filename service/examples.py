@@ -1,0 +1,228 @@
+"""What answers look like in /docs: each is made of examples of its fields.
+
+A field whose type says enough (a time, one of a few words, a truth, a number) needs no example. Any other has
+one here, by its name, or by message and name where that means different things; a test refuses one without.
+"""
+
+from typing import Any
+
+from service.policies.service import BUILT_IN, STANDARD
+
+_TIME = "2026-01-01T02:00:00Z"
+_CATALOG = "0c9f6f0e-2f6b-4c39-8a1e-5b0e4d1c7a11"
+_TABLE = "3b1f0a52-7d0e-4f7c-9d53-1f2a6c8e9b22"
+_JOB = "6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"
+_WORKER = "9d2c4b7a-1e5f-4a3b-8c6d-7e8f9a0b1c33"
+_POLICY = "b7e3d1c4-5a2f-4e6d-9b8c-1a2b3c4d5e44"
+_LOCATION = "s3://lake/warehouse/sales/orders"
+_BELOW = "3 equality delete files (policy: 10), 120 equality deletes (policy: 1,000,000)."
+_STANDARD = BUILT_IN[STANDARD][1]
+
+FIELDS: dict[str, Any] = {
+    # of any message
+    "allowed_hosts": ["catalog.example"],
+    "allowed_locations": ["s3://lake/"],
+    "attempt": 1,
+    "base_address": 4_000_000,
+    "branch": "main",
+    "bytes": 3_000_000,
+    "catalog": "lake",
+    "catalog_id": _CATALOG,
+    "columns": ["id"],
+    "coverage": 1.0,
+    "created_by": "alice@example.com",
+    "data_files": 120,
+    "dead_ratio": 0.1,
+    "decisions": {
+        "convert": {"action": "wait", "code": "below-triggers", "sentence": _BELOW, "since": _TIME},
+    },
+    "entries": 1_000_000,
+    "equality_delete_bytes": 90_000,
+    "equality_delete_files": 3,
+    "equality_deletes": 120,
+    "equality_field_ids": [1],
+    "error": None,
+    "format_version": 3,
+    "hostname": "worker-0",
+    "iceberg_snapshot_id": 3_821_550_127_947_089_987,
+    "identifier": ["sales", "orders"],
+    "index_warehouse": "s3://lake/index",
+    "job_id": _JOB,
+    "lag_seconds": 42.0,
+    "lease_seconds": 30.0,
+    "location": _LOCATION,
+    "max_attempts": 5,
+    "max_running_jobs": 4,
+    "namespace": ["sales"],
+    "namespaces": ["sales"],
+    "next_cursor": None,
+    "parameters": {},
+    "pending_equality_delete_files": 3,
+    "pending_equality_deletes": 120,
+    "pid": 4711,
+    "poll_error": None,
+    "policy": "nightly",
+    "prefix": "ice_3fQ9",
+    "principal": "alice@example.com",
+    "priority": 0,
+    "progress": None,
+    "request_id": "f5b8c7d6-1a2b-4c3d-8e9f-0a1b2c3d4e55",
+    "retry_of": None,
+    "revoked_at": None,
+    "previous_expires_at": None,
+    "rotated_at": None,
+    "run_at": None,
+    "rows": 1_000_000,
+    "seconds": 2.5,
+    "seen_equality_field_ids": [[1]],
+    "sorted_runs": 3,
+    "status_reason": "3 equality delete files pending, as the policy allows.",
+    "table_id": _TABLE,
+    "table_uuid": "e4d3c2b1-0f9e-4d8c-b7a6-5f4e3d2c1b66",
+    "time_zone": "Europe/Berlin",
+    "waiting_for": None,
+    "what_to_do": None,
+    "worker_id": _WORKER,
+    "worker_name": "worker-0",
+    # of one message
+    "ApiKeyView.id": "d1c2b3a4-5e6f-4a7b-8c9d-0e1f2a3b4c77",
+    "ApiKeyView.name": "dashboard",
+    "AssignedCatalog.name": "lake",
+    "AssignedCatalog.properties": {"uri": "https://catalog.example", "token": "env:CATALOG_TOKEN"},
+    "AssignedCatalog.type": "rest",
+    "AssignedIndex.warehouse": "s3://lake/index",
+    "AssignedJob.id": _JOB,
+    "AssignedJob.kind": "convert",
+    "AssignedTable.id": _TABLE,
+    "AssignedTable.key_sets": [],
+    "Assignment.leftovers": [],
+    "Assignment.previous_attempts": [],
+    "AttemptView.status": "succeeded",
+    "AuditEntryView.action": "table.pause",
+    "AuditEntryView.fields": {},
+    "AuditEntryView.id": 17,
+    "AuditEntryView.role": "operator",
+    "AuditEntryView.target": "sales.orders",
+    "BulkItem.problem": None,
+    "BulkResult.done": 1,
+    "BulkResult.refused": 0,
+    "Candidate.key_sets": [["id"]],
+    "Candidate.name": "sales.orders",
+    "Candidate.problem": None,
+    "Candidate.summary": "It holds equality deletes: 3 files, the oldest 2 hours old.",
+    "Candidate.table_id": None,
+    "CandidatePage.looked_at": 1,
+    "CandidatePage.tables": 1,
+    "CatalogCheck.explanation": "The catalog answers; it has 1 table in 1 namespace.",
+    "CatalogCheck.ok": True,
+    "CatalogCheck.remedy": None,
+    "CatalogCheck.tables": ["sales.orders"],
+    "CatalogView.id": _CATALOG,
+    "CatalogView.name": "lake",
+    "CatalogView.properties": {"uri": "https://catalog.example", "token": "env:CATALOG_TOKEN"},
+    "CheckStep.detail": "It has 1 namespace.",
+    "CheckStep.remedy": None,
+    "CreatedApiKey.id": "d1c2b3a4-5e6f-4a7b-8c9d-0e1f2a3b4c77",
+    "CreatedApiKey.key": "ice_3fQ9xW2mT7vK1nB8rY5cZ0dL4hJ6gS",
+    "CreatedApiKey.name": "dashboard",
+    "EffectivePolicyView.explanation": [
+        "convert.delete_files = 10: from policy 'standard', attached to the system."
+    ],
+    "EffectivePolicyView.policy": STANDARD,
+    "EffectivePolicyView.values": {
+        "convert.delete_files": {
+            "value": 10,
+            "source": {"level": "system", "place": "system", "policy": STANDARD},
+        }
+    },
+    "EffectivePolicyView.effective": _STANDARD.model_dump(mode="json"),
+    "Assignment.policy": _STANDARD.model_dump(mode="json"),
+    "EventView.fields": {"job_kind": "convert", "dry_run": False, "status": "queued", "trigger": "request"},
+    "EventView.id": 42,
+    "EventView.kind": "job.queued",
+    "EventView.message": "Queued: requested by alice@example.com.",
+    "HealthSampleView.unconvertible": 0,
+    "HealthView.unconvertible": [],
+    "HealthView.unindexed_data_files": 0,
+    "JobView.id": _JOB,
+    "JobView.kind": "convert",
+    "JobView.requested_by": "alice@example.com",
+    "JobView.result": {
+        "equality_delete_files_removed": 3,
+        "equality_deletes_resolved": 120,
+        "rows_deleted": 118,
+        "bytes_read": 3_000_000,
+        "bytes_written": 40_000,
+        "commits": 1,
+    },
+    "JobView.status": "succeeded",
+    "JobView.table": "sales.orders",
+    "JobView.trigger": "request",
+    "KeySetReport.generation": 1,
+    "KeySetReport.source": "equality_deletes",
+    "Me.kind": "api_key",
+    "Me.name": "dashboard",
+    "PatternResult.already_enrolled": [],
+    "PatternResult.failed": [],
+    "PatternResult.matched": ["sales.orders"],
+    "PlannedJob.now": _BELOW,
+    "PlannedJob.why": "The oldest equality delete is 300 s old (policy: 300 s).",
+    "PolicyView.description": "Converts at night only.",
+    "PolicyView.id": _POLICY,
+    "PolicyView.name": "nightly",
+    "PolicyView.settings": {"convert": {"age_seconds": 3600}},
+    "StageReport.name": "plan",
+    "StandingPatternView.exclude": ["sales.tmp_*"],
+    "StandingPatternView.failures": [],
+    "StandingPatternView.id": "a9b8c7d6-e5f4-4a3b-9c2d-1e0f9a8b7c88",
+    "StandingPatternView.matched": 12,
+    "StandingPatternView.enrolled": 12,
+    "StandingPatternView.pattern": "sales.*",
+    "SystemView.version": "1.0.0",
+    "TableView.id": _TABLE,
+    "TableView.key_sets": [["id"]],
+    "TableView.name": "sales.orders",
+    "WorkerView.alive": True,
+    "WorkerView.id": _WORKER,
+    "WorkerView.name": "worker-0",
+    "WorkerView.version": "1.0.0",
+}
+_MEDIA_TYPE = "application/json"
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Give every successful JSON answer of an OpenAPI document an example. Raises LookupError for a field
+    without one."""
+    messages = document["components"]["schemas"]
+    for calls in document["paths"].values():
+        for call in calls.values():
+            for status, answer in call["responses"].items():
+                content = answer.get("content", {}).get(_MEDIA_TYPE)
+                if status.startswith("2") and content is not None and "example" not in content:
+                    content["example"] = _example(content["schema"], "", "", messages)
+
+
+def _example(schema: dict[str, Any], message: str, field: str, messages: dict[str, Any]) -> Any:
+    if (name := f"{message}.{field}") in FIELDS:
+        return FIELDS[name]
+    match schema:
+        case {"$ref": reference}:
+            name = reference.rpartition("/")[2]
+            return _example(messages[name], name, "", messages)
+        case _ if field in FIELDS:
+            return FIELDS[field]
+        case {"anyOf": [first, *_]}:
+            return _example(first, message, field, messages)
+        case {"properties": fields}:
+            return {name: _example(of_field, message, name, messages) for name, of_field in fields.items()}
+        case {"const": value} | {"enum": [value, *_]}:
+            return value
+        case {"type": "array", "items": items}:
+            return [_example(items, message, field, messages)]
+        case {"type": "string", "format": "date-time"}:
+            return _TIME
+        case {"type": "boolean"}:
+            return False
+        case {"type": "integer" | "number"}:
+            return schema.get("minimum", 1)
+    raise LookupError(f"{message}.{field} has no example: add one to service/examples.py")
