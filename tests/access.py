@@ -95,6 +95,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /policies/{policy_id}/edit",
         "POST /policies/{policy_id}/delete",
         "POST /policies/{policy_id}/attach",
+        "POST /jobs/bulk",
         "POST /jobs/{job_id}/cancel",
         "POST /jobs/{job_id}/retry",
         "POST /tables/new",

@@ -94,8 +94,10 @@ def duration(seconds: float | None) -> str:
     """The two largest units: `0.35 s`, `42 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
     if seconds is None:
         return NONE
+    if seconds == 0:
+        return f"0{_SPACE}s"
     if seconds < 10:
-        return f"{seconds:.1f}{_SPACE}s" if seconds >= 1 or seconds == 0 else f"{seconds:.2f}{_SPACE}s"
+        return f"{seconds:.1f}{_SPACE}s" if seconds >= 1 else f"{seconds:.2f}{_SPACE}s"
     whole = round(seconds)
     parts = [
         (whole // 86400, "d"),

@@ -1,19 +1,21 @@
 """The pages of jobs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
+from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import EventView, JobView
+from service.jobs.models import BulkRequest, EventView, JobView
 from service.jobs.status import JobKind, JobStatus
 from service.paging import PageRequest
 from service.tables import service as tables
+from service.ui.forms import Typed
 from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
 from service.ui.pages import EVERYTHING, PageRoute, render
 
@@ -28,12 +30,16 @@ def show_jobs(
     status: Annotated[list[JobStatus] | None, Query()] = None,
     kind: Annotated[list[JobKind] | None, Query()] = None,
     table_id: str = "",
+    catalog: str | None = None,
+    trigger: Literal["policy", "request"] | None = None,
     cursor: str | None = None,
 ) -> Response:
     page = jobs.list_jobs(
         session,
         PageRequest(limit=50, cursor=cursor),
         table_id=table_id or None,
+        catalog=catalog,
+        trigger=trigger,
         statuses=status or (),
         kinds=kind or (),
     )
@@ -49,9 +55,21 @@ def show_jobs(
         kinds=list(JobKind),
         chosen_statuses=status or [],
         chosen_kinds=kind or [],
+        catalogs=[one.name for one in catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items],
+        catalog=catalog,
+        trigger=trigger,
         table=tables.get_table(session, table_id) if table_id else None,
         now=utc_now(),
     )
+
+
+@router.post("/jobs/bulk")
+def act_on_jobs(request: Request, database: CurrentDatabase, sender: Operator, typed: Typed) -> Response:
+    """Cancel or retry the chosen jobs; what became of each."""
+    body = typed.read(BulkRequest, {"action": typed["action"], "job_ids": typed.all("job_ids")})
+    with database.write() as session:
+        result = jobs.act_on_jobs(session, sender, body)
+    return render(request, "jobs/bulk.html", sender, result=result, action=body.action)
 
 
 @router.get("/jobs/{job_id}")

@@ -131,11 +131,11 @@ def write_past(service: RunningService, table_id: str) -> None:
                 HealthSample(
                     table_id=table.id,
                     at=at,
-                    resolution="all",
+                    resolution="hour" if minute % 60 == 0 else "all",
                     status="healthy",
                     pending_equality_delete_files=files,
                     pending_equality_deletes=pending,
-                    lag_seconds=0,
+                    lag_seconds=files * 120,
                     coverage=1,
                     entries=19_480_000,
                     bytes=59_800_000,

@@ -115,6 +115,49 @@ def test_job_page_follows_the_job_to_its_end_without_a_reload(
     assert signed_in.evaluate("window.wasNotReloaded")
 
 
+def test_two_people_see_what_the_other_does(
+    signed_in: Page, browser: Browser, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.shared")
+    table = service.enroll("shop.shared")
+    context = browser.new_context()
+    other = context.new_page()
+    other.goto(service.login_link(Role.VIEWER))
+    other.goto(f"{service.url}/tables/{table}")
+    expect(other.locator("#connection-words")).to_have_text("Live")
+    signed_in.goto(f"{service.url}/tables/{table}")
+    signed_in.get_by_role("button", name="Index", exact=True).click()
+    jobs = other.get_by_role("group", name="Jobs of shop.shared")
+    expect(jobs.get_by_role("link", name="Index")).to_be_visible()
+    expect(other.get_by_role("button", name="Cancel")).to_have_count(0)
+    context.close()
+
+
+def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
+    browser: Browser, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.offline")
+    table = service.enroll("shop.offline")
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(service.login_link())
+    # What a proxy answers while the service restarts: browsers do not try again by themselves.
+    page.route("**/api/v1/events**", lambda route: route.fulfill(status=503))
+    page.goto(f"{service.url}/tables/{table}")
+    words = page.locator("#connection-words")
+    expect(words).to_have_text("Reconnecting")
+    job = service.request_job(table, "index")
+    page.unroute("**/api/v1/events**")
+    expect(words).to_have_text("Live")
+    expect(page.get_by_role("link", name=job[:8])).to_be_visible()
+
+    context.set_offline(True)
+    expect(words).to_have_text("Reconnecting", timeout=20_000)
+    context.set_offline(False)
+    expect(words).to_have_text("Live", timeout=20_000)
+    context.close()
+
+
 def test_buttons_of_a_table_queue_jobs(signed_in: Page, service: RunningService) -> None:
     service.create_iceberg_table("shop.carts", delete_files=1)
     table = service.enroll("shop.carts")

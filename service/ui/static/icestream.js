@@ -66,7 +66,9 @@ function replaceChanged(page) {
     served.set(fresh.id, fresh.outerHTML);
     const focused = shown.contains(document.activeElement) ? document.activeElement.id : "";
     // The element itself stays, so that screen readers announce what changes in it.
+    const checked = new Set([...shown.querySelectorAll("input:checked")].map((box) => box.value));
     shown.replaceChildren(...document.importNode(fresh, true).childNodes);
+    for (const box of shown.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
     enliven(shown);
     if (focused) document.getElementById(focused)?.focus();
   }
@@ -100,6 +102,7 @@ function follow(main) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         replaceChanged(page);
         tick();
+        if (source?.readyState === EventSource.OPEN) show("live", "Live");
         if (!page.querySelector("main").dataset.events) end();
       }
     } catch {
@@ -123,7 +126,14 @@ function follow(main) {
       show("live", "Live");
       refresh();
     };
-    source.onerror = () => show("lost", "Reconnecting");
+    source.onerror = () => {
+      show("lost", "Reconnecting");
+      // A browser tries again by itself unless it got an answer, as from a proxy of a service that restarts.
+      if (source?.readyState === EventSource.CLOSED) {
+        close();
+        setTimeout(() => !document.hidden && open(), 2000);
+      }
+    };
     for (const kind of ["job", "decision", "poll", "table"]) source.addEventListener(kind, refresh);
   }
 

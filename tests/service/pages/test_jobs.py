@@ -157,6 +157,24 @@ def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     assert "All is well" in admin.page.text
 
 
+def test_chosen_jobs_are_cancelled_together_and_what_cannot_be_is_told(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    done, waits = request_job(service, table, "index"), ""
+    service.finish(claim(service, worker, done), result={})
+    waits = request_job(service, table, "verify")
+    admin.open(f"/jobs?table_id={table}&catalog=local&trigger=request")
+    shown = admin.send("/jobs/bulk", job_ids=[done, waits], action="cancel")
+    assert "1 job cancelled" in words(shown)
+    assert "refused" in shown.text
+    assert service.admin.get(f"/jobs/{waits}").json()["status"] == "cancelled"
+    assert waits[:8] not in admin.open(f"/jobs?table_id={table}&trigger=policy").text
+    admin.open(f"/jobs?table_id={table}")
+    admin.send("/jobs/bulk", job_ids=waits, action="retry")
+    newest = service.admin.get("/jobs", params={"table_id": table}).json()["items"][0]
+    assert (newest["retry_of"], newest["status"]) == (waits, "queued")
+
+
 def test_a_viewer_cannot_pause_the_system_or_cancel_a_job(service: Running, table: str) -> None:
     job = request_job(service, table, "index")
     with Person(service, Role.VIEWER) as viewer:
