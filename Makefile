@@ -48,7 +48,7 @@ demo: install ## Show Icestream at work on a sample table, in the browser
 test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
 	scripts/install_helm >/dev/null
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not thorough" $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not thorough" $(ARGS)
 
 .PHONY: thorough
 thorough: install ## Run the tests that are too many alike for every change: a worker killed at each of its points

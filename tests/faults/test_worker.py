@@ -345,46 +345,47 @@ def test_a_killed_worker_between_two_commits_of_a_job(
     convert = {"enabled": False, "max_delete_files_per_commit": 1}
     settings = {**IMPATIENT, "convert": convert}
     cluster.post("/policies", {"name": "steps", "settings": settings})
+    subjects = []
     for format_version in (2, 3):
         name = f"{catalog.name}.db.steps{format_version}"
-        subject = Subject(cluster, spark, name, format_version, policy="steps")
-        subject.write()
-        subject.write()
-        # Each batch passes these points once: it dies in the second one.
-        for fault in (
-            Fault("delete-files", "after", "kill", skip=1),
-            Fault("iceberg", "before", "kill", skip=1),
-            Fault("iceberg", "after", "kill", skip=1),
-        ):
-            cluster.inject(fault)
-            job = cluster.wait_for_job(cluster.submit(subject.table_id, "convert"))
-            subject.check_end("convert", job, commits=3)
-            assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
-            assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
-            cluster.inject()
-            for _ in range(3):
-                subject.write()
-
-
-def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
-    cluster: Cluster, subjects: Callable[[int], Subject]
-) -> None:
-    for format_version in (2, 3):
-        subject = subjects(format_version)
-        prepare(subject, "convert")
-        fault = Fault("delete-files", "after", "kill")
-        fired = cluster.inject(fault)
-        job_id = cluster.submit(subject.table_id, "convert")
-        cluster.wait_until_fired(fired, fault)
-        cluster.post(f"/jobs/{job_id}/cancel", {})
-        assert cluster.wait_for_job(job_id)["status"] == "cancelled"
-        assert orphans(subject.table)
-        # Whoever removes them may die, too.
-        cluster.inject(Fault("leftovers", "after", "kill"))
-        job = cluster.wait_for_job(cluster.submit(subject.table_id, "compact"))
+        subjects.append(Subject(cluster, spark, name, format_version, policy="steps"))
+        subjects[-1].write()
+        subjects[-1].write()
+    # Each batch passes these points once: it dies in the second one.
+    for subject, fault in (
+        (subjects[0], Fault("delete-files", "after", "kill", skip=1)),
+        (subjects[1], Fault("iceberg", "before", "kill", skip=1)),
+        (subjects[0], Fault("iceberg", "after", "kill", skip=1)),
+    ):
+        cluster.inject(fault)
+        job = cluster.wait_for_job(cluster.submit(subject.table_id, "convert"))
+        subject.check_end("convert", job, commits=3)
         assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
-        assert orphans(subject.table) == set()
-        subject.check_rows()
+        assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
+        cluster.inject()
+        for _ in range(3):
+            subject.write()
+
+
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
+    format_version: int, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(format_version)
+    prepare(subject, "convert")
+    fault = Fault("delete-files", "after", "kill")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "convert")
+    cluster.wait_until_fired(fired, fault)
+    cluster.post(f"/jobs/{job_id}/cancel", {})
+    assert cluster.wait_for_job(job_id)["status"] == "cancelled"
+    assert orphans(subject.table)
+    # Whoever removes them may die, too.
+    cluster.inject(Fault("leftovers", "after", "kill"))
+    job = cluster.wait_for_job(cluster.submit(subject.table_id, "compact"))
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+    assert orphans(subject.table) == set()
+    subject.check_rows()
 
 
 @pytest.mark.parametrize(("format_version", "mode"), [(2, CUT), (3, HANG)])
