@@ -43,7 +43,9 @@ def test_examples_about_tables_policies_and_keys_are_accepted(
         ("POST", f"/api-keys/{key['id']}/rotate", "RotationRequest"),
     ):
         for body in examples(name):
-            answer = service.admin.request(method, path, json=body, headers=anything)
+            # What is put where nothing was has no version that it could name.
+            headers = {} if method == "PUT" else anything
+            answer = service.admin.request(method, path, json=body, headers=headers)
             assert answer.status_code in (200, 202), (name, answer.text)
 
 
