@@ -1,4 +1,7 @@
-"""A real Iceberg REST catalog on loopback: HTTP in front of PyIceberg's SqlCatalog, tables only."""
+"""An Iceberg REST catalog on loopback that fails as a test says: HTTP in front of PyIceberg's SqlCatalog.
+
+Iceberg's own server is in tests/worker/catalog_servers.py.
+"""
 
 import threading
 import time

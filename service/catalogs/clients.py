@@ -127,6 +127,15 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
             ugi = ":".join(made._ugi) if made._ugi else None
             return BoundedClient(made._uri, ugi, made._kerberos_auth, made._kerberos_service_name)
 
+        @property
+        def _client(self) -> _HiveClient:
+            """A connection for each use: threads can't share PyIceberg's one, and several ask at a time."""
+            return self._create_hive_client(self.properties)
+
+        @_client.setter
+        def _client(self, _: _HiveClient) -> None:
+            """The one that PyIceberg makes is not kept."""
+
     return GuardedHiveCatalog(name, **given)
 
 

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fastavro
 from pyarrow import fs as pafs
@@ -21,9 +21,16 @@ def local(location: str) -> Path:
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
-def table_with_deletes(spark: SparkSession, name: str, format_version: Any, rows: int) -> TableBuilder:
-    """Two data files of rows (i, i), and deletes of every third one."""
+def table_with_deletes(
+    spark: SparkSession,
+    name: str,
+    format_version: Any,
+    rows: int,
+    writer: Literal["arrow", "iceberg"] = "arrow",
+) -> TableBuilder:
+    """Two data files of rows (i, i), and deletes of every third one. writer: of these; Arrow's is local."""
     table = TableBuilder.create(spark, name, "id bigint, v bigint", format_version=format_version)
+    table.writer = writer
     table.append([{"id": i, "v": i} for i in range(rows)], files=2)
     table.delete_keys([{"id": i} for i in range(0, rows, 3)])
     return table

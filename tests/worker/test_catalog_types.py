@@ -1,0 +1,176 @@
+"""From registration to conversion with catalogs that others wrote: Iceberg's REST server, Hive, moto's Glue.
+
+Spark makes the tables, by settings that the test gives it, and says what is visible afterwards.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.glue import GlueCatalog
+from pyiceberg.catalog.hive import HiveCatalog
+from pyspark.sql import SparkSession
+
+from service.catalogs.clients import open_catalog
+from service.catalogs.models import CatalogType
+from service.settings import Settings
+from tests.factories import equality_delete_files, visible_rows
+from tests.faults.tables import table_with_deletes
+from tests.jobs import CatalogRecord, RecordingReporter, SqlCatalog
+from tests.s3 import s3_server
+from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.worker.catalog_servers import hive_metastore, rest_server
+from worker.control_plane import Assignment
+from worker.job import JobError
+from worker.pipeline import run_job
+from worker.session import TaskRunner
+
+pytestmark = pytest.mark.integration
+
+ROWS = 30
+EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def make_known(spark: SparkSession, name: str, implementation: str, **settings: str) -> None:
+    """Make a catalog known to Spark."""
+    given = {"": "org.apache.iceberg.spark.SparkCatalog", ".catalog-impl": implementation}
+    given |= {".cache-enabled": "false"} | {f".{key}": value for key, value in settings.items()}
+    for key, value in given.items():
+        spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
+
+
+@pytest.fixture(scope="module")
+def rest(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogRecord]:
+    directory = tmp_path_factory.mktemp("rest")
+    with rest_server(directory, directory.as_uri()) as uri:
+        make_known(spark, "rest", "org.apache.iceberg.rest.RESTCatalog", uri=uri)
+        yield SqlCatalog("rest", {"uri": uri}, "rest")
+
+
+@pytest.fixture(scope="module")
+def hive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogRecord]:
+    directory = tmp_path_factory.mktemp("hive")
+    with hive_metastore(directory) as uri:
+        properties = {"uri": uri, "warehouse": directory.as_uri()}
+        no_locks = {"table-default.engine.hive.lock-enabled": "false"}
+        make_known(spark, "hive", "org.apache.iceberg.hive.HiveCatalog", **properties, **no_locks)
+        yield SqlCatalog("hive", properties, "hive")
+
+
+@pytest.fixture(scope="module")
+def glue(spark: SparkSession) -> Iterator[CatalogRecord]:
+    """Of moto's server, as is the store that its tables lie on. Java has its credentials from its JVM."""
+    system: Any = spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    with s3_server() as server, pytest.MonkeyPatch.context() as environment:
+        server.create_bucket("lake")
+        for name, value in KEYS.items():
+            environment.setenv(name, value)
+        system.setProperty("aws.accessKeyId", "key")
+        system.setProperty("aws.secretAccessKey", "secret")
+        endpoint = f"http://127.0.0.1:{server.port}"
+        places = {"warehouse": "s3://lake/warehouse", "glue.endpoint": endpoint, "s3.endpoint": endpoint}
+        java = {"client.region": "us-east-1", "s3.path-style-access": "true"}
+        make_known(spark, "glue", "org.apache.iceberg.aws.glue.GlueCatalog", **places, **java)
+        yield SqlCatalog("glue", places | {"glue.region": "us-east-1", "s3.region": "us-east-1"}, "glue")
+        system.clearProperty("aws.accessKeyId")
+        system.clearProperty("aws.secretAccessKey")
+
+
+@pytest.fixture(scope="module", params=["rest", "hive", "glue"])
+def record(request: pytest.FixtureRequest) -> CatalogRecord:
+    found: CatalogRecord = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, record: CatalogRecord) -> dict[str, str]:
+    """A table of V2 and one of V3 with equality deletes, and one without: name -> location."""
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {record.name}.db")
+    spark.sql(f"CREATE TABLE {record.name}.db.clean (id bigint) USING iceberg")
+    made = [
+        table_with_deletes(spark, f"{record.name}.db.v{version}", version, ROWS, writer="iceberg")
+        for version in (2, 3)
+    ]
+    return {table.identifier.rpartition(".")[2]: table.metadata.location for table in made}
+
+
+@pytest.fixture
+def service(tmp_path: Path, tables: dict[str, str]) -> Iterator[Running]:
+    settings = Settings(
+        data_dir=tmp_path,
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+        allowed_locations=tuple(location.rpartition("/db")[0] for location in tables.values()),
+    )
+    with running(settings) as service:
+        yield service
+
+
+def test_tables_are_found_enrolled_and_converted(
+    service: Running, record: CatalogRecord, tables: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    body = {"name": record.name, "type": record.type, "properties": record.properties}
+    assert service.admin.post("/catalogs", json=body).status_code == 201
+    checked = service.admin.post(f"/catalogs/{record.name}/check").json()
+    assert checked["ok"], checked
+    assert sorted(checked["tables"]) == ["db.clean", "db.v2", "db.v3"]
+    found = service.admin.get(f"/catalogs/{record.name}/candidates").json()["items"]
+    assert [(one["name"], one["equality_deletes"]) for one in found] == [("db.v2", 10), ("db.v3", 10)]
+
+    worker = service.start_worker()
+    for name in tables:
+        table = service.enroll(f"db.{name}", catalog=record.name)
+        requested = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+        assert requested.status_code == 202, requested.text
+        assignment = service.claim(worker)
+        assert assignment is not None
+        done = run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+        assert service.finish(assignment, result=done.result).status_code == 200
+        assert done.result["rows_deleted"] == ROWS // 3
+        identifier = f"{record.name}.db.{name}"
+        assert (visible_rows(spark, identifier), equality_delete_files(spark, identifier)) == (EXPECTED, [])
+        service.poll(table["id"])
+        health = service.admin.get(f"/tables/{table['id']}/health").json()
+        assert (health["poll_error"], health["pending_equality_deletes"]) == (None, 0)
+    assert assignment is not None
+    if record.type != "rest":  # whose metadata comes from the catalog itself
+        assert_java_reads_no_metadata_elsewhere(record, assignment, spark, tmp_path)
+
+
+def move_head(record: CatalogRecord, location: str) -> None:
+    """What the owner of the catalog can say of the table without deletes."""
+    if record.type == "hive":
+        with HiveCatalog("hive", **record.properties)._client as client:
+            table = client.get_table("db", "clean")
+            table.parameters["metadata_location"] = location
+            client.alter_table("db", "clean", table)
+    else:
+        client = GlueCatalog("glue", **record.properties).glue
+        parameters = client.get_table(DatabaseName="db", Name="clean")["Table"]["Parameters"]
+        given = {"Name": "clean", "Parameters": parameters | {"metadata_location": location}}
+        client.update_table(DatabaseName="db", TableInput=given)
+
+
+def assert_java_reads_no_metadata_elsewhere(
+    record: CatalogRecord, assignment: dict[str, Any], spark: SparkSession, directory: Path
+) -> None:
+    secret = directory / "v1.metadata.json"
+    secret.write_text("TOPSECRETLINE")
+    move_head(record, secret.as_uri())
+    assignment["table"]["identifier"] = ["db", "clean"]
+    assignment["allowed_locations"] = [record.properties["warehouse"]]
+    with pytest.raises(JobError, match=f"{secret.as_uri()} lies outside") as caught:
+        run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+    assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
+
+
+def test_many_threads_ask_hive_at_a_time(hive: CatalogRecord, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    catalog = open_catalog(settings, CatalogType.HIVE, "hive", hive.properties)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: catalog.list_namespaces(), range(64)))
+    assert all(("default",) in answer for answer in answers)
