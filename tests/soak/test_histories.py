@@ -9,10 +9,18 @@ from tests.soak.world import World
 
 pytestmark = pytest.mark.integration
 BATCH = 20
+# The rest by `make thorough`.
+ALWAYS = range(0, 60, BATCH)
 SHRINKING_SECONDS = 30
 
 
-@pytest.mark.parametrize("first", range(0, 200, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=() if first in ALWAYS else (pytest.mark.thorough,))
+        for first in range(0, 200, BATCH)
+    ],
+)
 def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, first: int) -> None:
     failures = [failure for seed in range(first, first + BATCH) if (failure := run_seed(world, seed))]
     if failures:
