@@ -1,7 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -160,9 +160,18 @@ def request_job(
     table_id: str,
     kind: Annotated[RequestableKind, Form()],
     dry_run: Annotated[bool, Form()] = False,
+    run_at: Annotated[datetime | None, Form()] = None,
+    priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
 ) -> Response:
+    """run_at: in UTC, as the form says."""
+    asked = JobRequest(
+        kind=kind,
+        dry_run=dry_run,
+        run_at=run_at.replace(tzinfo=UTC) if run_at else None,
+        priority=priority,
+    )
     with database.write() as session:
-        job = jobs.request_job(session, sender, table_id, JobRequest(kind=kind, dry_run=dry_run))
+        job = jobs.request_job(session, sender, table_id, asked)
     return see(f"/jobs/{job.id}")
 
 

@@ -74,7 +74,9 @@ def check_table(service: Running, name: str, other: str) -> None:
     assert found(catalog=name) == []
     dotted = f"db.{name}"
     assert service.admin.get("/audit", params={"target": dotted}).json()["items"]
-    for path in ("/", f"/?search={quote(name)}", f"/tables/{table['id']}", f"/jobs/{job['id']}", "/jobs"):
+    found_by_name, of_table = f"/tables?search={quote(name)}", f"/tables/{table['id']}"
+    candidates = "/catalogs/local/candidates?all_tables=true"
+    for path in ("/", found_by_name, of_table, f"{of_table}/edit", f"/jobs/{job['id']}", "/jobs", candidates):
         check_page(service, path)
     assert service.admin.delete(f"/tables/{table['id']}").status_code == 204
     assert found() == [other]
@@ -106,7 +108,11 @@ def check_filters(service: Running, name: str) -> None:
     for path in ("/tables/", "/jobs/", "/catalogs/", "/policies/"):
         assert service.admin.get(path + quote(name, safe="")).status_code == 404
     assert service.admin.delete(f"/api-keys/{quote(name, safe='')}").status_code == 404
-    for path in (f"/?search={quote(name)}", f"/jobs?table_id={quote(name)}", f"/jobs/{quote(name, safe='')}"):
+    for path in (
+        f"/tables?search={quote(name)}",
+        f"/jobs?table_id={quote(name)}",
+        f"/jobs/{quote(name, safe='')}",
+    ):
         check_page(service, path)
     for target in (name, f"//elsewhere.example/{name}", f"https://elsewhere.example/{name}"):
         form = httpx.get(f"{service.url}/login", params={"next": target}).text
@@ -139,5 +145,6 @@ def check_names(service: Running, iceberg: IcebergCatalog, table_id: str, name: 
         "/policy-attachments", json={"level": "table", "table_id": table_id, "policy": name}
     )
     assert attached.status_code in (200, 422), attached.text
-    for path in ("/", "/workers", "/tables/new", f"/tables/{table_id}"):
+    lists = ("/", "/workers", "/policies", "/catalogs", "/api-keys", "/audit")
+    for path in (*lists, "/tables/new", f"/tables/{table_id}"):
         check_page(service, path)

@@ -114,6 +114,28 @@ def test_each_job_is_a_button_away(service: Running, admin: Person, table: dict[
     service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
 
 
+def test_a_job_is_queued_for_later_with_a_priority(
+    service: Running, admin: Person, table: dict[str, Any]
+) -> None:
+    admin.open(f"/tables/{table['id']}")
+    admin.send(
+        f"/tables/{table['id']}/jobs",
+        {"run_at": ""},
+        kind="compact",
+        run_at="2099-01-01T02:30",
+        priority="7",
+    )
+    job = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
+    assert (job["kind"], job["run_at"], job["priority"]) == ("compact", "2099-01-01T02:30:00Z", 7)
+    assert "Waits until 2099-01-01 02:30:00 UTC" in admin.page.text
+    service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+    admin.open(f"/tables/{table['id']}")
+    admin.send(f"/tables/{table['id']}/jobs", {"run_at": ""}, kind="verify")
+    job = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
+    assert job["run_at"] is None
+    service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+
+
 @pytest.mark.parametrize("drop_index", [False, True])
 def test_a_table_is_removed_with_or_without_its_index(
     service: Running, admin: Person, iceberg: IcebergCatalog, drop_index: bool
