@@ -121,10 +121,14 @@ class TaskRunner:
         """Whether Spark's JVM still runs; nothing can be done without it, and no other can follow here."""
         return self._jvm_process.poll() is None
 
-    def ping(self) -> None:
-        """Returns when Spark's JVM has answered; raises when it has ended."""
-        gateway: Any = self.spark.sparkContext._gateway
-        gateway.jvm.java.lang.System.nanoTime()
+    def ping(self) -> bool:
+        """Whether Spark works, once its JVM has answered; raises when that has ended.
+
+        Spark ends in a JVM that goes on when the cluster's master gives the application up, or one of its
+        own threads runs out of memory.
+        """
+        context: Any = self.spark.sparkContext._jsc
+        return not context.sc().isStopped()
 
     def kill_jvm(self) -> None:
         """Ends Spark's JVM at once: calls that wait for it raise."""
@@ -290,7 +294,8 @@ def _report(on_progress: Callable[[int, int], None], before: int, done: int, tot
 class JvmWatch:
     """Ends a JVM that does not answer any more: the job that waits for it ends then, and can be tried again.
 
-    Such a job would go on for ever otherwise: its lease is renewed by a thread that needs no JVM.
+    Such a job would go on for ever otherwise: its lease is renewed by a thread that needs no JVM. And a
+    worker whose Spark has ended would fail job after job.
     """
 
     def __init__(self, runner: TaskRunner) -> None:
@@ -319,8 +324,11 @@ class JvmWatch:
     def _ping(self, has_answered: threading.Event) -> None:
         # Once it has ended, whoever calls it is told.
         with suppress(Exception):
-            self._runner.ping()
+            works = self._runner.ping()
             has_answered.set()
+            if not works and not self._stopped.is_set():
+                log.error("Spark has ended in its JVM, and no other can follow: the JVM is ended, too")
+                self._runner.kill_jvm()
 
 
 if __name__ == "__main__":  # fetches the JARs, once

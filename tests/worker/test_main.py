@@ -157,18 +157,20 @@ def test_a_file_of_life_that_cannot_be_written_stops_no_job(service: Service, tm
 
 
 class Jvm:
-    """A runner whose JVM answers so often, and then hangs."""
+    """A runner whose JVM answers so often that Spark works, and then hangs."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, works: bool = True) -> None:
         self.is_alive = True
         self.answers = answers
+        self.works = works
         self.ended = threading.Event()
 
-    def ping(self) -> None:
+    def ping(self) -> bool:
         self.answers -= 1
         if self.answers < 0:
             self.ended.wait()
             raise ConnectionError
+        return self.works
 
     def kill_jvm(self) -> None:
         self.is_alive = False
@@ -181,6 +183,14 @@ def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     with JvmWatch(cast("TaskRunner", jvm)):
         assert jvm.ended.wait(20)
     assert (jvm.is_alive, jvm.answers) == (False, -1)
+
+
+def test_a_jvm_in_which_spark_has_ended_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
+    jvm = Jvm(answers=1, works=False)
+    with JvmWatch(cast("TaskRunner", jvm)):
+        assert jvm.ended.wait(20)
+    assert (jvm.is_alive, jvm.answers) == (False, 0)
 
 
 def test_a_worker_without_a_jvm_claims_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
