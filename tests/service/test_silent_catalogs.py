@@ -74,7 +74,7 @@ def new_lake(iceberg: IcebergCatalog, request: pytest.FixtureRequest) -> Iterato
                 properties = {"uri": f"http://127.0.0.1:{proxy.port}"}
                 catalog = iceberg.catalog
             else:
-                url = make_url(f"{request.getfixturevalue('postgresql')}/postgres")
+                url = make_url(request.getfixturevalue("new_database_url")("postgresql"))
                 assert url.port is not None
                 proxy = stack.enter_context(Proxy(url.port))
                 properties = {
