@@ -96,8 +96,11 @@ def test_any_request_is_answered_as_documented(
         # What may be asked for is not waited for.
         if type(wait) in (int, float) and 0 <= wait <= 60:  # type: ignore[operator]
             case.body["wait_seconds"] = 0
+    checks = list(CHECKS)
+    if any(isinstance(value, dict) for value in (case.query or {}).values()):
+        checks.remove(negative_data_rejection)  # in an address it is text, as it should be
     case.call_and_validate(
-        base_url=service.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, checks=CHECKS, timeout=20
+        base_url=service.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, checks=checks, timeout=20
     )
 
 
