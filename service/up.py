@@ -202,7 +202,12 @@ class _Teller:
 
 def _is_told(event: EventView) -> bool:
     """The turns of a job's life; not its progress, nor its reasoning, which the page shows."""
-    return event.job_id is not None and event.kind not in ("job.running", "job.progress", "job.message")
+    return event.job_id is not None and event.kind not in (
+        "job.running",
+        "job.progress",
+        "job.message",
+        "job.log",
+    )
 
 
 class _Server(Server):

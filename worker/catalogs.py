@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -55,6 +56,7 @@ _NO_FILES, _MISSING_FILE = (
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 _PLACES = frozenset({"warehouse", "uri"})
+_SHORTEST_SECRET = 4  # a shorter one is part of other words
 _FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
 
 
@@ -166,6 +168,29 @@ def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:
     `warehouse` and `uri` are places, so `file:/path` stays one there. Raises SecretUnresolvedError.
     """
     return {key: _resolve(key, value) for key, value in properties.items()}
+
+
+def secrets_of(properties: Mapping[str, str]) -> set[str]:
+    """What references stand for, and the parts of it that are secret: nothing of it is to be logged or told.
+
+    What can't be resolved is no secret yet.
+    """
+    secrets: set[str] = set()
+    for key, value in properties.items():
+        with suppress(SecretUnresolvedError):
+            secret = _resolve(key, value)
+            if secret != value:
+                # Of id:secret, and of a database's address, drivers show parts.
+                password = _password(secret)
+                secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
+    return {one for one in secrets if len(one) >= _SHORTEST_SECRET}
+
+
+def _password(secret: str) -> str:
+    try:
+        return urlsplit(secret).password or ""
+    except ValueError:
+        return ""
 
 
 def _resolve(key: str, value: str) -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -176,10 +176,12 @@ class _AddressRange(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that the job decided or met, for its history."""
+    """Something that the job decided or met, or a line of the worker's log, for the job's history."""
 
     level: str  # info, warning, error
     message: str
+    kind: str = "message"  # or log
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ControlPlane:
@@ -269,7 +271,7 @@ class AttemptReport:
         """Renews the lease; whether the job's cancellation was asked for."""
         body = {
             "progress": progress,
-            "events": [{"level": e.level, "message": e.message, "fields": {}} for e in events],
+            "events": [asdict(event) for event in events],
             "plan": plan.model_dump() if plan is not None else None,
         }
         sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later

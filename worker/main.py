@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from worker.catalogs import secrets_of
 from worker.control_plane import (
     JVM_LOST,
     AnnouncedPlan,
@@ -37,6 +38,7 @@ from worker.control_plane import (
     UnknownToServiceError,
 )
 from worker.job import Account, JobError
+from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
 from worker.session import JobCancelledError, JvmWatch, TaskRunner, create_spark
 
@@ -70,9 +72,14 @@ class AttemptReporter:
     """Collects what a job tells and sends it with each heartbeat, from a thread of its own."""
 
     def __init__(
-        self, report: AttemptReport, lease_seconds: float, show_life: Callable[[], None] = lambda: None
+        self,
+        report: AttemptReport,
+        lease_seconds: float,
+        lines: LogLines,
+        show_life: Callable[[], None] = lambda: None,
     ) -> None:
         self._report = report
+        self._lines = lines
         self._show_life = show_life
         self._interval_seconds = min(lease_seconds / 3, 2.0)
         self._lease_seconds = lease_seconds
@@ -132,9 +139,15 @@ class AttemptReporter:
                 self._stopped.wait(RETRY_SECONDS)
 
     def flush(self) -> None:
-        """Sends the events that the job told last."""
+        """Sends what the job told last."""
+        self._take_lines()
         if self._events:
             self._send()
+
+    def _take_lines(self) -> None:
+        lines = self._lines.take()
+        with self._lock:
+            self._events += lines
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:
@@ -158,6 +171,7 @@ class AttemptReporter:
                 return
 
     def _send(self, plan: AnnouncedPlan | None = None) -> bool:
+        self._take_lines()
         with self._lock:
             progress, events, self._events = self._progress, self._events, []
         try:
@@ -250,16 +264,20 @@ class Worker:
         """
         report = self._control_plane.attempt(assignment)
         job = assignment.job
-        log.info(
-            "Job %s (%s of %s), attempt %d",
-            job.id,
-            job.kind,
-            ".".join(assignment.table.identifier),
-            assignment.attempt,
-        )
         finished: dict[str, Any]
         account = Account()
-        with AttemptReporter(report, assignment.lease_seconds, self._show_life) as reporter:
+        lines = LogLines(secrets_of(assignment.catalog.properties))
+        with (
+            logged(lines),
+            AttemptReporter(report, assignment.lease_seconds, lines, self._show_life) as reporter,
+        ):
+            log.info(
+                "Job %s (%s of %s), attempt %d",
+                job.id,
+                job.kind,
+                ".".join(assignment.table.identifier),
+                assignment.attempt,
+            )
             try:
                 with self._interruptible():
                     outcome = run_job(assignment, self._runner, reporter, account)
@@ -287,6 +305,8 @@ class Worker:
                 log.error("Spark's JVM has ended: this process ends too")
                 self._stopping.set()
                 finished = {"status": "failed", "error": _error(_without_jvm())}
+            if "error" in finished:
+                finished["error"]["detail"] = lines.without_secrets(finished["error"]["detail"])
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
 
     def _finish(

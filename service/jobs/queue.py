@@ -365,7 +365,7 @@ def heartbeat(
         running.plans = _with(running.plans or [], report.plan)
     for event in report.events:
         record_job_event(
-            session, job, "job.message", event.message, now, level=event.level, reported=event.fields
+            session, job, f"job.{event.kind}", event.message, now, level=event.level, reported=event.fields
         )
     session.add_all((job, running, worker))
     return HeartbeatAnswer(lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None)

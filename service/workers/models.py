@@ -155,8 +155,10 @@ class ProgressReport(Message):
 
 
 class EventReport(Message):
-    """Something that happened in an attempt."""
+    """Something that happened in an attempt, or a line of the worker's log."""
 
+    kind: Literal["message", "log"] = "message"
+    """Which of both: they become events `job.message` and `job.log`."""
     level: Literal["info", "warning", "error"] = "info"
     """How grave it is."""
     message: str

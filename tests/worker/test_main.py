@@ -1,20 +1,22 @@
 """The worker process itself, with a job and a service that only pretend."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from worker import main, session
-from worker.control_plane import Assignment, ControlPlaneError
+from worker.control_plane import Assignment, ControlPlaneError, Event
 from worker.job import Outcome
+from worker.log_lines import LONGEST_LINE, MOST_LINES
 from worker.main import Worker
 from worker.session import JvmWatch, TaskRunner
 
@@ -35,17 +37,21 @@ class Service:
 
     def __init__(self) -> None:
         self.reported: list[str] = []
+        self.told: list[Event] = []
+        self.error: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
 
     def attempt(self, _: Assignment) -> Any:
         return self
 
-    def heartbeat(self, *_: object) -> bool:
+    def heartbeat(self, progress: object, events: Sequence[Event], *_: object) -> bool:
+        self.told += events
         return False
 
-    def finish(self, status: str, **_: object) -> None:
+    def finish(self, status: str, **report: Any) -> None:
         self.on_finish()
         self.reported.append(status)
+        self.error = report.get("error")
 
 
 class Runner:
@@ -111,6 +117,49 @@ def test_a_report_that_is_never_taken_holds_the_job_for_a_lease_at_most(
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == []
     assert len(calls) > 1
+
+
+def test_what_is_logged_during_a_job_is_sent_without_secrets(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_URI", "postgresql+psycopg://me:s%40fe-word@host/db")
+    given = {"uri": "env:CATALOG_URI", "warehouse": "s3://bucket"}
+    catalog = ASSIGNMENT.catalog.model_copy(update={"properties": given})
+
+    def fail(*_: object) -> Outcome:
+        logging.getLogger("some.library").warning("connecting as %s", "s@fe-word")
+        for line in range(MOST_LINES):
+            logging.getLogger("some.library").info("line %d %s", line, "x" * LONGEST_LINE)
+        raise RuntimeError("no connection to postgresql+psycopg://me:s%40fe-word@host/db")
+
+    monkeypatch.setattr(main, "run_job", fail)
+    logging.getLogger().setLevel(logging.INFO)
+    worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
+    logging.getLogger("some.library").warning("nobody's")
+    lines = [event for event in service.told if event.kind == "log"]
+    assert [line.message for line in lines[:2]] == ["Job j (index of db.t), attempt 1", "connecting as ***"]
+    assert (lines[1].level, lines[1].fields["logger"]) == ("warning", "some.library")
+    assert len(lines) == MOST_LINES
+    assert lines[-1].message == "There are more lines in the worker's own log."
+    assert max(len(line.message) for line in lines) == LONGEST_LINE
+
+
+def test_the_traceback_of_what_nobody_foresaw_is_among_the_lines(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_TOKEN", "s3cr3t")
+    catalog = ASSIGNMENT.catalog.model_copy(update={"properties": {"token": "env:CATALOG_TOKEN"}})
+
+    def fail(*_: object) -> Outcome:
+        raise RuntimeError("refused: s3cr3t")
+
+    monkeypatch.setattr(main, "run_job", fail)
+    worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
+    (line,) = [event for event in service.told if event.kind == "log" and event.level == "error"]
+    assert "Traceback" in line.message
+    assert "RuntimeError: refused: ***" in line.message
+    assert service.error is not None
+    assert service.error["detail"].startswith("RuntimeError: refused: *** (")
 
 
 def test_a_worker_shows_life_while_it_waits_for_work_and_while_a_job_runs(

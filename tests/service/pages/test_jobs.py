@@ -88,8 +88,13 @@ def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
     for stage, done in (("plan", 0), ("lookup", 100)):
         progress = {"stage": stage, "done": done, "total": 400, "unit": "tasks", "message": None}
         service.admin.post(f"{path}/heartbeat", json={"progress": progress}).raise_for_status()
+    line = {"kind": "log", "level": "warning", "message": "the store <b>hesitates</b>", "fields": {}}
+    service.admin.post(f"{path}/heartbeat", json={"events": [line]}).raise_for_status()
     shown = words(admin.open(f"/jobs/{job}"))
     assert "100 of 400 tasks" in shown
+    assert shown.count("the store <b>hesitates</b>") == 1
+    (told,) = service.admin.get(f"/jobs/{job}/events", params={"kind": "job.log"}).json()["items"]
+    assert (told["level"], told["attempt"]) == ("warning", assignment["attempt"])
 
     view = JobView.model_validate(service.admin.get(f"/jobs/{job}").json())
     planned, looked_up = [
