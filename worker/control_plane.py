@@ -23,6 +23,8 @@ from worker.storage import ALLOWED_LOCATIONS
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
+_LEAVE_TIMEOUT_SECONDS = 3.0
+"""A process that ends has little time, and the service goes on without it."""
 OUT_OF_MEMORY = "out_of_memory"
 JVM_LOST = "jvm_lost"
 
@@ -221,14 +223,17 @@ class ControlPlane:
         return _understood(response, Assignment)
 
     def leave(self, given_up: Sequence[AttemptId] = ()) -> None:
-        """Hands back what the service gave to this worker and its claim's answer did not bring in time."""
+        """Hands back what the service gave to this worker and no claim's answer brought in time.
+
+        given_up: attempts that this worker ran and could not report.
+        """
         assert self._worker_id is not None
         body = {
             "wait_seconds": 0.0,
             "given_up": [one.model_dump() for one in given_up],
             "is_stopping": True,
         }
-        self._post(f"workers/{self._worker_id}/claim", body)
+        self._post(f"workers/{self._worker_id}/claim", body, timeout=_LEAVE_TIMEOUT_SECONDS)
 
     def attempt(self, assignment: Assignment) -> AttemptReport:
         return AttemptReport(self, assignment)

@@ -184,6 +184,10 @@ class AttemptReporter:
         return cancel_requested
 
 
+class _SparkEndedError(Exception):
+    """Before a job began, which another worker can run."""
+
+
 class Worker:
     """Runs one job at a time until it is asked to stop."""
 
@@ -195,6 +199,7 @@ class Worker:
         self._runner = runner
         self._stopping = threading.Event()
         self._may_interrupt = False
+        self._is_registered = False
         self._given_up: list[AttemptId] = []
         """Attempts that ran, and of which the service could not be told."""
 
@@ -217,45 +222,38 @@ class Worker:
             self._may_interrupt = False
 
     def run(self, name: str) -> None:
-        """Returns after a signal, or when Spark's JVM has ended."""
-        registered = False
-        while not self._stopping.is_set() and self.is_usable:
+        """Returns after a signal, or once Spark has ended; nothing stays assigned to this worker then."""
+        with suppress(KeyboardInterrupt):
+            self._work(name)
+        if self._is_registered:
+            time.sleep(SETTLE_SECONDS)
+            with suppress(ControlPlaneError, StaleAttemptError):  # or else the lease runs out
+                self._control_plane.leave(self._given_up)
+
+    def _work(self, name: str) -> None:
+        while not self._stopping.is_set() and self._runner.is_usable:
             self._show_life()
             try:
-                if not registered:
+                if not self._is_registered:
                     self._control_plane.register(name)
-                    registered = True
-                assignment = self._claim()
+                    self._is_registered = True
+                with self._interruptible():
+                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
                 self._given_up = []
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 # It keeps its name otherwise: a job that was given to it with a lost answer is known by that.
-                registered = registered and not isinstance(error, UnknownToServiceError)
+                self._is_registered = self._is_registered and not isinstance(error, UnknownToServiceError)
                 self._stopping.wait(RETRY_SECONDS)
                 continue
             if assignment is not None and not self.run_attempt(assignment):
                 self._given_up.append(AttemptId(job_id=assignment.job.id, attempt=assignment.attempt))
-
-    def _claim(self) -> Assignment | None:
-        """Waits for work until it is asked to stop: then nothing stays assigned to this worker."""
-        try:
-            with self._interruptible():
-                return self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
-        except KeyboardInterrupt:
-            time.sleep(SETTLE_SECONDS)
-            with suppress(ControlPlaneError, StaleAttemptError):  # or else the lease runs out
-                self._control_plane.leave(self._given_up)
-            raise
 
     def _show_life(self) -> None:
         if self._alive_file is not None:
             # A probe fails if it can't be written; no job has to.
             with suppress(OSError):
                 self._alive_file.touch()
-
-    @property
-    def is_usable(self) -> bool:
-        return self._runner.is_alive
 
     def run_attempt(self, assignment: Assignment) -> bool:
         """Runs one attempt to its end and reports it; never raises for the job's own errors.
@@ -280,6 +278,8 @@ class Worker:
             )
             try:
                 with self._interruptible():
+                    if not self._runner.is_usable:
+                        raise _SparkEndedError
                     outcome = run_job(assignment, self._runner, reporter, account)
                 finished = {
                     "status": "succeeded",
@@ -291,6 +291,9 @@ class Worker:
                 finished = {"status": "cancelled"}
             except KeyboardInterrupt:
                 finished = {"status": "released"}
+            except _SparkEndedError:
+                log.error("Spark ended before the job came: it is handed back, and this process ends")
+                finished = {"status": "released"}
             except StaleAttemptError as error:
                 log.warning("Attempt %d of job %s was taken away: %s", assignment.attempt, job.id, error)
                 return False
@@ -300,11 +303,11 @@ class Worker:
             except Exception as error:
                 log.exception("Job %s failed", job.id)
                 finished = {"status": "failed", "error": _error(_unexpected(error))}
-            if finished["status"] == "failed" and not self._runner.is_alive:
+            if finished["status"] == "failed" and not self._runner.is_usable:
                 # Whatever the error says, this is its cause; the job's own doing, if it took all memory.
-                log.error("Spark's JVM has ended: this process ends too")
+                log.error("Spark has ended: this process ends too")
                 self._stopping.set()
-                finished = {"status": "failed", "error": _error(_without_jvm())}
+                finished = {"status": "failed", "error": _error(_without_spark())}
             if "error" in finished:
                 finished["error"]["detail"] = lines.without_secrets(finished["error"]["detail"])
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
@@ -367,11 +370,11 @@ def _unexpected(error: Exception) -> JobError:
     )
 
 
-def _without_jvm() -> JobError:
+def _without_spark() -> JobError:
     return JobError(
         JVM_LOST,
-        "Spark's JVM has ended",
-        "The system may have killed it for the memory that it took.",
+        "Spark has ended",
+        "The system may have killed its JVM for the memory that it took, or the cluster gave it up.",
         "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
         retryable=True,
     )
@@ -425,13 +428,11 @@ def main() -> int:
     try:
         with JvmWatch(runner):
             worker.run(settings.worker_name)
-    except KeyboardInterrupt:
-        pass
     finally:
         control_plane.close()
-        if worker.is_usable:
+        code = 0 if runner.is_usable else 1
+        if code == 0:
             spark.stop()
-    code = 0 if worker.is_usable else 1
     if any(thread.is_alive() and not thread.daemon for thread in threading.enumerate()[1:]):
         # A task that nobody waits for any more, such as a read that hangs, must not keep the process.
         logging.shutdown()

@@ -121,6 +121,14 @@ class TaskRunner:
         """Whether Spark's JVM still runs; nothing can be done without it, and no other can follow here."""
         return self._jvm_process.poll() is None
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether Spark works; waits for its JVM to answer, for as long as a JvmWatch lets that be silent."""
+        # Whoever calls a JVM that ends meanwhile is told.
+        with suppress(Exception):
+            return self.is_alive and self.ping()
+        return False
+
     def ping(self) -> bool:
         """Whether Spark works, once its JVM has answered; raises when that has ended.
 

@@ -101,12 +101,10 @@ def main() -> None:
     worker.main.RETRY_SECONDS = 0.2
     settings = WorkerSettings()
     control_plane = ControlPlane(settings.url, settings.api_key)
-    stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_alive=True)))
+    stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_usable=True)))
     signal.signal(signal.SIGTERM, stub.stop)
     try:
         stub.run(settings.worker_name)
-    except KeyboardInterrupt:
-        pass
     finally:
         control_plane.close()
 

@@ -1,5 +1,6 @@
 """The worker process itself, with a job and a service that only pretend."""
 
+import json
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from worker import main, session
-from worker.control_plane import Assignment, ControlPlaneError, Event
+from worker.control_plane import Assignment, AttemptId, ControlPlaneError, Event, StaleAttemptError
 from worker.job import Outcome
 from worker.log_lines import LONGEST_LINE, MOST_LINES
 from worker.main import Worker
@@ -33,13 +34,25 @@ ASSIGNMENT = Assignment.model_validate(
 
 
 class Service:
-    """Its one attempt's reports; `on_finish` may do something first."""
+    """Its one attempt's reports; `on_finish` may do something first. A claim brings what `on_claim` does."""
 
     def __init__(self) -> None:
+        self.on_claim: Callable[[], Assignment | None] = lambda: pytest.fail("it claims")
+        self.left: list[list[AttemptId]] = []
+        """What each call of a worker that leaves has given up."""
         self.reported: list[str] = []
         self.told: list[Event] = []
         self.error: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
+
+    def register(self, _: str) -> None:
+        pass
+
+    def claim(self, *_: object) -> Assignment | None:
+        return self.on_claim()
+
+    def leave(self, given_up: list[AttemptId]) -> None:
+        self.left.append(given_up)
 
     def attempt(self, _: Assignment) -> Any:
         return self
@@ -55,7 +68,7 @@ class Service:
 
 
 class Runner:
-    is_alive = True
+    is_usable = True
 
 
 @pytest.fixture
@@ -70,6 +83,7 @@ def worker(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker
     worker = Worker(pretended, runner)
     monkeypatch.setattr(main, "run_job", lambda *_: Outcome({}, {}))
     monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(main, "SETTLE_SECONDS", 0.0)
     before = signal.signal(signal.SIGTERM, worker.stop)
     yield worker
     signal.signal(signal.SIGTERM, before)
@@ -117,6 +131,32 @@ def test_a_report_that_is_never_taken_holds_the_job_for_a_lease_at_most(
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == []
     assert len(calls) > 1
+
+
+def test_whoever_leaves_tells_of_the_attempt_that_it_could_not_report(
+    worker: Worker, service: Service
+) -> None:
+    def refuse() -> None:
+        ask_to_stop()
+        raise StaleAttemptError
+
+    service.on_claim = lambda: ASSIGNMENT
+    service.on_finish = refuse
+    worker.run("w")
+    assert service.left == [[AttemptId(job_id="j", attempt=1)]]
+
+
+def test_whoever_leaves_after_a_lost_answer_hands_back_what_it_would_have_brought(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_the_answer() -> None:
+        threading.Timer(0.2, ask_to_stop).start()
+        raise ControlPlaneError("the answer was lost")
+
+    monkeypatch.setattr(main, "RETRY_SECONDS", 60.0)
+    service.on_claim = lose_the_answer
+    worker.run("w")
+    assert service.left == [[]]
 
 
 def test_what_is_logged_during_a_job_is_sent_without_secrets(
@@ -193,8 +233,7 @@ def test_a_worker_shows_life_while_it_waits_for_work_and_while_a_job_runs(
     monkeypatch.setattr(main, "run_job", lambda *_: wait_for_life())
     monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
     started = Worker(pretended, runner, alive_file)
-    with pytest.raises(KeyboardInterrupt):
-        started.run("w")
+    started.run("w")
     assert seen == ["before a claim", "before a claim", "in a job", "in a job", "before a claim", "left"]
     assert service.reported == ["succeeded"]
 
@@ -242,9 +281,55 @@ def test_a_jvm_in_which_spark_has_ended_is_ended(monkeypatch: pytest.MonkeyPatch
     assert (jvm.is_alive, jvm.answers) == (False, 0)
 
 
-def test_a_worker_without_a_jvm_claims_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "is_alive", False)
-    worker.run("w")  # a claim of the pretended service would raise
+def test_a_worker_without_spark_claims_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "is_usable", False)
+    worker.run("w")  # a claim of the pretended service would fail
+
+
+def test_spark_that_ends_during_a_job_is_the_cause_of_its_failure(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_spark(*_: object) -> Outcome:
+        monkeypatch.setattr(Runner, "is_usable", False)
+        raise RuntimeError("Cannot call methods on a stopped SparkContext")
+
+    monkeypatch.setattr(main, "run_job", lose_spark)
+    service.on_claim = lambda: ASSIGNMENT
+    worker.run("w")
+    assert service.reported == ["failed"]
+    assert service.error is not None
+    assert (service.error["code"], service.error["retryable"]) == ("jvm_lost", True)
+
+
+SPARK_THAT_ENDS = """
+import json
+from pyspark.sql import SparkSession
+from tests.worker.test_main import ASSIGNMENT, Service
+from worker import main
+from worker.session import TaskRunner
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+runner, service = TaskRunner(spark), Service()
+seen = [runner.is_usable]
+
+def claim():
+    spark.sparkContext._jsc.stop()
+    return ASSIGNMENT
+
+service.on_claim = claim
+main.run_job = lambda *_: seen.append("it ran")
+main.Worker(service, runner).run("w")
+seen += [runner.is_alive, runner.is_usable]
+runner.kill_jvm()
+print(json.dumps([*seen, runner.is_usable, service.reported, service.left]))
+"""
+
+
+def test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SPARK_THAT_ENDS], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(ended.stdout) == [True, True, False, False, ["released"], [[]]]
 
 
 def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
