@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -16,6 +17,7 @@ from tests.deployment.chart import named, of_kind, render
 
 pytestmark = pytest.mark.integration
 
+RUNBOOK = Path(__file__).parents[2] / "docs" / "operations.md"
 ADDED_BY_PROMETHEUS = {"namespace", "service"}
 """Labels that a scrape by a ServiceMonitor adds."""
 
@@ -67,6 +69,10 @@ def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> N
         assert 'namespace="data", service="r-icestream"' in alert["expr"]
         assert {"summary", "description"} == set(alert["annotations"])
         assert alert["labels"]["severity"] in ("critical", "warning")
+    runbook = Path("docs/operations.md").read_text()
+    assert {alert["alert"] for alert in alerts} == set(
+        re.findall(r"^### (Icestream\w+)$", runbook, re.MULTILINE)
+    )
     blocked = next(alert for alert in alerts if alert["alert"] == "IcestreamTablesBlocked")
     assert "{{ $value }}" in blocked["annotations"]["summary"]
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,6 +89,52 @@ def test_worker_whose_spark_has_died_ends_its_attempt_and_is_replaced(
     assert job["attempts"][1]["worker_id"] != worker["id"]
     _check_nothing_is_left_to_do(spark, icestream, table_id, table)
     assert visible_rows(spark, table.identifier) == expected
+
+
+def test_a_control_database_from_a_backup_or_made_anew_serves_tables_with_their_old_index(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+) -> None:
+    database = icestream.data_dir / "icestream.db"
+    backup = icestream.data_dir / "backup.db"
+    table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
+    icestream.run(table_id, "index")
+    generation = icestream.run(table_id, "verify")["key_sets"][0]["generation"]
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)  # while everything runs
+
+    def work() -> None:
+        """More rows and deletes, which the old index and its next part find."""
+        start = table.java.currentSnapshot().sequenceNumber() * ROWS
+        table.append(pa.table({"id": range(start, start + 1000)}), files=2)
+        table.delete_keys(pa.table({"id": [1, start + 1]}))
+        expected = visible_rows(spark, table.identifier)
+        icestream.run(table_id, "index")
+        converted = icestream.run(table_id, "convert")
+        assert {key_set["source"] for key_set in converted["key_sets"]} == {"index"}
+        assert visible_rows(spark, table.identifier) == expected
+        verified = icestream.run(table_id, "verify")
+        (key_set,) = verified["key_sets"]
+        assert (key_set["differences"], key_set["generation"]) == (0, generation), verified
+
+    work()  # the backup knows nothing of it, nor of the addresses that it used
+    icestream.stop()
+    _replace(database, backup)
+    icestream.start()
+    work()
+    icestream.stop()
+    _replace(database, None)
+    icestream.start()
+    icestream.register(registered)
+    table_id = icestream.enroll(registered, "db.t")
+    work()
+
+
+def _replace(database: Path, backup: Path | None) -> None:
+    """As somebody does who restores it."""
+    for file in database.parent.glob(f"{database.name}*"):
+        file.unlink()
+    if backup is not None:
+        backup.rename(database)
 
 
 def _descendants(pid: int) -> list[int]:
