@@ -118,13 +118,14 @@ class AttemptId(_Body):
 class AnnouncedPlan(_Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.leftovers.
 
-    number: of the attempt's plans. tasks: that write, so far. removes: the path of an equality delete file
-    that the commit removes; None as long as none is about to be made. location, properties: of the table, as
-    far as the files' names depend on them.
+    number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
+    removes: the path of an equality delete file that the commit removes; None as long as none is about to be
+    made. location, properties: of the table, as far as the files' names depend on them.
     """
 
     number: int
     tasks: int
+    files_per_task: int
     removes: str | None = None
     location: str
     properties: dict[str, str] = {}

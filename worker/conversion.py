@@ -592,7 +592,8 @@ class Plan:
 
         Raises ClockAheadError.
         """
-        known = {"tasks": len(self._locations), "removes": removes}
+        files_per_task = max((data_files for _, data_files in self._locations), default=0)
+        known = {"tasks": len(self._locations), "files_per_task": files_per_task, "removes": removes}
         self.job.reporter.announce(self._outputs.model_copy(update=known))
         ahead = self.job.reporter.seconds_ahead  # as the answer says
         if ahead > CLOCK_TOLERANCE_SECONDS:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import compress, count
+from itertools import chain, compress, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -211,6 +211,12 @@ class DeleteFileLocations:
     def parquet(self, ordinal: int) -> str:
         return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.parquet")
 
+    def names(self, data_files: int) -> Iterator[str]:
+        """All that may be written for so many data files, in either format."""
+        return chain.from_iterable(
+            map(location, range(data_files)) for location in (self.puffin, self.parquet)
+        )
+
 
 def write_deletes(
     storage: Storage,
@@ -224,7 +230,7 @@ def write_deletes(
 
     position_deletes: live position delete files and deletion vectors of the pinned snapshot; those that apply
     to no file of the group are ignored.
-    Raises as `existing_deletes` and `plan_deletes`; OSError (a retry can help) leaves no file behind.
+    Raises as `existing_deletes`, `plan_deletes` and `write_planned`.
     """
     existing = existing_deletes(storage, new_positions, position_deletes)
     plan = plan_deletes(new_positions, existing, format_version, granularity)
@@ -365,7 +371,11 @@ def sharing_a_file(
 
 
 def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLocations) -> WrittenDeletes:
-    """Writes what a plan says. OSError (a retry can help) leaves no file behind."""
+    """Writes what a plan says.
+
+    OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): Spark may run
+    a task twice, and the names are the same, so a run that fails late could delete what was committed.
+    """
     if plan.format_version >= 3:
         added = write_deletion_vectors(storage, locations.puffin, plan.positions)
     else:
@@ -375,30 +385,17 @@ def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLoca
     )
 
 
-def written_files(storage: Storage, locations: DeleteFileLocations) -> list[str]:
-    """The files that are there under a prefix, in the order in which they were written."""
-    # Written a batch after another and deleted from the last batch on, so one of which nothing is there is
-    # behind the end.
-    found: list[str] = []
+def written_files(storage: Storage, names: Sequence[str]) -> list[str]:
+    """Those of the files that are there. Each is looked for: a gap is no end, since a writer that slept while
+    others removed the first ones may have gone on after that."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        for location in (locations.puffin, locations.parquet):
-            for start in count(0, FILES_AT_ONCE):
-                batch = [location(ordinal) for ordinal in range(start, start + FILES_AT_ONCE)]
-                there = list(compress(batch, threads.map(storage.exists, batch)))
-                if not there:
-                    break
-                found += there
-    return found
+        return list(compress(names, threads.map(storage.exists, names)))
 
 
-def delete_last_first(storage: Storage, files: Sequence[str]) -> int:
-    """Deletes files that are in the order of `written_files`; returns how many there were.
-
-    What is left by an error, or a crash, is found by `written_files` again.
-    """
+def delete_files(storage: Storage, names: Sequence[str]) -> int:
+    """Deletes those of the files that are there; returns how many there were."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        batches = [files[i : i + FILES_AT_ONCE] for i in range(0, len(files), FILES_AT_ONCE)]
-        return sum(sum(threads.map(storage.delete, batch)) for batch in reversed(batches))
+        return sum(threads.map(storage.delete, names))
 
 
 def remove_written(
@@ -406,11 +403,10 @@ def remove_written(
 ) -> int:
     """Deletes the files that were written under a prefix for so many data files; returns how many there were.
 
-    Only for files that are known not to be committed. A gap is no end here: while this process slept, another
-    may have removed the first ones, and the rest was written after that.
+    Only for files that are known not to be committed.
     """
     location = locations.puffin if format_version >= 3 else locations.parquet
-    return delete_last_first(storage, [location(ordinal) for ordinal in range(data_files)])
+    return delete_files(storage, [location(ordinal) for ordinal in range(data_files)])
 
 
 def write_deletion_vectors(
@@ -428,7 +424,7 @@ def write_deletion_vectors(
 
 def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
     file, bitmap = one
-    with _removed_on_failure(storage, location), storage.open_output(location) as sink:
+    with storage.open_output(location) as sink:
         puffin = PuffinWriter(sink)
         vector = puffin.write(file.path, bitmap)
         size_bytes = puffin.finish()
@@ -467,27 +463,15 @@ def _write_each(
     groups: Sequence[T],
     write: Callable[[Storage, str, T], NewDeleteFile],
 ) -> list[NewDeleteFile]:
-    """Writes the file of each group, batch by batch (see `written_files`); all or, when one fails, none."""
-    locations = [location(ordinal) for ordinal in range(len(groups))]
-    added: list[NewDeleteFile] = []
-    begun = 0
-    try:
-        with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-            for start in range(0, len(groups), FILES_AT_ONCE):
-                begun = start + FILES_AT_ONCE
-                batch = zip(locations[start:begun], groups[start:begun], strict=True)
-                added += threads.map(lambda one: write(storage, *one), batch)
-    except BaseException:
-        delete_last_first(storage, locations[:begun])  # those of a batch have all ended
-        raise
-    return added
+    """Writes the file of each group."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+        return list(threads.map(write, repeat(storage), map(location, range(len(groups))), groups))
 
 
 def _write_position_delete_file(
     storage: Storage, location: str, group: Sequence[tuple[DataFile, BitMap64]]
 ) -> NewDeleteFile:
     with (
-        _removed_on_failure(storage, location),
         storage.open_output(location) as sink,
         pq.ParquetWriter(
             sink, _PARQUET_SCHEMA, compression="zstd", use_dictionary=["file_path"], store_schema=False
@@ -558,15 +542,6 @@ def _ordered(positions: Mapping[DataFile, BitMap64]) -> list[tuple[DataFile, Bit
     return sorted(
         ((file, bitmap) for file, bitmap in positions.items() if bitmap), key=lambda one: one[0].path
     )
-
-
-@contextmanager
-def _removed_on_failure(storage: Storage, location: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        storage.delete(location)
-        raise
 
 
 def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:

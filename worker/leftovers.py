@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
-from worker.deletes import DeleteFileLocations, delete_last_first, written_files
+from worker.deletes import DeleteFileLocations, delete_files, written_files
 from worker.job import Job, JobError, PinnedTable, pin_table
 from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 from worker.storage import Storage
@@ -25,7 +25,9 @@ def unannounced(table: PinnedTable, number: int) -> AnnouncedPlan:
     properties = {
         key: value for key, value in table.metadata.properties.items() if key.startswith(_LOCATION_PROPERTIES)
     }
-    return AnnouncedPlan(number=number, tasks=0, location=table.metadata.location, properties=properties)
+    return AnnouncedPlan(
+        number=number, tasks=0, files_per_task=0, location=table.metadata.location, properties=properties
+    )
 
 
 def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
@@ -74,11 +76,12 @@ def _remove(
             is_cleared = False
             continue
         outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
-        written = [path for locations in outputs for path in written_files(storage, locations)]
+        names = [name for locations in outputs for name in locations.names(plan.files_per_task)]
+        written = written_files(storage, names)
         prefix = _plan_prefix(left.job_id, left.attempt, plan)
         if written and any(prefix in path.rpartition("/")[2] for path in needed()):
             continue  # it was committed
-        removed += delete_last_first(storage, written)
+        removed += delete_files(storage, written)
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared

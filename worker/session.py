@@ -66,6 +66,7 @@ def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
         "spark.driver.memory": os.environ.get("ICESTREAM_DRIVER_MEMORY", "2g"),
         "spark.jars.ivy": str(jars),
         "spark.scheduler.mode": "FAIR",
+        "spark.speculation": "false",  # two runs of a task would write the same files at once
         "spark.sql.session.timeZone": "UTC",
     }
     cached = cached_jars(jars)

@@ -711,7 +711,11 @@ def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, An
     """Plans and one that was announced, perhaps late: what is about to be committed stays so."""
     known = next((AnnouncedPlan.model_validate(one) for one in plans if one["number"] == plan.number), plan)
     merged = plan.model_copy(
-        update={"tasks": max(plan.tasks, known.tasks), "removes": plan.removes or known.removes}
+        update={
+            "tasks": max(plan.tasks, known.tasks),
+            "files_per_task": max(plan.files_per_task, known.files_per_task),
+            "removes": plan.removes or known.removes,
+        }
     )
     return [*(one for one in plans if one["number"] != plan.number), merged.model_dump()]
 

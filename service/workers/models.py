@@ -174,6 +174,8 @@ class AnnouncedPlan(Message):
     """Of the attempt's plans."""
     tasks: int = ModelField(ge=0)
     """Tasks that write, so far."""
+    files_per_task: int = ModelField(default=500, ge=0)
+    """Delete files that each of them writes at most; no worker writes more than the default."""
     removes: str | None = None
     """An equality delete file that the commit removes; none as long as no commit is about to be made."""
     location: str

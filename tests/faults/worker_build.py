@@ -4,7 +4,7 @@ It is the real worker, in which the points are wrapped. What happens where says 
 ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it.
 Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
 written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
-`delete-file` (one of V2), `delete-files` (all of a task), `iceberg` (the commit), `drop`, `leftovers` (found,
+`delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `drop`, `leftovers` (found,
 to be removed).
 """
 
@@ -132,7 +132,8 @@ def inject() -> None:
     wrap(RunTable, "commit_files", part_of_index, no_answer)
     wrap(Storage, "create", "snapshot", no_answer)
     wrap(worker.conversion, "write_planned", "delete-files", disk_full)
-    wrap(worker.deletes, "_write_position_delete_file", "delete-file", disk_full)
+    for write in ("_write_position_delete_file", "_write_deletion_vector"):
+        wrap(worker.deletes, write, "delete-file", disk_full)
     wrap(worker.leftovers, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.commit._row_delta, Job.stage

@@ -341,7 +341,10 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     worker = add_worker(database)
 
     def announce(job_id: str, attempt: int, number: int, tasks: int, removes: str | None = None) -> None:
-        plan = AnnouncedPlan(number=number, tasks=tasks, removes=removes, location="file:/t")
+        files = 10 * tasks
+        plan = AnnouncedPlan(
+            number=number, tasks=tasks, files_per_task=files, removes=removes, location="file:/t"
+        )
         with database.write() as session:
             queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
 
@@ -364,8 +367,10 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     announce(dead, 1, 0, 2)  # once more, and late
     assert finish(database, dead, 1, "failed", error=FATAL) is JobStatus.FAILED
     plans = [
-        AnnouncedPlan(number=1, tasks=4, location="file:/t"),
-        AnnouncedPlan(number=0, tasks=3, removes="file:/deletes.parquet", location="file:/t"),
+        AnnouncedPlan(number=1, tasks=4, files_per_task=40, location="file:/t"),
+        AnnouncedPlan(
+            number=0, tasks=3, files_per_task=30, removes="file:/deletes.parquet", location="file:/t"
+        ),
     ]
     left = Leftovers(job_id=dead, attempt=1, plans=plans)
 
@@ -381,7 +386,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     assert run(JobKind.CONVERT, cleared=cleared, now=START + timedelta(minutes=6)) == [left]
     assert run(JobKind.CONVERT, status="cancelled") == []
     (cancelled,) = run(JobKind.COMPACT)
-    assert cancelled.plans == [AnnouncedPlan(number=0, tasks=1, location="file:/t")]
+    assert cancelled.plans == [AnnouncedPlan(number=0, tasks=1, files_per_task=10, location="file:/t")]
 
 
 def test_an_attempt_that_no_worker_ever_gets_is_not_repeated_for_ever(database: Database) -> None:

@@ -3,6 +3,7 @@
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from worker.deletes import (
     ExistingDeletes,
     UnreadableDeleteFileError,
     WrittenDeletes,
+    delete_files,
     existing_deletes,
     plan_deletes,
     remove_written,
@@ -286,8 +288,7 @@ class TestWrite:
         kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).locations
         write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, mine)
         write_deletes(Storage(), new, [], 3, DeleteGranularity.FILE, mine)
-        assert len(written_files(Storage(), mine)) == 6
-        # Another process removed the first ones while this one slept, and this one wrote on.
+        assert len(written_files(Storage(), list(mine.names(len(new))))) == 6
         assert Storage().delete(mine.parquet(0))
         assert Storage().delete(mine.puffin(0))
         assert remove_written(Storage(), mine, 2, len(new)) == 2
@@ -302,9 +303,12 @@ class TestWrite:
             assert one.puffin(7).endswith("/p-00007-deletes.puffin")
             assert one.puffin(7) == locations.puffin(7)
 
-    def test_a_failed_write_leaves_no_file_behind(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_a_run_of_a_task_that_fails_late_deletes_nothing_of_another_one(
+        self, version: int, tmp_path: Path
+    ) -> None:
         class FullStorage(Storage):
-            """A store in which one file of the second batch can't be created."""
+            """A store in which one file of many can't be created."""
 
             def open_output(self, location: str) -> pa.NativeFile:
                 if "00010" in location:
@@ -313,39 +317,47 @@ class TestWrite:
 
         new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(30)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
+        committed = write_deletes(Storage(), new, [], version, DeleteGranularity.FILE, locations)
         with pytest.raises(OSError, match="No space left"):
-            write_deletes(FullStorage(), new, [], 2, DeleteGranularity.FILE, locations)
+            write_deletes(FullStorage(), new, [], version, DeleteGranularity.FILE, locations)
+        assert {str(path) for path in tmp_path.rglob("*.*")} == set(committed.locations)
+        # Who knows that nothing was committed removes all of it.
+        assert remove_written(Storage(), locations, version, len(new)) == len(new)
         assert not list(tmp_path.rglob("*.*"))
 
     @pytest.mark.parametrize("version", [2, 3])
-    def test_files_wait_for_the_store_together_and_what_a_crash_leaves_is_found_whole(
+    def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
         self, version: int, tmp_path: Path
     ) -> None:
-        together = threading.Barrier(FILES_AT_ONCE, timeout=60)
+        together = threading.Barrier(FILES_AT_ONCE + 1, timeout=60)
+        wakes = threading.Event()
 
         class Slow(Storage):
-            """A store that answers once as many ask, and in which a file can't be deleted."""
+            """A store in which writers fall asleep in the middle, all at once."""
 
             def open_output(self, location: str) -> pa.NativeFile:
-                together.wait()
+                if int(location.split("-")[-2]) >= 2 * FILES_AT_ONCE and not wakes.is_set():
+                    together.wait()
+                    assert wakes.wait(60)
                 return super().open_output(location)
 
-            def delete(self, location: str) -> bool:
-                if "00011" in location:
-                    raise OSError(110, "no answer")
-                return super().delete(location)
-
-        new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(3 * FILES_AT_ONCE)}
+        new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(5 * FILES_AT_ONCE)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
-        done = write_deletes(Slow(), new, [], version, DeleteGranularity.FILE, locations)
+        names = list(locations.names(len(new)))
+        with ThreadPoolExecutor(1) as thread:
+            granularity = DeleteGranularity.FILE
+            writing = thread.submit(write_deletes, Slow(), new, [], version, granularity, locations)
+            together.wait()
+            found = written_files(Storage(), names)
+            assert found == names[(3 - version) * len(new) :][: 2 * FILES_AT_ONCE]
+            assert delete_files(Storage(), found) == len(found)
+            wakes.set()
+            done = writing.result()
         assert done.data_files == tuple(sorted(file.path for file in new))
-        assert written_files(Storage(), locations) == list(done.locations)
-        with pytest.raises(OSError, match="no answer"):
-            remove_written(Slow(), locations, version, len(new))
-        there = {str(path) for path in tmp_path.rglob("*.*")}
-        assert set(done.locations[:FILES_AT_ONCE]) < there
-        assert set(written_files(Storage(), locations)) == there
-        assert remove_written(Storage(), locations, version, len(new)) == len(there)
+        later = written_files(Storage(), names)
+        assert later == list(done.locations[2 * FILES_AT_ONCE :])
+        assert delete_files(Storage(), later) == len(later)
+        assert not list(tmp_path.rglob("*.*"))
 
     def test_nothing_to_delete_writes_nothing(self, tmp_path: Path) -> None:
         locations = DeleteFileLocations(str(tmp_path), {}, "p")

@@ -55,7 +55,7 @@ def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
     spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
 ) -> None:
     left = dies(False)
-    assert [plan.removes for plan in left.plans] == [None]
+    assert [(plan.removes, plan.files_per_task) for plan in left.plans] == [(None, 2)]
     assert orphans(table)
     done = jobs.run("compact", leftovers=[left])
     assert list(done.cleared) == [LOST]
@@ -194,7 +194,7 @@ def test_nothing_is_removed_that_was_not_announced(jobs: Jobs, table: TableBuild
     folder = next(iter(local(table.metadata.location).rglob("*.parquet"))).parent
     other: Path = folder / "icestream-other-1-0-00000-deletes.puffin"
     other.write_bytes(b"of a job that runs")
-    plan = AnnouncedPlan(number=0, tasks=3, location=table.metadata.location)
+    plan = AnnouncedPlan(number=0, tasks=3, files_per_task=9, location=table.metadata.location)
     left = Leftovers(job_id="lost", attempt=1, plans=[plan])
     assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
     assert other.exists()

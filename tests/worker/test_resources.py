@@ -42,6 +42,7 @@ def test_no_more_tasks_run_at_a_time_than_are_allowed(spark: SparkSession, local
     at_once(runner)  # Spark's Python processes have started
     assert at_once(runner.limited(1)) == 1
     assert local_rows == 0 or at_once(runner) > 1  # on Spark that depends on its cores
+    assert spark.sparkContext.getConf().get("spark.speculation") == "false"  # nor twice
 
 
 def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
