@@ -63,6 +63,13 @@ _TCP = {
 }
 
 
+FOR_UPDATE = {"key_share": True}
+"""Of a row that is read to be changed: PostgreSQL makes other writers wait, and they see the change then.
+
+Whoever only refers to the row does not wait. On SQLite, writers take turns as a whole.
+"""
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
 

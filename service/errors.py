@@ -20,8 +20,16 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from psycopg.errors import ForeignKeyViolation, UniqueViolation
 from pydantic import ConfigDict, ValidationError
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
@@ -214,6 +222,14 @@ def _unusable_value(error: DataError) -> IcestreamError:
     )
 
 
+def _is_lost_race(error: SQLAlchemyError) -> bool:
+    """Whether PostgreSQL refused what another transaction made impossible after this one had looked.
+
+    On SQLite writers take turns: there, it is a mistake of this program.
+    """
+    return isinstance(error, IntegrityError) and isinstance(error.orig, UniqueViolation | ForeignKeyViolation)
+
+
 _HTTP_PROBLEMS = {
     400: (
         "malformed-request",
@@ -248,6 +264,15 @@ def install_error_handlers(app: FastAPI) -> None:
     def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
         if isinstance(error, DataError):
             return problem_response(request, _unusable_value(error))
+        if _is_lost_race(error):
+            lost = ConflictError(
+                "changed-at-the-same-time",
+                "Somebody else was faster",
+                "Another request made or removed the same thing, or what this one refers to, "
+                "at the same time.",
+                "GET what is there now, and send the request again if it is still wanted.",
+            )
+            return problem_response(request, lost)
         if not is_database_trouble(error):
             raise error
         _log.warning("%s %s: %s", request.method, request.url.path, error)

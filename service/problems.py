@@ -93,6 +93,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The catalog did not answer, refused the credentials or failed; `detail` has its words.",
         "POST /api/v1/catalogs/{id}/check says what can be seen; correct the catalog's properties.",
     ),
+    "changed-at-the-same-time": ProblemType(
+        (409,),
+        "Somebody else was faster",
+        "Another request made or removed the same thing, or what this one refers to, at the same time.",
+        "GET what is there now, and send the request again if it is still wanted.",
+    ),
     "csrf-failed": ProblemType(
         (403,),
         "The request did not come from our page",

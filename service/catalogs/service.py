@@ -22,7 +22,7 @@ from service.catalogs.models import (
 from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties, mask_secrets
 from service.conditional import check_version
-from service.database import utc_now
+from service.database import FOR_UPDATE, utc_now
 from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.locations import can_hold_index, is_under
@@ -87,9 +87,9 @@ def list_catalogs(
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 
-def get_catalog(session: Session, catalog_id: str) -> Catalog:
+def get_catalog(session: Session, catalog_id: str, *, for_update: bool = False) -> Catalog:
     """By id or name. Raises NotFoundError."""
-    row = find_catalog(session, catalog_id)
+    row = find_catalog(session, catalog_id, for_update=for_update)
     if row is None:
         raise NotFoundError(
             "catalog-not-found",
@@ -100,12 +100,15 @@ def get_catalog(session: Session, catalog_id: str) -> Catalog:
     return row
 
 
-def find_catalog(session: Session, name_or_id: str) -> Catalog | None:
-    return session.exec(
-        select(Catalog).where(
-            col(Catalog.deleted_at).is_(None), or_(Catalog.id == name_or_id, Catalog.name == name_or_id)
+def find_catalog(session: Session, name_or_id: str, *, for_update: bool = False) -> Catalog | None:
+    query = select(Catalog).where(
+        col(Catalog.deleted_at).is_(None), or_(Catalog.id == name_or_id, Catalog.name == name_or_id)
+    )
+    if for_update:
+        query = query.with_for_update(key_share=FOR_UPDATE["key_share"]).execution_options(
+            populate_existing=True
         )
-    ).first()
+    return session.exec(query).first()
 
 
 def update_catalog(
@@ -117,7 +120,7 @@ def update_catalog(
     if_match: str,
 ) -> CatalogView:
     """Change a catalog that nobody changed meanwhile."""
-    row = get_catalog(session, catalog_id)
+    row = get_catalog(session, catalog_id, for_update=True)
     authorize(
         session, principal, Role.ADMIN, "catalog.update", row.name, fields=sorted(patch.model_fields_set)
     )
@@ -146,7 +149,7 @@ def update_catalog(
 
 def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, paused: bool) -> CatalogView:
     """While paused, no job of any of its tables starts; running ones end as usual."""
-    row = get_catalog(session, catalog_id)
+    row = get_catalog(session, catalog_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "catalog.pause" if paused else "catalog.resume", row.name)
     row.paused = paused
     return _changed(session, row)
@@ -156,7 +159,7 @@ def delete_catalog(
     session: Session, principal: Principal, catalog_id: str, *, if_match: str | None = None
 ) -> None:
     """Forget a catalog and its patterns; refused while tables are enrolled from it."""
-    row = get_catalog(session, catalog_id)
+    row = get_catalog(session, catalog_id, for_update=True)
     authorize(session, principal, Role.ADMIN, "catalog.delete", row.name)
     check_version(if_match, row.version)
     tables = session.exec(_tables_of(row.id).limit(6)).all()

@@ -18,7 +18,7 @@ from service.catalogs.iceberg import IcebergCatalogs, Identifier
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.conditional import check_version
-from service.database import Database, utc_now
+from service.database import FOR_UPDATE, Database, utc_now
 from service.discovery.candidates import list_names
 from service.discovery.models import (
     EnrollmentPattern,
@@ -81,9 +81,9 @@ def list_patterns(
     return read_page(session, query, page, SORTING, lambda rows: [view(session, row) for row in rows])
 
 
-def get_pattern(session: Session, pattern_id: str) -> EnrollmentPattern:
+def get_pattern(session: Session, pattern_id: str, *, for_update: bool = False) -> EnrollmentPattern:
     """Raises NotFoundError."""
-    row = session.get(EnrollmentPattern, pattern_id)
+    row = session.get(EnrollmentPattern, pattern_id, with_for_update=FOR_UPDATE if for_update else None)
     if row is None:
         raise NotFoundError(
             "pattern-not-found",
@@ -98,7 +98,7 @@ def update_pattern(
     session: Session, principal: Principal, pattern_id: str, patch: StandingPatternPatch, if_match: str
 ) -> StandingPatternView:
     """Change a pattern that nobody changed meanwhile."""
-    row = get_pattern(session, pattern_id)
+    row = get_pattern(session, pattern_id, for_update=True)
     authorize(
         session,
         principal,
@@ -125,7 +125,7 @@ def update_pattern(
 
 def delete_pattern(session: Session, principal: Principal, pattern_id: str) -> None:
     """Forget a pattern; what it has enrolled stays enrolled."""
-    row = get_pattern(session, pattern_id)
+    row = get_pattern(session, pattern_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "pattern.delete", row.pattern)
     session.delete(row)
 

@@ -17,7 +17,7 @@ from service.auth.service import authorize
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog, get_catalog
 from service.conditional import check_version
-from service.database import utc_now
+from service.database import FOR_UPDATE, utc_now
 from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.paging import Page, PageRequest, Sorting, read_page
@@ -172,9 +172,9 @@ def list_policies(
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 
 
-def get_policy(session: Session, name_or_id: str) -> Policy:
+def get_policy(session: Session, name_or_id: str, *, for_update: bool = False) -> Policy:
     """Raises NotFoundError."""
-    row = find_policy(session, name_or_id)
+    row = find_policy(session, name_or_id, for_update=for_update)
     if row is None:
         raise NotFoundError(
             "policy-not-found",
@@ -185,8 +185,13 @@ def get_policy(session: Session, name_or_id: str) -> Policy:
     return row
 
 
-def find_policy(session: Session, name_or_id: str) -> Policy | None:
-    return session.exec(select(Policy).where(or_(Policy.id == name_or_id, Policy.name == name_or_id))).first()
+def find_policy(session: Session, name_or_id: str, *, for_update: bool = False) -> Policy | None:
+    query = select(Policy).where(or_(Policy.id == name_or_id, Policy.name == name_or_id))
+    if for_update:
+        query = query.with_for_update(key_share=FOR_UPDATE["key_share"]).execution_options(
+            populate_existing=True
+        )
+    return session.exec(query).first()
 
 
 def policy_of_request(session: Session, name_or_id: str) -> Policy:
@@ -212,7 +217,7 @@ def update_policy(
     if_match: str,
 ) -> PolicyView:
     """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once."""
-    row = get_policy(session, policy_id)
+    row = get_policy(session, policy_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "policy.update", row.name)
     _refuse_built_in(row)
     check_version(if_match, row.version)
@@ -234,7 +239,7 @@ def update_policy(
 def delete_policy(
     session: Session, principal: Principal, policy_id: str, *, if_match: str | None = None
 ) -> None:
-    row = get_policy(session, policy_id)
+    row = get_policy(session, policy_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "policy.delete", row.name)
     check_version(if_match, row.version)
     _refuse_built_in(row)
@@ -559,7 +564,7 @@ def _attach(
     table_id: str | None,
     if_match: str | None = None,
 ) -> PolicyAttachment | None:
-    row = session.get(PolicyAttachment, target, with_for_update=True)
+    row = session.get(PolicyAttachment, target, with_for_update=FOR_UPDATE)
     check_version(if_match, None if row is None else row.version)
     if policy is None:
         if row is not None:

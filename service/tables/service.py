@@ -21,7 +21,7 @@ from service.catalogs.models import Catalog
 from service.catalogs.reach import check_location
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.conditional import check_version
-from service.database import Database, utc_now
+from service.database import FOR_UPDATE, Database, utc_now
 from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
@@ -238,9 +238,9 @@ def list_tables(
     return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
 
 
-def get_table(session: Session, table_id: str) -> EnrolledTable:
+def get_table(session: Session, table_id: str, *, for_update: bool = False) -> EnrolledTable:
     """Raises NotFoundError."""
-    row = session.get(EnrolledTable, table_id)
+    row = session.get(EnrolledTable, table_id, with_for_update=FOR_UPDATE if for_update else None)
     if row is None or row.deleted_at is not None:
         raise NotFoundError(
             "table-not-enrolled",
@@ -260,7 +260,7 @@ def update_table(
     if_match: str,
 ) -> TableView:
     """Change policy or declared keys of a table that nobody changed meanwhile."""
-    row = get_table(session, table_id)
+    row = get_table(session, table_id, for_update=True)
     authorize(
         session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
     )
@@ -276,7 +276,7 @@ def pause_table(
     session: Session, settings: Settings, principal: Principal, table_id: str, *, paused: bool
 ) -> TableView:
     """While paused, none of its jobs starts; a running one ends as usual."""
-    row = get_table(session, table_id)
+    row = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "table.pause" if paused else "table.resume", row.name)
     if row.paused == paused:
         return view(session, settings, row)
@@ -297,7 +297,7 @@ def delete_table(
     The Iceberg table is left as it is, and so is its index, unless `drop_index`: the job that is returned
     then deletes it, however long that takes. Raises ConflictError if the index is another enrolment's too.
     """
-    row = get_table(session, table_id)
+    row = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "table.delete", row.name, drop_index=drop_index)
     check_version(if_match, row.version)
     if drop_index:
