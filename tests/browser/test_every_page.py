@@ -1,6 +1,7 @@
 """What holds for every page: the screenshots' furnished service, page by page."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -19,8 +20,14 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runnin
         yield service, furnish(service)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(
+    ("theme", "width"),
+    [
+        # Each theme and each width; the other pairs by `make thorough`.
+        pytest.param(theme, width, marks=() if number in (0, 3) else (pytest.mark.thorough,))
+        for number, (theme, width) in enumerate(product(THEMES, WIDTHS))
+    ],
+)
 def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     browser: Browser, furnished: tuple[RunningService, Pages], theme: str, width: str
 ) -> None:

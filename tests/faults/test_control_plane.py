@@ -34,7 +34,7 @@ from service.settings import Settings
 from tests.faults.injection import Fault, Faults, When, fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
 from tests.faults.service_build import POINTS
-from tests.service.conftest import DATABASES, PLAIN_HTTP
+from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
 from tests.service.queue_calls import add_tables
 from tests.service.test_database_trouble import locked
@@ -372,7 +372,7 @@ def create_database(server: str, name: str) -> None:
 Record = Callable[[str, object], None]
 
 
-@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def test_a_service_killed_ten_times_loses_no_job_of_a_hundred(
     kind: str, new_world: Callable[..., World], record_property: Record
 ) -> None:
@@ -422,7 +422,7 @@ def test_postgresql_that_crashes_under_load_loses_no_job(
     note(record_property, "postgresql: seconds from a crash of the database to a ready service", back)
 
 
-@pytest.mark.parametrize("kind", DATABASES)
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.thorough), "postgresql"])
 def test_every_fault_at_every_point_loses_no_job(
     kind: str, new_world: Callable[..., World], record_property: Record
 ) -> None:

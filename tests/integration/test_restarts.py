@@ -49,6 +49,8 @@ def test_history_and_indexes_outlive_a_restart(
     assert icestream.live_worker()["id"] != worker_before
 
 
+# Like much of tests/faults, here beside `icestream up`.
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["index", "convert"])
 def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
     kind: str, spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
@@ -142,6 +144,7 @@ def _descendants(pid: int) -> list[int]:
     return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
+@pytest.mark.thorough
 def test_paused_worker_that_wakes_up_late_changes_nothing(
     spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:
