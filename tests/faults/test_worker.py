@@ -27,6 +27,7 @@ from tests.faults.injection import Fault, When, fired_in
 from tests.faults.proxy import CUT, HANG, PASS, Mode
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans, strays
 from tests.integration.icestream import Json, wait_until
+from worker.deletes import FILES_AT_ONCE
 from worker.index import database_name
 from worker.main import STOP_SECONDS
 
@@ -57,11 +58,11 @@ class Subject:
         self._next = 0
         self.write()
 
-    def write(self) -> None:
-        """Three data files, and deletes of one row in four of these and of older ones."""
+    def write(self, files: int = 3) -> None:
+        """Some data files, and deletes of one row in four of these and of older ones."""
         ids = range(self._next, self._next + BATCH)
         self._next += BATCH
-        self.table.append(pa.table({"id": ids, "v": ids}), files=3)
+        self.table.append(pa.table({"id": ids, "v": ids}), files=files)
         gone = [i for i in range(self._next) if (i + self._next // BATCH) % 4 == 0]
         self.table.delete_keys(pa.table({"id": gone}))
         self.rows.update((i, i) for i in ids)
@@ -145,7 +146,7 @@ POINTS: dict[str, list[tuple[str, When]]] = {
         ("stage.plan", "after"),
         ("stage.read", "after"),
         ("stage.lookup", "after"),
-        ("delete-files", "after"),
+        ("delete-file", "after"),
         ("stage.deletes", "after"),
         ("iceberg", "before"),
         ("iceberg", "after"),
@@ -178,7 +179,7 @@ POINTS: dict[str, list[tuple[str, When]]] = {
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
 # The rest by `make thorough`: each starts a JVM anew.
 ALWAYS = {
-    ("convert", "delete-files", "after"),
+    ("convert", "delete-file", "after"),
     ("convert", "iceberg", "before"),
     ("convert", "iceberg", "after"),
     ("convert", "finish", "before"),
@@ -203,13 +204,18 @@ def test_a_killed_worker(
     # Both formats take their turn.
     subject = subjects(2 + KILLS.index((kind, point, when)) % 2)
     prepare(subject, kind)
-    fault = Fault(point, when, "kill")
+    in_the_middle = point == "delete-file"
+    if in_the_middle:
+        subject.write(files=2 * FILES_AT_ONCE)
+    fault = Fault(point, when, "kill", skip=FILES_AT_ONCE + 1 if in_the_middle else 0)
     fired = cluster.inject(fault)
     job_id = cluster.submit(subject.table_id, kind)
     cluster.wait_until_fired(fired, fault)
     killed_at = datetime.now(UTC)
     job = cluster.wait_for_job(job_id)
     subject.check_end(kind, job)
+    if in_the_middle:
+        assert any("files that attempt 1" in decision for decision in job["result"]["decisions"])
     if (point, when) == ("finish", "after"):
         assert [attempt["status"] for attempt in job["attempts"]] == ["succeeded"]
         return
@@ -461,7 +467,7 @@ def test_a_worker_that_wakes_after_the_index_was_dropped_leaves_nothing_in_its_p
 
 DRAINS: list[tuple[str, str, When]] = [
     ("convert", "stage.lookup", "before"),
-    ("convert", "delete-files", "after"),
+    ("convert", "delete-file", "after"),  # others are written meanwhile
     ("convert", "iceberg", "before"),
     ("index", "run", "after"),
 ]
