@@ -56,7 +56,6 @@ _NO_FILES, _MISSING_FILE = (
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 _PLACES = frozenset({"warehouse", "uri"})
-_SHORTEST_SECRET = 4  # a shorter one is part of other words
 _FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
 
 
@@ -179,11 +178,17 @@ def secrets_of(properties: Mapping[str, str]) -> set[str]:
     for key, value in properties.items():
         with suppress(SecretUnresolvedError):
             secret = _resolve(key, value)
-            if secret != value:
-                # Of id:secret, and of a database's address, drivers show parts.
-                password = _password(secret)
-                secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
-    return {one for one in secrets if len(one) >= _SHORTEST_SECRET}
+            if secret == value or (key in _PLACES and not _holds_secret(secret)):
+                continue
+            # Of id:secret, and of a database's address, drivers show parts.
+            password = _password(secret)
+            secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
+    return secrets
+
+
+def _holds_secret(place: str) -> bool:
+    """Whether an address says more than a place: without a user and a query it is part of files' names."""
+    return "@" in place or "?" in place
 
 
 def _password(secret: str) -> str:

@@ -19,6 +19,7 @@ import httpx
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from worker.reach import Reach
+from worker.redaction import Redaction
 from worker.storage import ALLOWED_LOCATIONS
 
 log = logging.getLogger(__name__)
@@ -236,8 +237,8 @@ class ControlPlane:
         }
         self._post(f"workers/{self._worker_id}/claim", body, timeout=_LEAVE_TIMEOUT_SECONDS)
 
-    def attempt(self, assignment: Assignment) -> AttemptReport:
-        return AttemptReport(self, assignment)
+    def attempt(self, assignment: Assignment, redaction: Redaction) -> AttemptReport:
+        return AttemptReport(self, assignment, redaction)
 
     def close(self) -> None:
         self._client.close()
@@ -259,10 +260,14 @@ class ControlPlane:
 
 
 class AttemptReport:
-    """The calls of one attempt; each raises StaleAttemptError once the attempt is no longer the job's."""
+    """The calls of one attempt; each raises StaleAttemptError once the attempt is no longer the job's.
 
-    def __init__(self, control_plane: ControlPlane, assignment: Assignment) -> None:
+    Whatever a job tells goes through here, and `redaction` is of its catalog's secrets.
+    """
+
+    def __init__(self, control_plane: ControlPlane, assignment: Assignment, redaction: Redaction) -> None:
         self._control_plane = control_plane
+        self._redaction = redaction
         self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
         self._lease = timedelta(seconds=assignment.lease_seconds)
         self.seconds_ahead = 0.0
@@ -276,8 +281,8 @@ class AttemptReport:
     ) -> bool:
         """Renews the lease; whether the job's cancellation was asked for."""
         body = {
-            "progress": progress,
-            "events": [asdict(event) for event in events],
+            "progress": self._redaction.report(progress),
+            "events": self._redaction.report([asdict(event) for event in events]),
             "plan": plan.model_dump() if plan is not None else None,
         }
         sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
@@ -306,9 +311,9 @@ class AttemptReport:
     ) -> None:
         body = {
             "status": status,
-            "result": result,
-            "error": error,
-            "health": health,
+            "result": self._redaction.report(result),
+            "error": self._redaction.report(error),
+            "health": self._redaction.report(health),
             "cleared": [one.model_dump() for one in cleared],
             "stages": list(stages),
             "rows": rows,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from worker.control_plane import Event
+from worker.redaction import Redaction
 
 MOST_LINES = 500
 """Of an attempt; the worker's own log has all."""
@@ -16,11 +17,11 @@ LONGEST_LINE = 4_000
 
 
 class LogLines(logging.Handler):
-    """Keeps lines until they are sent. secrets: what is never sent, whoever logged it."""
+    """Keeps lines until they are sent. redaction: of what is never sent, whoever logged it."""
 
-    def __init__(self, secrets: Collection[str]) -> None:
+    def __init__(self, redaction: Redaction) -> None:
         super().__init__(logging.INFO)
-        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._redaction = redaction
         self._lines: list[Event] = []
         self._count = 0
         self._access = threading.Lock()
@@ -32,7 +33,7 @@ class LogLines(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        text = self.without_secrets(text)
+        text = self._redaction.text(text)  # before it is cut
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         with self._access:
             self._count += 1
@@ -43,11 +44,6 @@ class LogLines(logging.Handler):
             self._lines.append(
                 Event(_level(record), text[:LONGEST_LINE], "log", {"at": at, "logger": record.name})
             )
-
-    def without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
 
     def take(self) -> list[Event]:
         """The lines that came since the last time."""

@@ -40,6 +40,7 @@ from worker.control_plane import (
 from worker.job import Account, JobError
 from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
+from worker.redaction import Redaction
 from worker.session import JobCancelledError, JvmWatch, TaskRunner, create_spark
 
 log = logging.getLogger("icestream.worker")
@@ -260,11 +261,12 @@ class Worker:
 
         False if it could not be reported.
         """
-        report = self._control_plane.attempt(assignment)
+        redaction = Redaction(secrets_of(assignment.catalog.properties))
+        report = self._control_plane.attempt(assignment, redaction)
         job = assignment.job
         finished: dict[str, Any]
         account = Account()
-        lines = LogLines(secrets_of(assignment.catalog.properties))
+        lines = LogLines(redaction)
         with (
             logged(lines),
             AttemptReporter(report, assignment.lease_seconds, lines, self._show_life) as reporter,
@@ -308,8 +310,6 @@ class Worker:
                 log.error("Spark has ended: this process ends too")
                 self._stopping.set()
                 finished = {"status": "failed", "error": _error(_without_spark())}
-            if "error" in finished:
-                finished["error"]["detail"] = lines.without_secrets(finished["error"]["detail"])
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
 
     def _finish(

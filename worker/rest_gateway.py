@@ -16,16 +16,18 @@ from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote_plus
 from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 from pyiceberg.catalog.rest import RestCatalog
-from requests import RequestException, Response, Session
+from requests import PreparedRequest, RequestException, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from worker.reach import HostNotAllowedError, Reach, names_code
+from worker.redaction import Redaction
 
 _REACH = "icestream.reach"
 """The property that hands the catalog its limits."""
@@ -49,7 +51,11 @@ _HOP = frozenset(
         "transfer-encoding",
     )
 )
+_AUTHORIZING = ("authorization", "x-amz-security-token")
 _EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
+_DELEGATION = "header.x-iceberg-access-delegation"
+_OPERATORS = ("auth", "rest.auth", "rest.sigv4", "rest.signing")
+"""Who signs requests is not the catalog's to say: it may be this machine, with credentials of its own."""
 
 
 class CatalogRedirectsError(Exception):
@@ -161,11 +167,11 @@ class _GuardedRestCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
         # The first that happens to each new session, before a token is fetched through it.
         super()._config_headers(session)
-        if not any(key.lower() == "header.x-iceberg-access-delegation" for key in self.properties):
+        if not any(key.lower() == _DELEGATION for key in self.properties):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
         for adapter in session.adapters.values():
             _guard(adapter, self.properties[_REACH])
-        session.hooks["response"].append(_refuse_redirect)
+        session.hooks["response"] += [self._hide_what_was_sent, self._refuse_redirect]
         connect, read = (
             int(self.properties.get(key, default)) / 1000
             for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
@@ -184,8 +190,36 @@ class _GuardedRestCatalog(RestCatalog):
         self.properties = {
             key: value
             for key, value in self.properties.items()
-            if key in given or (isinstance(value, str) and not names_code(key))
-        } | {_REACH: given[_REACH]}
+            if not key.startswith(_OPERATORS)
+            and (key in given or (isinstance(value, str) and not names_code(key)))
+        } | {key: value for key, value in given.items() if key == _REACH or key.startswith(_OPERATORS)}
+
+    def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
+        """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""
+        if not response.ok:
+            said = response.content.decode(errors="replace")
+            response._content = self._redaction(response.request).text(said).encode()
+            response.encoding = "utf-8"
+
+    def _refuse_redirect(self, response: Response, *_: Any, **__: Any) -> None:
+        if response.is_redirect:
+            location = self._redaction(response.request).text(response.headers["location"])
+            raise CatalogRedirectsError(
+                f"{response.request.url} redirects to {location}. It is not followed: the credentials would "
+                "go there too."
+            )
+
+    def _redaction(self, request: PreparedRequest) -> Redaction:
+        """Of what a request holds that is secret, such as a token that was fetched."""
+        headers = [name.partition(".")[2] for name in self.properties if name.startswith("header.")]
+        headers = [name for name in headers if f"header.{name.lower()}" != _DELEGATION]
+        sent = {str(request.headers.get(name, "")) for name in (*headers, *_AUTHORIZING)}
+        sent |= {value.partition(" ")[2] for value in sent}
+        if isinstance(request.body, str):
+            _, _, secret = request.body.partition("client_secret=")
+            secret = secret.partition("&")[0]
+            sent |= {secret, unquote_plus(secret)}
+        return Redaction(sent)
 
 
 def _guard(adapter: Any, reach: Reach) -> None:
@@ -209,14 +243,6 @@ def _guard(adapter: Any, reach: Reach) -> None:
         "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Pinned}),
         "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": PinnedSecure}),
     }
-
-
-def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:
-    if response.is_redirect:
-        raise CatalogRedirectsError(
-            f"{response.request.url} redirects to {response.headers['location']}. It is not followed: the "
-            "credentials would go there too."
-        )
 
 
 _Answer = tuple[int, Mapping[str, str], bytes]

@@ -34,6 +34,8 @@ _CONNECT_SECONDS = 5
 # What libpq knows of those that a record may have; the others are JDBC's.
 _LIBPQ = frozenset(("sslmode", "connect_timeout", "application_name"))
 _GLUE_RETRIES = 3
+_OPERATORS = ("auth", "rest.auth", "rest.sigv4", "rest.signing")
+"""Who signs requests is not the catalog's to say: it may be this machine, with credentials of its own."""
 
 
 class _Guarded:
@@ -80,8 +82,13 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         self.properties = {
             key: value
             for key, value in self.properties.items()
-            if key in given or (isinstance(value, str) and not key.startswith("py-"))
-        } | {key: given[key] for key in (SETTINGS, "py-io-impl")}
+            if not key.startswith(_OPERATORS)
+            and (key in given or (isinstance(value, str) and not key.startswith("py-")))
+        } | {
+            key: value
+            for key, value in given.items()
+            if key in (SETTINGS, "py-io-impl") or key.startswith(_OPERATORS)
+        }
 
 
 def open_catalog(

@@ -31,6 +31,7 @@ from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
 from worker.job import Job
 from worker.main import main
+from worker.redaction import Redaction
 from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.storage import Storage
@@ -120,9 +121,9 @@ def inject() -> None:
 
     setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
-    def started(control_plane: ControlPlane, assignment: Assignment) -> AttemptReport:
+    def started(control_plane: ControlPlane, assignment: Assignment, redaction: Redaction) -> AttemptReport:
         limit_memory()
-        return start(control_plane, assignment)
+        return start(control_plane, assignment, redaction)
 
     setattr(ControlPlane, "attempt", started)  # noqa: B010 - its `self` has another name
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)

@@ -11,12 +11,16 @@ from urllib.parse import parse_qs
 import pytest
 from sqlalchemy import MetaData, create_engine, select
 
+import worker.main
 from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
-from tests.service.conftest import Running, running
+from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
+from worker import catalogs
+from worker.control_plane import Assignment, ControlPlane
+from worker.rest_gateway import open_gateway
 
 CLIENT_SECRET = "MARK-client-secret"
 ACCESS_TOKEN = "MARK-access-token"
@@ -34,12 +38,18 @@ def guarded(answers: Answers, lets_in: Callable[[Request], bool]) -> Answers:
         def answer_to(request: Request) -> Answer:
             if lets_in(request):
                 return answer if isinstance(answer, Answer) else answer(request)
-            said = f"{dict(request.headers)} is not enough"
-            return Answer({"error": {"message": said, "type": "NotAuthorizedException", "code": 401}}, 401)
+            return refuse(request, 401)
 
         return answer_to
 
     return {path: guard(answer) for path, answer in answers.items()}
+
+
+def refuse(request: Request, status: int = 403) -> Answer:
+    """It repeats the whole request, and what it is about by itself."""
+    bare = [value.rpartition(" ")[2] for value in request.headers.values()]
+    said = f"{dict(request.headers)} is not enough: {bare} {request.body}"
+    return Answer({"error": {"message": said, "type": "NotAuthorizedException", "code": status}}, status)
 
 
 def tokens(request: Request) -> Answer:
@@ -72,7 +82,7 @@ SECRETS = {"oauth2": f"client:{CLIENT_SECRET}", "bearer": BEARER, "header": HEAD
 @contextmanager
 def demanding(iceberg: IcebergCatalog, kind: str) -> Iterator[HttpServer]:
     answers = guarded(rest_catalog(metadata_of(iceberg)), KINDS[kind][1])
-    with answering({**answers, "/oauth/tokens": tokens}) as server:
+    with answering({**answers, "/oauth/tokens": tokens, "/v1/refused": refuse}) as server:
         yield server
 
 
@@ -198,6 +208,37 @@ def dump(database_url: str) -> str:
     return "\n".join(repr(tuple(row)) for rows in found for row in rows)
 
 
+def fail_at_work(
+    service: Running, assignment: dict[str, Any], monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    """A worker decides, logs and fails, each with all that the catalog says."""
+
+    def fail(assignment: Assignment, _: object, reporter: Any, __: object) -> None:
+        given = catalogs.resolve_secrets(assignment.catalog.properties)
+        gateway = open_gateway("c", tuple(given.items()), assignment.reach)
+        _, _, refusal = gateway.ask("GET", "v1/refused", {}, b"")
+        assert b"MARK-" not in refusal  # Java is handed no more
+        reporter.decide(f"the job decided {refusal.decode()}")
+        # Another one than this attempt's.
+        monkeypatch.setenv("CATALOG_SECRET", secret[:-1])
+        changed = catalogs.resolve_secrets(assignment.catalog.properties)
+        no_jvm: Any = None
+        with pytest.raises(catalogs.CatalogUnreachableError) as refused:
+            catalogs.load_table(no_jvm, "rest", "c", changed, ["db", "t"], reach=assignment.reach)
+        assert "MARK-" not in str(refused.value)
+        raise RuntimeError(f"wrong secret: {refused.value}")
+
+    class Runner:
+        is_alive = True
+
+    runner: Any = Runner()
+    monkeypatch.setattr(worker.main, "run_job", fail)
+    control_plane = ControlPlane(service.url, ADMIN_KEY)
+    assert worker.main.Worker(control_plane, runner).run_attempt(Assignment.model_validate(assignment))
+    control_plane.close()
+    monkeypatch.setenv("CATALOG_SECRET", secret)
+
+
 def test_no_secret_is_kept_said_or_logged(
     service: Running,
     iceberg: IcebergCatalog,
@@ -239,7 +280,10 @@ def test_no_secret_is_kept_said_or_logged(
             assert assignment is not None
             assert assignment["catalog"]["properties"].items() >= KINDS[kind][0].items()
             said.append(str(assignment))
-            service.finish(assignment)
+            fail_at_work(service, assignment, monkeypatch, SECRETS[kind])
+            assert "wrong secret" in str(call("GET", f"/jobs/{job}")["error"])
+            told = str(call("GET", f"/jobs/{job}/events"))
+            assert ("the job decided" in told, "is not enough" in told) == (True, True)
             for secret in (SECRETS[kind][:-1], None):
                 if secret is None:
                     monkeypatch.delenv("CATALOG_SECRET")

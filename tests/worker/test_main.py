@@ -8,17 +8,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 
 from worker import main, session
-from worker.control_plane import Assignment, AttemptId, ControlPlaneError, Event, StaleAttemptError
+from worker.control_plane import (
+    Assignment,
+    AttemptId,
+    AttemptReport,
+    ControlPlaneError,
+    Event,
+    StaleAttemptError,
+)
 from worker.job import Outcome
 from worker.log_lines import LONGEST_LINE, MOST_LINES
 from worker.main import Worker
+from worker.redaction import Redaction
 from worker.session import JvmWatch, TaskRunner
 
 ASSIGNMENT = Assignment.model_validate(
@@ -43,6 +53,7 @@ class Service:
         self.reported: list[str] = []
         self.told: list[Event] = []
         self.error: dict[str, Any] | None = None
+        self.result: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
 
     def register(self, _: str) -> None:
@@ -54,17 +65,19 @@ class Service:
     def leave(self, given_up: list[AttemptId]) -> None:
         self.left.append(given_up)
 
-    def attempt(self, _: Assignment) -> Any:
-        return self
+    def attempt(self, assignment: Assignment, redaction: Redaction) -> AttemptReport:
+        control_plane: Any = self
+        return AttemptReport(control_plane, assignment, redaction)
 
-    def heartbeat(self, progress: object, events: Sequence[Event], *_: object) -> bool:
-        self.told += events
-        return False
-
-    def finish(self, status: str, **report: Any) -> None:
+    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/heartbeat"):
+            self.told += [Event(**event) for event in body["events"]]
+            lease = datetime.now(UTC).isoformat()
+            return httpx.Response(200, json={"lease_expires_at": lease, "cancel_requested": False})
         self.on_finish()
-        self.reported.append(status)
-        self.error = report.get("error")
+        self.reported.append(body["status"])
+        self.error, self.result = body["error"], body["result"]
+        return httpx.Response(204)
 
 
 class Runner:
@@ -182,6 +195,22 @@ def test_what_is_logged_during_a_job_is_sent_without_secrets(
     assert len(lines) == MOST_LINES
     assert lines[-1].message == "There are more lines in the worker's own log."
     assert max(len(line.message) for line in lines) == LONGEST_LINE
+
+
+def test_a_result_names_files_and_no_secret(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_TOKEN", "lake")
+    monkeypatch.setenv("CATALOG_WAREHOUSE", "s3://bucket")
+    given = {"token": "env:CATALOG_TOKEN", "warehouse": "env:CATALOG_WAREHOUSE"}
+    catalog = ASSIGNMENT.catalog.model_copy(update={"properties": given})
+    path = "s3://bucket/lake/1.parquet"
+    refused = {"file_path": path, "reason": f"{path}: Bearer fetched-token", "rows": 1}
+    monkeypatch.setattr(main, "run_job", lambda *_: Outcome({"unconvertible": [refused]}, {}))
+    worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
+    assert service.result == {
+        "unconvertible": [refused | {"reason": "s3://bucket/***/1.parquet: Bearer ***"}]
+    }
 
 
 def test_the_traceback_of_what_nobody_foresaw_is_among_the_lines(
