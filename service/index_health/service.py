@@ -31,8 +31,6 @@ SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
-_DEAD_RATIO_LIMIT = 0.5
-_SORTED_RUNS_LIMIT = 30
 _RESUME = (
     "Resume what is paused: POST /api/v1/tables/{id}/resume, /api/v1/catalogs/{id}/resume or "
     "/api/v1/system/resume."
@@ -40,6 +38,8 @@ _RESUME = (
 _WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
 _LAG_PATIENCE = 2
 """Lagging begins at this many times the age at which the policy converts."""
+_COMPACTION_PATIENCE = 2
+"""Degraded begins where a lookup costs so many times what it does when the policy compacts."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def total(key_sets: list[KeySetReport]) -> Totals:
 
 def judge(
     health: TableHealth,
-    totals: Totals,
+    key_sets: list[KeySetReport],
     policy: EffectivePolicy,
     last_failure: Job | None,
     paused: str | None,
@@ -119,16 +119,21 @@ def judge(
         if policy.compact.enabled
         else "Request a compact job."
     )
-    if totals.dead_ratio > _DEAD_RATIO_LIMIT:
+    # Each key set has an index of its own, which is compacted and looked up by itself.
+    deadest = max(key_sets, key=lambda key_set: key_set.dead_ratio, default=None)
+    if deadest and (1 - deadest.dead_ratio) * _COMPACTION_PATIENCE < 1 - policy.compact.dead_ratio:
         return (
             HealthStatus.DEGRADED,
-            f"{totals.dead_ratio:.0%} of the index entries point to files that are gone.",
+            f"{deadest.dead_ratio:.0%} of the index entries of ({', '.join(deadest.columns)}) point to files "
+            f"that are gone (policy: {policy.compact.dead_ratio:.0%}).",
             compaction,
         )
-    if totals.sorted_runs > _SORTED_RUNS_LIMIT:
+    longest = max(key_sets, key=lambda key_set: key_set.sorted_runs, default=None)
+    if longest and longest.sorted_runs > policy.compact.sorted_runs * _COMPACTION_PATIENCE:
         return (
             HealthStatus.DEGRADED,
-            f"The index has {totals.sorted_runs} sorted runs; lookups read all of them.",
+            f"The index of ({', '.join(longest.columns)}) has {longest.sorted_runs} sorted runs "
+            f"(policy: {policy.compact.sorted_runs}); lookups read all of them.",
             compaction,
         )
     pending = counted(health.pending_equality_delete_files, "equality delete file")
@@ -168,7 +173,7 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
     totals = total(key_sets)
     paused = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
     status, reason, remedy = judge(
-        health, totals, effective_policy(session, table), last_failure(session, table.id), paused, now
+        health, key_sets, effective_policy(session, table), last_failure(session, table.id), paused, now
     )
     return HealthView(
         table_id=table.id,

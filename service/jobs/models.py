@@ -381,14 +381,14 @@ class EventView(Message):
 
 
 class PlannedJob(Message):
-    """When a kind of job starts by itself."""
+    """When a kind of job starts next. What follows depends on what that job finds; see `cron_at`."""
 
     kind: JobKind
     """Which kind of job."""
     starts_at: datetime | None
-    """When one would start by itself first; null if none would."""
+    """When one would start first, by itself or because it is queued already; null if none would."""
     why: str | None
-    """The trigger that starts it; null if none does."""
+    """The trigger that starts it, or the queued job and what it waits for; null if there is neither."""
     now: str
     """What the scheduler decides at this moment."""
     cron_at: list[datetime]

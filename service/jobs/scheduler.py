@@ -20,7 +20,7 @@ from service.jobs import queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
 from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPreview
-from service.jobs.service import pause_reason
+from service.jobs.service import pause_reason, waiting_for
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
@@ -361,7 +361,10 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
 
 
 def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
-    """What would start by itself within a day, if nothing is written to the table meanwhile."""
+    """What would start first of each kind within a day, if nothing is written to the table meanwhile.
+
+    What comes after that depends on what these jobs find.
+    """
     policy = effective_policy(session, table)
     state = _state(session, table, health, policy, now)
     zone, windows = policy.schedule.time_zone, policy.schedule.windows
@@ -386,14 +389,16 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         if now <= at <= until
     }
     planned = []
+    queued = _queued(session, table, state, now, until)
     for kind in SCHEDULED:
         of_kind = {at: each[kind] for at, each in decisions.items()}
-        first = next((at for at, decision in of_kind.items() if decision.action is Action.TRIGGER), None)
+        starts = ((at, each.sentence) for at, each in of_kind.items() if each.action is Action.TRIGGER)
+        starts_at, why = queued.get(kind) or next(starts, (None, None))
         planned.append(
             PlannedJob(
                 kind=kind,
-                starts_at=first,
-                why=of_kind[first].sentence if first is not None else None,
+                starts_at=starts_at,
+                why=why,
                 now=of_kind[now].sentence,
                 cron_at=moments[kind],
             )
@@ -406,6 +411,36 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         jobs=planned,
         windows_open_at=opens_at,
     )
+
+
+def _queued(
+    session: Session, table: EnrolledTable, state: TableState, now: datetime, until: datetime
+) -> dict[JobKind, tuple[datetime, str]]:
+    """When jobs that are queued start before `until`, and what they wait for; the first of each kind.
+
+    Those that a spent budget holds are left to `decide`.
+    """
+    if state.paused is not None:
+        return {}
+    jobs = session.exec(
+        select(Job)
+        .where(
+            Job.table_id == table.id,
+            ~col(Job.dry_run),
+            Job.status == JobStatus.QUEUED.value,
+            col(Job.held_because).is_(None),
+            Job.available_at <= until,
+        )
+        .order_by(col(Job.available_at).desc())
+    )
+    catalog = session.get_one(Catalog, table.catalog_id)
+    return {
+        JobKind(job.kind): (
+            max(job.available_at, now),
+            f"Job {job.id} is queued. {waiting_for(session, job, table, catalog)}",
+        )
+        for job in jobs
+    }
 
 
 def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:

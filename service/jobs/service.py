@@ -256,7 +256,7 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
                 table=table.name,
                 catalog=catalog.name,
                 branch=table.branch,
-                waiting_for=_waiting_for(session, job, table, catalog),
+                waiting_for=waiting_for(session, job, table, catalog),
                 cancel_requested=job.cancel_requested_at is not None,
                 attempts=attempts[job.id],
             )
@@ -264,7 +264,8 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
     return result
 
 
-def _waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Catalog) -> str | None:
+def waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Catalog) -> str | None:
+    """What holds a queued job up, in a sentence; None for other jobs."""
     if job.status != JobStatus.QUEUED.value:
         return None
     paused = pause_reason(session, table, catalog)

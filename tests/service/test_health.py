@@ -10,12 +10,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from service.database import utc_now
-from service.index_health.models import TableHealth
-from service.index_health.service import _resolution
+from service.index_health.models import HealthStatus, TableHealth
+from service.index_health.service import _resolution, judge
 from service.settings import Settings
 from service.wording import sized
+from service.workers.models import KeySetReport
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.test_scheduler import NOW, POLICY
 
 
 def test_live_equality_deletes_are_counted_by_file_and_row(service: Running, iceberg: IcebergCatalog) -> None:
@@ -127,6 +129,40 @@ def test_a_table_that_lags_outside_of_its_windows_says_so(service: Running, iceb
     assert health["status"] == "lagging"
     assert "It starts by itself only within" in health["status_reason"]
     assert "Request a convert job" in health["what_to_do"]
+
+
+def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_compacts() -> None:
+    def status(*figures: tuple[int, float]) -> tuple[HealthStatus, str]:
+        key_sets = [
+            KeySetReport(
+                equality_field_ids=[number],
+                columns=[f"k{number}"],
+                files_covered=1,
+                files_total=1,
+                coverage=1,
+                entries=100,
+                bytes=100,
+                sorted_runs=sorted_runs,
+                dead_ratio=dead_ratio,
+            )
+            for number, (sorted_runs, dead_ratio) in enumerate(figures)
+        ]
+        found, reason, _ = judge(health, key_sets, POLICY, None, None, NOW)
+        return found, reason
+
+    health = TableHealth(table_id="t", measured_at=NOW)
+    # POLICY compacts each key set at 16 sorted runs or 50% dead entries.
+    assert status()[0] is HealthStatus.HEALTHY
+    assert status((15, 0.4), (15, 0.4), (15, 0.4))[0] is HealthStatus.HEALTHY
+    assert status((32, 0.75), (1, 0.0))[0] is HealthStatus.HEALTHY
+    assert status((1, 0.0), (33, 0.0)) == (
+        HealthStatus.DEGRADED,
+        "The index of (k1) has 33 sorted runs (policy: 16); lookups read all of them.",
+    )
+    assert status((1, 0.0), (1, 0.0), (1, 0.0), (1, 0.76)) == (
+        HealthStatus.DEGRADED,
+        "76% of the index entries of (k3) point to files that are gone (policy: 50%).",
+    )
 
 
 def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg: IcebergCatalog) -> None:

@@ -324,10 +324,18 @@ def test_the_preview_tells_what_would_start_when_and_why(
 
     requested = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).json()
     assert requested["priority"] == 3
-    later = {"kind": "compact", "run_at": (begin + timedelta(days=1)).isoformat(), "priority": -5}
+    later = {"kind": "compact", "run_at": (begin + timedelta(days=2)).isoformat(), "priority": -5}
     waiting = service.admin.post(f"/tables/{table['id']}/jobs", json=later).json()
     assert waiting["priority"] == -5
     assert waiting["waiting_for"].endswith("UTC, as requested.")
+    soon = {"kind": "verify", "run_at": (begin + timedelta(hours=2)).isoformat()}
+    queued = service.admin.post(f"/tables/{table['id']}/jobs", json=soon).json()
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    jobs = {job["kind"]: job for job in found["jobs"]}
+    assert datetime.fromisoformat(jobs["verify"]["starts_at"]) == begin + timedelta(hours=2)
+    assert jobs["verify"]["why"] == f"Job {queued['id']} is queued. {queued['waiting_for']}"
+    assert jobs["convert"]["starts_at"] == found["from_time"]
+    assert jobs["convert"]["why"] == f"Job {requested['id']} is queued. Waits for a free worker."
     naive = {"kind": "verify", "run_at": "2026-01-01T00:00:00"}
     assert service.admin.post(f"/tables/{table['id']}/jobs", json=naive).status_code == 422
 
