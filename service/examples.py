@@ -22,6 +22,7 @@ FIELDS: dict[str, Any] = {
     # of any message
     "allowed_hosts": ["catalog.example"],
     "allowed_locations": ["s3://lake/"],
+    "allowed_secrets": ["env:LAKE_"],
     "attempt": 1,
     "base_address": 4_000_000,
     "branch": "main",

@@ -236,10 +236,14 @@ class Settings(BaseSettings):
         """Whether a catalog may refer to this. Icestream's own settings are never a catalog's."""
         if reference.startswith("env:ICESTREAM_"):
             return False
-        rules = self.allowed_secrets or (("env:CATALOG_",) if self.is_public else ("env:", "file:/"))
         if reference.startswith("env:"):
-            return any(reference.startswith(rule) for rule in rules if rule.startswith("env:"))
-        return any(is_under(reference, rule) for rule in rules if rule.startswith("file:/"))
+            return any(reference.startswith(rule) for rule in self.secret_rules if rule.startswith("env:"))
+        return any(is_under(reference, rule) for rule in self.secret_rules if rule.startswith("file:/"))
+
+    @property
+    def secret_rules(self) -> tuple[str, ...]:
+        """Beginnings of references that catalogs may use."""
+        return self.allowed_secrets or (("env:CATALOG_",) if self.is_public else ("env:", "file:/"))
 
     @property
     def is_public(self) -> bool:

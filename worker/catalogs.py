@@ -25,6 +25,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
+from worker.storage import is_under
 
 CATALOG_NAME = "catalog_name"
 
@@ -161,12 +162,28 @@ def _check_metadata_location(
         check_location(missing)
 
 
-def resolve_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+def resolve_secrets(properties: Mapping[str, str], allowed: Sequence[str] | None = None) -> dict[str, str]:
     """Replaces `env:NAME` by the variable's value and `file:/path` by the file's text, stripped.
 
-    `warehouse` and `uri` are places, so `file:/path` stays one there. Raises SecretUnresolvedError.
+    `warehouse` and `uri` are places, so `file:/path` stays one there. allowed: beginnings of the variables,
+    and directories of the files, that may be read; None for all but Icestream's own settings. The service
+    checked the record when it was written, perhaps under other settings. Raises SecretUnresolvedError.
     """
+    for key, value in properties.items():
+        if allowed is not None and not _may_resolve(key, value, allowed):
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to {value}, which the service has not given to catalogs "
+                "(ICESTREAM_ALLOWED_SECRETS)."
+            )
     return {key: _resolve(key, value) for key, value in properties.items()}
+
+
+def _may_resolve(key: str, value: str, allowed: Sequence[str]) -> bool:
+    if value.startswith("env:"):
+        return any(value.startswith(rule) for rule in allowed if rule.startswith("env:"))
+    if value.startswith("file:/") and key not in _PLACES:
+        return any(is_under(value, rule) for rule in allowed if rule.startswith("file:/"))
+    return True
 
 
 def secrets_of(properties: Mapping[str, str]) -> set[str]:

@@ -152,6 +152,7 @@ class Assignment(_Body):
     policy: AssignedPolicy = AssignedPolicy()
     allowed_locations: list[str] | None = None
     allowed_hosts: list[str] | None = None
+    allowed_secrets: list[str] | None = None
 
     @property
     def reach(self) -> Reach:

@@ -213,7 +213,7 @@ def pin_table(job: Job) -> PinnedTable:
             jvm,
             assignment.catalog.type,
             assignment.catalog.name,
-            catalogs.resolve_secrets(assignment.catalog.properties),
+            catalogs.resolve_secrets(assignment.catalog.properties, assignment.allowed_secrets),
             assignment.table.identifier,
             Storage(assignment.location_limits).io.check,
             assignment.reach,

@@ -12,7 +12,8 @@ from worker.storage import Storage
 def drop_index(job: Job) -> Outcome:
     """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
     table = job.assignment.table
-    given = given_file_io_properties(resolve_secrets(job.assignment.catalog.properties))
+    properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
+    given = given_file_io_properties(resolve_secrets(properties, allowed))
     job.assignment.reach.check(given)
     storage = Storage(given | job.assignment.location_limits)
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)

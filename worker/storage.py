@@ -66,7 +66,7 @@ class LocationFileIO(PyArrowFileIO):
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
         allowed = self.properties.get(ALLOWED_LOCATIONS)
-        if allowed is not None and not any(_is_under(location, root) for root in allowed.splitlines()):
+        if allowed is not None and not any(is_under(location, root) for root in allowed.splitlines()):
             raise LocationNotAllowedError(
                 f"{location} lies outside the places that the service allows (ICESTREAM_ALLOWED_LOCATIONS)"
             )
@@ -233,7 +233,7 @@ class DryStorage(Storage):
         return pa.MockOutputStream()
 
 
-def _is_under(location: str, root: str) -> bool:
+def is_under(location: str, root: str) -> bool:
     """Whether a location is a place or lies inside it; `file:///x`, `file:/x` and `/x` are one."""
     inside, outside = _normalized(location), _normalized(root)
     return inside == outside or inside.startswith(outside.rstrip("/") + "/")

@@ -16,7 +16,7 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 from service.auth.models import Principal, Role
 from service.auth.principals import SESSION_COOKIE, find_principal
 from service.auth.service import forbidden
-from service.errors import ForbiddenError, UnauthenticatedError
+from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
@@ -74,9 +74,22 @@ class Access:
                 "ICESTREAM_BOOTSTRAP_KEY.",
             )
         request.state.principal = principal
+        self._check_role(principal, request)
+        return principal
+
+    def still_admits(self, request: Request) -> bool:
+        """Whether a request that goes on for long would be let in now."""
+        try:
+            principal = find_principal(request)
+            if principal is not None:
+                self._check_role(principal, request)
+        except IcestreamError:  # also if nobody can say: whoever comes back is told
+            return False
+        return principal is not None
+
+    def _check_role(self, principal: Principal, request: Request) -> None:
         if self.role is not None and not principal.role.allows(self.role):
             raise forbidden(principal, self.role, action_of(request), request.url.path)
-        return principal
 
 
 def anyone() -> None:
@@ -85,7 +98,8 @@ def anyone() -> None:
 
 Anyone = Depends(anyone)
 SignedIn = Annotated[Principal, Depends(Access(None))]
-Viewer = Annotated[Principal, Depends(Access(Role.VIEWER))]
+VIEWERS = Access(Role.VIEWER)
+Viewer = Annotated[Principal, Depends(VIEWERS)]
 Operator = Annotated[Principal, Depends(Access(Role.OPERATOR))]
 Admin = Annotated[Principal, Depends(Access(Role.ADMIN))]
 WorkerCaller = Annotated[Principal, Depends(Access(Role.WORKER))]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
-from service.auth.access import Admin, Operator, Viewer
+from service.auth.access import VIEWERS, Admin, Operator, Viewer
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import InvalidError
 from service.jobs import events, queue, service
@@ -152,7 +152,10 @@ async def follow_events(
     job_id: Annotated[str | None, Query(description="Only events of this job.")] = None,
     last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
 ) -> EventSourceResponse:
-    """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status."""
+    """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status.
+
+    The stream ends some seconds after the credentials that opened it.
+    """
     if last_event_id is not None and not _is_event_id(last_event_id):
         raise InvalidError(
             "invalid-last-event-id",
@@ -162,7 +165,12 @@ async def follow_events(
         )
     after = int(last_event_id) if last_event_id is not None else None
     content: AsyncIterator[dict[str, str]] = stream_events(
-        database, after, request.app.state.stopping, table_id=table_id, job_id=job_id
+        database,
+        after,
+        request.app.state.stopping,
+        lambda: VIEWERS.still_admits(request),
+        table_id=table_id,
+        job_id=job_id,
     )
     return EventSourceResponse(content)
 

@@ -439,3 +439,5 @@ class Assignment(Message):
     """Places beyond which the worker opens no file, whatever catalog and table name."""
     allowed_hosts: list[str]
     """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
+    allowed_secrets: list[str]
+    """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""

@@ -704,6 +704,7 @@ def _start_attempt(
         policy=bounded(effective_policy(session, table), settings),
         allowed_locations=list(settings.location_roots),
         allowed_hosts=list(settings.host_rules),
+        allowed_secrets=list(settings.secret_rules),
     )
 
 

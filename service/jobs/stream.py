@@ -7,7 +7,8 @@ and it works the same whichever replica wrote the event.
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,6 +21,8 @@ from service.jobs import events
 from service.jobs.models import EventView
 
 POLL_SECONDS = 0.5
+ACCESS_SECONDS = 5.0
+"""Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
 _BATCH = 500
 _GAP_PATIENCE = timedelta(seconds=15)
 """Longer than a transaction may stand still (service.database)."""
@@ -29,18 +32,25 @@ async def stream_events(
     database: Database,
     after: int | None,
     stopping: threading.Event,
+    may_read: Callable[[], bool],
     *,
     table_id: str | None = None,
     job_id: str | None = None,
 ) -> AsyncIterator[dict[str, str]]:
     """Events with an id above `after`, then new ones as they come; None starts now.
 
-    While the database does not answer, the stream is silent; it ends once this process is `stopping`.
+    While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
+    reads it may no longer: `may_read` asks the database.
     """
     position = after
+    checked_at = time.monotonic()
     while not stopping.is_set():
         batch: list[EventView] = []
         try:
+            if time.monotonic() - checked_at >= ACCESS_SECONDS:
+                if not await run_in_threadpool(may_read):
+                    return
+                checked_at = time.monotonic()
             if position is None:
                 position = await run_in_threadpool(_latest, database)
             batch = await run_in_threadpool(_after, database, position)

@@ -70,10 +70,14 @@ class LoadedTable:
 def catalog_of_request(database: Database, name_or_id: str) -> Catalog:
     """A catalog that a request body names. Raises InvalidError."""
     with database.read() as session:
-        found = find_catalog(session, name_or_id)
-        if found is not None:
-            return found
-        names = session.exec(select(Catalog.name).where(col(Catalog.deleted_at).is_(None)).limit(20)).all()
+        return _catalog(session, name_or_id)
+
+
+def _catalog(session: Session, name_or_id: str, *, for_update: bool = False) -> Catalog:
+    found = find_catalog(session, name_or_id, for_update=for_update)
+    if found is not None:
+        return found
+    names = session.exec(select(Catalog.name).where(col(Catalog.deleted_at).is_(None)).limit(20)).all()
     raise InvalidError(
         "catalog-not-found",
         "No such catalog",
@@ -104,7 +108,10 @@ def load_for_enrolment(
 def enroll_table(
     session: Session, settings: Settings, principal: Principal, request: TableRequest, loaded: LoadedTable
 ) -> TableView:
-    """Enrol a table that was just loaded. Raises ConflictError if it is enrolled already."""
+    """Enrol a table that was just loaded.
+
+    Raises ConflictError if it is enrolled already, InvalidError if its catalog was removed meanwhile.
+    """
     authorize(
         session,
         principal,
@@ -112,7 +119,8 @@ def enroll_table(
         "table.enroll",
         f"{loaded.catalog.name}.{'.'.join(loaded.identifier)}",
     )
-    catalog = session.get_one(Catalog, loaded.catalog.id)
+    # Whoever removes the catalog waits, and sees this table then.
+    catalog = _catalog(session, loaded.catalog.id, for_update=True)
     for location in (loaded.location, *loaded.other_locations):
         check_location(settings, location)
     check_index_place(index_warehouse(settings, catalog), loaded.location)

@@ -17,6 +17,7 @@ from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_key, log_in_with_token
 from service.database import Database
 from service.errors import UnauthenticatedError
+from service.jobs import stream
 from service.jobs.models import Event, EventView
 from service.jobs.stream import _after, settled
 from service.routing import IdempotentAnswer
@@ -284,6 +285,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
     assert assignment["lease_seconds"] == service.settings.lease_seconds
     assert assignment["allowed_locations"] == list(service.settings.location_roots)
     assert assignment["allowed_hosts"] == ["*", "127.0.0.0/8", "::1"]
+    assert assignment["allowed_secrets"] == ["env:", "file:/"]
     path = f"/jobs/{job['id']}/attempts/1"
     progress = {"stage": "read", "done": 12, "total": 80, "unit": "files", "message": None}
     beat = service.admin.post(
@@ -460,6 +462,34 @@ def test_job_changes_are_streamed_live_and_resumed_after_a_break(
     resumed = read_events(service.admin, 1, {"Last-Event-ID": live[0]["id"]})
     assert resumed == live[1:]
     assert read_events(service.admin, 1, {"Last-Event-ID": "0"}, job_id=job["id"]) == live[:1]
+
+
+def test_a_stream_ends_with_the_key_that_opened_it(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ACCESS_SECONDS", 0)
+    made = service.admin.post("/api-keys", json={"name": "reader", "role": "viewer"}).json()
+    client = service.client_with({"Authorization": f"Bearer {made['key']}"})
+    seen: list[str] = []
+
+    def read() -> None:
+        with client.stream("GET", "/events", headers={"Last-Event-ID": "0"}) as answer:
+            for line in answer.iter_lines():
+                seen.append(line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    # It is asked for before each poll, and goes on.
+    job = request_job(service, table)
+    while '"status": "queued"' not in "".join(seen):
+        time.sleep(0.01)
+    service.admin.post(f"/jobs/{job['id']}/cancel")
+    while '"status": "cancelled"' not in "".join(seen):
+        time.sleep(0.01)
+    assert reader.is_alive()
+    assert service.admin.delete(f"/api-keys/{made['id']}").is_success
+    reader.join(timeout=10)
+    assert not reader.is_alive()
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", str(2**63), "9" * 30, "9" * 5000])

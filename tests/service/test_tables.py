@@ -10,6 +10,7 @@ from service.catalogs.iceberg import PyIcebergSource
 from service.database import utc_now
 from service.jobs.models import Attempt, Job
 from service.settings import Settings
+from service.tables import service as tables
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
@@ -99,6 +100,22 @@ def test_a_request_that_does_not_fit_is_refused(local: Running, fields: dict[str
     status, problem = refusal(local, **fields)
     assert (status, problem["type"]) == (422, f"/problems/{slug}")
     assert problem["remedy"]
+
+
+def test_a_catalog_that_is_removed_while_a_table_is_read_gets_no_table(
+    local: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tables.load_for_enrolment
+
+    def load_slowly(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        assert local.admin.delete("/catalogs/local").is_success
+        return loaded
+
+    monkeypatch.setattr(tables, "load_for_enrolment", load_slowly)
+    status, problem = refusal(local)
+    assert (status, problem["type"]) == (422, "/problems/catalog-not-found")
+    assert local.admin.get("/tables").json()["items"] == []
 
 
 def test_an_unreachable_catalog_is_a_bad_gateway(local: Running, iceberg: IcebergCatalog) -> None:

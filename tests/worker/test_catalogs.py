@@ -58,6 +58,31 @@ class TestSecrets:
         with pytest.raises(SecretUnresolvedError, match=cause):
             resolve_secrets({"token": value})
 
+    def test_only_what_the_service_has_given_to_catalogs_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LAKE_TOKEN", "token")
+        monkeypatch.setenv("PRIVATE", "own")
+        (tmp_path / "secret").write_text("from a file")
+        allowed = ["env:LAKE_", f"file:{tmp_path}"]
+        given = {
+            "uri": "file:/place",
+            "token": "env:LAKE_TOKEN",
+            "credential": f"file:{tmp_path}/x/../secret",
+        }
+        assert resolve_secrets(given, allowed) == given | {"token": "token", "credential": "from a file"}
+        for value in (
+            "env:PRIVATE",
+            "env:LAKE",
+            "file:/etc/passwd",
+            f"file:{tmp_path}/../x",
+            f"file:{tmp_path}x",
+        ):
+            with pytest.raises(SecretUnresolvedError, match="ICESTREAM_ALLOWED_SECRETS"):
+                resolve_secrets({"token": value}, allowed)
+        with pytest.raises(SecretUnresolvedError, match="ICESTREAM_ALLOWED_SECRETS"):
+            resolve_secrets({"token": "env:PRIVATE"}, [])
+
 
 class TestJavaProperties:
     @pytest.mark.parametrize(
