@@ -25,7 +25,13 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, Cluster
 from tests.faults.injection import Fault, When, fired_in
 from tests.faults.proxy import CUT, HANG, PASS, Mode
-from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans, strays
+from tests.faults.tables import (
+    assert_no_content_is_unnamed,
+    assert_nothing_is_left,
+    commits_by_job,
+    orphans,
+    strays,
+)
 from tests.integration.icestream import Json, wait_until
 from worker.deletes import FILES_AT_ONCE
 from worker.index import database_name
@@ -708,6 +714,7 @@ def test_the_index_is_whole_and_its_place_holds_nothing_else(
             time.sleep(KEEP_SECONDS)
             cluster.run(subject.table_id, "compact")
         assert strays(subject.table, cluster.index_place.as_uri()) == set()
+        assert_no_content_is_unnamed(subject.table)
         subject.check_rows()
 
 
