@@ -1,16 +1,18 @@
 """A migrated database of either kind, and the service itself behind a real HTTP server."""
 
+import asyncio
 import shutil
 import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -30,6 +32,7 @@ from tests.service.postgresql import running_server
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
 # Loading the certificates takes longer than most tests, and none is ever needed.
 PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+T = TypeVar("T")
 DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)]
 
 
@@ -174,6 +177,12 @@ class Running:
     def finish(self, assignment: dict[str, Any], **report: Any) -> httpx.Response:
         path = f"/jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}/finish"
         return self.admin.post(path, json={"status": "succeeded"} | report)
+
+
+def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns; in the main thread, a test of the browser may have left a loop running."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What every answer tells the browser, over plain HTTP and behind a proxy with TLS; the login's cookie."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from service.app import create_app, prepare
 from service.auth.access import Anyone
 from service.auth.principals import SESSION_COOKIE
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.conftest import ADMIN_KEY, Running, run_apart, running
 
 ANSWERS = {
     "a page": ("GET", "/login", 200),
@@ -69,7 +68,7 @@ def test_a_failure_of_the_service_has_them_too(settings: Settings) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.get("/broken")
 
-    answer = asyncio.run(call())
+    answer = run_apart(call())
     app.state.database.dispose()
     assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
     assert "a bug" not in answer.text

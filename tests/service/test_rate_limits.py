@@ -1,6 +1,5 @@
 """Whoever calls too often waits, strangers sooner; nobody else notices, and workers are never held up."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 import httpx
@@ -13,7 +12,7 @@ from service.auth.models import SYSTEM, ApiKeyRequest, Role
 from service.auth.service import create_api_key
 from service.rate_limits import RateLimits
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, ManualTime, running
+from tests.service.conftest import ADMIN_KEY, ManualTime, run_apart, running
 
 CALLS, FAILURES = 20, 5
 Call = Callable[..., Awaitable[httpx.Response]]
@@ -54,7 +53,7 @@ class Limited:
             ) as client:
                 return [await client.request(method, path, **options) for _ in range(times)]  # type: ignore[arg-type]
 
-        return asyncio.run(call())
+        return run_apart(call())
 
 
 @pytest.fixture
