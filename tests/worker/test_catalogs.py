@@ -68,7 +68,7 @@ class TestSecrets:
         given = {
             "uri": "file:/place",
             "token": "env:LAKE_TOKEN",
-            "credential": f"file:{tmp_path}/x/../secret",
+            "credential": f"file:{tmp_path}/secret",
         }
         assert resolve_secrets(given, allowed) == given | {"token": "token", "credential": "from a file"}
         for value in (
