@@ -115,17 +115,38 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(target=claims, number=st.integers(0, 2), has_waited=st.booleans(), gave_up=st.booleans())
     def claim(self, number: int, has_waited: bool, gave_up: bool) -> tuple[str, int] | None:
-        worker = self.workers[number]
+        return self.ask(self.workers[number], gave_up, has_waited=has_waited)
+
+    @rule(table=st.integers(0, 3), number=st.integers(0, 2), gave_up=st.booleans())
+    def leave(self, table: int, number: int, gave_up: bool) -> None:
+        request(self.database, self.tables[table], JobKind.CONVERT, self.now)
+        self.ask(self.workers[number], gave_up=False)
+        self.ask(self.workers[number], gave_up, is_stopping=True)
+
+    def ask(
+        self, worker: str, gave_up: bool, *, has_waited: bool = False, is_stopping: bool = False
+    ) -> tuple[str, int] | None:
         mine = {job_id: attempt for job_id, (attempt, runner) in self.running.items() if runner == worker}
         before = {job_id: job(self.database, job_id) for job_id in mine}
         given_up = [AttemptId(job_id=job_id, attempt=attempt) for job_id, attempt in mine.items() if gave_up]
-        assignment = claim(self.database, worker, self.now, given_up=given_up, has_waited=has_waited)
+        assignment = claim(
+            self.database,
+            worker,
+            self.now,
+            given_up=given_up,
+            has_waited=has_waited,
+            is_stopping=is_stopping,
+        )
         if mine and has_waited:
             assert assignment is None
             return None
         for job_id, attempt in mine.items():
             del self.running[job_id]
-            found, counts = job(self.database, job_id), gave_up or self.is_unheard_again(job_id, attempt)
+            found, is_handed_back = job(self.database, job_id), is_stopping and not gave_up
+            with self.database.read() as session:
+                ended = session.get_one(Attempt, (job_id, attempt)).status
+            assert ended == ("released" if is_handed_back else "lost")
+            counts = gave_up or (not is_handed_back and self.is_unheard_again(job_id, attempt))
             assert found.failures == before[job_id].failures + counts
             if before[job_id].cancel_requested_at is not None:
                 assert found.status == JobStatus.CANCELLED.value
@@ -135,7 +156,7 @@ class QueueMachine(RuleBasedStateMachine):
                 # One that never ran there is queued again at once.
                 assert found.status == JobStatus.QUEUED.value
                 assert counts or found.available_at == self.now
-        first = self.whose_turn_it_is(assignment)
+        first = None if is_stopping else self.whose_turn_it_is(assignment)
         assert (assignment.job.id if assignment is not None else None) == first
         if assignment is None:
             return None
