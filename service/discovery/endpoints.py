@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
-from service.conditional import IfMatch, set_etag
+from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.discovery import candidates, patterns
 from service.discovery.models import (
@@ -101,6 +101,8 @@ def update_pattern(
 
 
 @router.delete("/patterns/{pattern_id}", status_code=204)
-def delete_pattern(session: WriteSession, caller: Operator, pattern_id: PatternId) -> None:
+def delete_pattern(
+    session: WriteSession, caller: Operator, pattern_id: PatternId, if_match: OptionalIfMatch = None
+) -> None:
     """Forget a standing pattern; what it has enrolled stays enrolled."""
-    patterns.delete_pattern(session, caller, pattern_id)
+    patterns.delete_pattern(session, caller, pattern_id, if_match=if_match)

@@ -123,10 +123,13 @@ def update_pattern(
     return view(session, row)
 
 
-def delete_pattern(session: Session, principal: Principal, pattern_id: str) -> None:
+def delete_pattern(
+    session: Session, principal: Principal, pattern_id: str, *, if_match: str | None = None
+) -> None:
     """Forget a pattern; what it has enrolled stays enrolled."""
     row = get_pattern(session, pattern_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "pattern.delete", row.pattern)
+    check_version(if_match, row.version)
     session.delete(row)
 
 

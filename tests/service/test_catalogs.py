@@ -265,8 +265,10 @@ def test_nothing_is_deleted_that_was_changed_since_it_was_seen(
     service.register(iceberg)
     table = service.enroll()
     assert service.admin.post("/policies", json={"name": "mine", "settings": {}}).status_code == 201
+    pattern = service.admin.post("/patterns", json={"catalog": "local", "pattern": "none.*"}).json()
     for path, change in (
         (f"/tables/{table['id']}", {"policy": "manual"}),
+        (f"/patterns/{pattern['id']}", {"paused": True}),
         ("/catalogs/local", {"index_warehouse": None}),
         ("/policies/mine", {"description": "Other words."}),
     ):
