@@ -360,7 +360,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "precondition-required": ProblemType(
         (428,),
         "Which version is this an update of?",
-        "A PATCH without If-Match could overwrite somebody else's change. PUT and DELETE take it, and need not.",
+        "A PATCH without If-Match could overwrite somebody else's change. PUT and DELETE need not have it.",
         "GET the resource, and send its ETag as If-Match (or `*` to overwrite anything).",
     ),
     "property-not-allowed": ProblemType(
