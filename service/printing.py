@@ -36,6 +36,7 @@ _FIRST = (
 )
 """What comes first in a row; then the other plain fields as they stand, as long as there is room."""
 _COLUMNS = 9
+_WIDEST = 10_000
 _out = Console(highlight=False, soft_wrap=True)
 
 
@@ -63,9 +64,9 @@ def _print_rows(rows: Sequence[Json]) -> None:
     table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    # Lines are never cut: what is too wide for a terminal is still whole in a pipe.
-    width = max(_out.width, _out.measure(table).maximum)
-    Console(highlight=False, width=width, soft_wrap=True).print(table)
+    # A terminal folds what is too wide; in a pipe, lines and words stay whole.
+    whole = Console(width=_WIDEST).measure(table).maximum
+    Console(highlight=False, width=None if _out.is_terminal else whole, soft_wrap=True).print(table)
 
 
 def _print_fields(fields: Json) -> None:

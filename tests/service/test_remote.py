@@ -93,6 +93,14 @@ def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.M
     assert "running" in waited.stderr
 
 
+def test_in_a_pipe_no_word_is_cut(call: Call) -> None:
+    name = "n" * 190
+    assert call("auth", "create-api-key", "--name", name, "--role", "viewer").exit_code == 0
+    listed = call("auth", "list-api-keys").stdout
+    assert name in listed
+    assert max(map(len, listed.splitlines())) > 200
+
+
 def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         name = f"key{number}"
