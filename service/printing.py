@@ -3,22 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Json = dict[str, Any]
-
-
-class Output(StrEnum):
-    """How an answer is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
+from service.remote import Json, Output
 
 _FIRST = (
     "id",

@@ -17,12 +17,12 @@ from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError
 from service.paging import PageRequest
-from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import EVERYTHING, PageRoute, address_of, render
+from service.ui.policies import policy_names
 
 router = APIRouter(route_class=PageRoute)
 
@@ -104,7 +104,7 @@ def show_candidates(
             identifiers=[json.dumps(one.identifier) for one in found.items],
             namespace=namespace,
             all_tables=all_tables,
-            policies=_policy_names(session),
+            policies=policy_names(session),
             form=Form.of(),
         )
 
@@ -298,7 +298,7 @@ def _pattern_page(
         status_code=form.status_code,
         form=form,
         pattern=patterns.view(session, patterns.get_pattern(session, pattern_id)),
-        policies=_policy_names(session),
+        policies=policy_names(session),
     )
 
 
@@ -306,12 +306,8 @@ def _choices(session: Session) -> Mapping[str, Any]:
     everything = PageRequest(limit=EVERYTHING)
     return {
         "catalogs": catalogs.list_catalogs(session, everything).items,
-        "policies": _policy_names(session),
+        "policies": policy_names(session),
     }
-
-
-def _policy_names(session: Session) -> list[str]:
-    return [policy.name for policy in policies.list_policies(session, PageRequest(limit=EVERYTHING)).items]
 
 
 def _chosen(typed: Form, name: str, asked: str) -> str:

@@ -139,6 +139,11 @@ def attach_policy(
     return see(f"/policies/{policy_id}")
 
 
+def policy_names(session: Session) -> list[str]:
+    """Of all policies, to choose one in a form."""
+    return [policy.name for policy in policies.list_policies(session, PageRequest(limit=EVERYTHING)).items]
+
+
 def _policy_page(
     request: Request, session: Session, reader: Principal, policy_id: str, form: Form
 ) -> Response:

@@ -28,6 +28,7 @@ from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.pages import EVERYTHING, PageRoute, render
 from service.ui.plot import Plot, plot
+from service.ui.policies import policy_names
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
 
@@ -211,9 +212,7 @@ def _table_form(
         status_code=form.status_code,
         form=form,
         table=table,
-        policies=[
-            policy.name for policy in policies.list_policies(session, PageRequest(limit=EVERYTHING)).items
-        ],
+        policies=policy_names(session),
     )
 
 

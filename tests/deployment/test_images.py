@@ -111,6 +111,18 @@ def test_what_is_copied_exists_and_is_not_ignored(image: str) -> None:
                 assert any(fnmatch(source.rstrip("/"), one) or source.startswith(f"{one}/") for one in kept)
 
 
+@pytest.mark.parametrize("image", IMAGES)
+def test_links_lead_to_what_is_copied_with_them(image: str) -> None:
+    """Container engines copy a link as it is."""
+    sources = [ROOT / word for copy in read(image).stage("build").all("COPY") for word in copy.words[:-1]]
+    folders = [source for source in sources if source.is_dir()]
+    links = [path for folder in folders for path in folder.rglob("*") if path.is_symlink()]
+    assert [link.name for link in links] == ["openapi.json"]
+    for link in links:
+        target = link.resolve()
+        assert any(target.is_relative_to(source) for source in sources), f"{link} leads to {target}"
+
+
 def test_jars_are_locked_by_hash() -> None:
     lines = (ROOT / "requirements" / "jars.sha256").read_text().splitlines()
     locked = {name: digest for digest, name in (line.split("  ") for line in lines)}

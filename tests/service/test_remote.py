@@ -79,7 +79,7 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.remote._WAITS_SECONDS", 0.01)
+    monkeypatch.setattr("service.client._WAITS_SECONDS", 0.01)
     table = enroll(call)
     job = answer(call("jobs", "request", table["id"], "--kind", "index", "-o", "json"))
     worker = service.start_worker()

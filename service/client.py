@@ -1,0 +1,223 @@
+"""Calls of the HTTP API from the command line: sent, waited for and printed.
+
+Whatever goes wrong ends the program with words and with 1.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import UUID
+
+import httpx
+import typer
+from rich.console import Console
+
+from service.printing import print_answer
+from service.remote import NAMED, Json, Operation, Output
+
+_WAITS_SECONDS = 1.0
+_ENDED = ("succeeded", "failed", "cancelled")
+
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None:
+    """Makes a call and prints the answer. given: values of its fields, by their Python names."""
+    with Client() as client:
+        path, query, body = client.fill(operation, given)
+        if operation.is_stream:
+            client.follow(path, query)
+        elif operation.is_list:
+            print_answer(client.read_list(path, query, given.get("limit")), output)
+        else:
+            version = client.version(path) if operation.takes_version else None
+            print_answer(client.send(operation.method, path, query, body, version), output)
+
+
+def wait(job_id: str, output: Output) -> None:
+    """Tells the progress of a job until it has ended, and prints it."""
+    told = None
+    with Client() as client:
+        while True:
+            job = client.send("GET", f"/api/v1/jobs/{job_id}")
+            if job["status"] in _ENDED:
+                break
+            progress = job.get("progress") or {}
+            words = " ".join(
+                str(word) for word in (job["status"], job["waiting_for"], progress.get("stage")) if word
+            )
+            if progress.get("total"):
+                words += f" {progress['done']}/{progress['total']} {progress.get('unit') or ''}"
+            if words != told:
+                _err.print(words)
+                told = words
+            time.sleep(_WAITS_SECONDS)
+    print_answer(job, output)
+    if job["status"] != "succeeded":
+        raise typer.Exit(1)
+
+
+class Client:
+    """Talks to the service."""
+
+    def __init__(self) -> None:
+        url = os.environ.get("ICESTREAM_URL", "http://127.0.0.1:8000")
+        key = os.environ.get("ICESTREAM_API_KEY")
+        if not key:
+            _end(
+                "ICESTREAM_API_KEY is not set.",
+                "Make a key on the page or with `icestream auth create-api-key`.",
+            )
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, follow_redirects=False
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def fill(self, operation: Operation, given: Mapping[str, Any]) -> tuple[str, Json, Json | None]:
+        """The path, query and body of a call."""
+        places: dict[str, Json] = {"path": {}, "query": {}, "body": {}}
+        for field in operation.fields:
+            value = given.get(field.python_name)
+            if value is None:
+                continue
+            if field.place == "path":
+                value = self._find(field.name, value)
+            elif field.is_json:
+                value = _parsed(field.name, value)
+            else:
+                value = _unwrapped(value)
+            places[field.place][field.name] = value
+        has_body = any(field.place == "body" for field in operation.fields)
+        return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
+
+    def _find(self, parameter: str, given: Any) -> str:
+        if parameter not in NAMED or _is_id(given):
+            return str(given)
+        path, field = NAMED[parameter]
+        found = self.read_list(f"/api/v1{path}", {"search": given.rpartition("/")[2]}, None)["items"]
+        exact = [one for one in found if given in (one[field], f"{one.get('catalog')}/{one[field]}")]
+        if not exact:
+            _end(f"None of {path.strip('/')} is named {given}.", "Look at the list, or give the id.")
+        if len(exact) > 1:
+            ids = ", ".join(
+                f"{one['id']} ({one.get('catalog', '')} {one.get('branch', '')})" for one in exact
+            )
+            _end(f"{len(exact)} of {path.strip('/')} are named {given}.", f"Give the id of one: {ids}.")
+        return str(exact[0]["id"])
+
+    def read_list(self, path: str, query: Json, limit: int | None) -> Json:
+        """Items of as many pages as it takes to have `limit` of them; all, without one."""
+        items: list[Any] = []
+        while True:
+            rest = 500 if limit is None else min(500, limit - len(items))
+            page = self.send("GET", path, {**query, "limit": rest})
+            items += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None or (limit is not None and len(items) >= limit):
+                return {**page, "items": items}
+            query = {**query, "cursor": cursor}
+
+    def version(self, path: str) -> str | None:
+        """The version of what is at `path` now, or None where nothing is read."""
+        version: str | None = self._request("GET", path).headers.get("ETag")
+        return version
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Json | None = None,
+        body: Json | None = None,
+        version: str | None = None,
+    ) -> Any:
+        headers = {"If-Match": version} if version else {}
+        answer = self._request(method, path, params=query, json=body, headers=headers)
+        if not answer.content:
+            return None
+        is_json = answer.headers.get("Content-Type", "").startswith("application/json")
+        return answer.json() if is_json else answer.text
+
+    def follow(self, path: str, query: Json) -> None:
+        """Prints events, one line of JSON each, until the service ends the stream or Ctrl-C is pressed."""
+        try:
+            with self._http.stream("GET", path, params=query, timeout=None) as answer:
+                if answer.is_error:
+                    answer.read()
+                    _refuse(answer)
+                for line in answer.iter_lines():
+                    if line.startswith("data:"):
+                        sys.stdout.write(line.removeprefix("data:").strip() + "\n")
+                        sys.stdout.flush()
+        except KeyboardInterrupt:
+            return
+        except httpx.TransportError as error:
+            self._unreachable(error)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            self._unreachable(error)
+        if answer.is_error:
+            _refuse(answer)
+        return answer
+
+    def _unreachable(self, error: Exception) -> NoReturn:
+        _end(
+            f"The service at {self._http.base_url} can't be reached: {error}.",
+            "ICESTREAM_URL says where it is.",
+        )
+
+
+def _is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unwrapped(value: Any) -> Any:
+    """Without the enumerations that Typer reads words into."""
+    if isinstance(value, list):
+        return [_unwrapped(one) for one in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _parsed(name: str, text: str | list[str]) -> Any:
+    assert isinstance(text, str)
+    try:
+        return json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+    except (OSError, ValueError) as error:
+        _end(f"--{name.replace('_', '-')} is not JSON: {error}.", "Write JSON, or @FILE with it.")
+
+
+def _refuse(answer: httpx.Response) -> NoReturn:
+    try:
+        problem = answer.json()
+        problem["title"]
+    except (ValueError, KeyError, TypeError):
+        _end(f"The service answered {answer.status_code}.", answer.text[:500])
+    _err.print(f"{problem['title']} ({answer.status_code})", style="bold red")
+    for key in ("detail", "remedy"):
+        if problem.get(key):
+            _err.print(problem[key])
+    for mistake in problem.get("errors", ()):
+        _err.print(f"  {mistake}")
+    raise typer.Exit(1)
+
+
+def _end(what: str, remedy: str) -> NoReturn:
+    _err.print(what, style="bold red")
+    _err.print(remedy)
+    raise typer.Exit(1)
