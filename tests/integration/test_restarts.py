@@ -86,9 +86,12 @@ def test_worker_whose_spark_has_died_ends_its_attempt_and_is_replaced(
 
     job = icestream.wait_for_job(icestream.submit(table_id, "convert"))
     assert job["status"] == "succeeded", job["error"]
-    assert [attempt["status"] for attempt in job["attempts"]] == ["failed", "succeeded"]
-    assert job["attempts"][0]["error"]["code"] == "jvm_lost"
-    assert job["attempts"][1]["worker_id"] != worker["id"]
+    # Whether the job comes before the worker knows it, or as it does, or goes to its successor at once.
+    *ended, done = job["attempts"]
+    assert [attempt["status"] for attempt in ended] in ([], ["released"], ["failed"])
+    assert all(attempt["worker_id"] == worker["id"] for attempt in ended)
+    assert all(attempt["error"]["code"] == "jvm_lost" for attempt in ended if attempt["status"] == "failed")
+    assert done["worker_id"] != worker["id"]
     _check_nothing_is_left_to_do(spark, icestream, table_id, table)
     assert visible_rows(spark, table.identifier) == expected
 

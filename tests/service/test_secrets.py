@@ -229,7 +229,7 @@ def fail_at_work(
         raise RuntimeError(f"wrong secret: {refused.value}")
 
     class Runner:
-        is_alive = True
+        is_usable = True
 
     runner: Any = Runner()
     monkeypatch.setattr(worker.main, "run_job", fail)
