@@ -11,6 +11,7 @@ RUN pip install --require-hashes -r requirements/build.txt \
 COPY pyproject.toml README.md ./
 COPY service/ service/
 COPY worker/ worker/
+COPY telemetry/ telemetry/
 COPY openapi/openapi.json openapi/
 # Without pip, which nothing needs there.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

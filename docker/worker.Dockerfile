@@ -15,6 +15,7 @@ RUN pip install --require-hashes -r requirements/build.txt \
 COPY pyproject.toml README.md ./
 COPY service/ service/
 COPY worker/ worker/
+COPY telemetry/ telemetry/
 COPY openapi/openapi.json openapi/
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/icestream \

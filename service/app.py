@@ -3,8 +3,10 @@
 `prepare(settings)` migrates the database and makes the first key; `create_app(settings)` serves it.
 """
 
+import logging
 import re
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,6 +60,7 @@ from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
 from service.values import RefuseNul
 from service.workers import endpoints as workers_endpoints
+from telemetry.logs import add_ids
 
 _TAGS = [
     {"name": name, "description": description}
@@ -75,6 +78,8 @@ _TAGS = [
     }.items()
 ]
 _ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)
+_PROBES = ("/livez", "/readyz", "/metrics")
+_log = logging.getLogger("icestream.requests")
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,100}$")
 
 
@@ -139,19 +144,20 @@ class _Service(FastAPI):
         return document
 
     def build_middleware_stack(self) -> ASGIApp:
-        stack: ASGIApp = SecurityHeaders(RequestIds(super().build_middleware_stack()))
         settings: Settings = self.state.settings
+        stack: ASGIApp = SecurityHeaders(Requests(super().build_middleware_stack(), settings))
         if settings.trusted_proxies:
             # Says who calls and whether over TLS, if a proxy that is trusted passes it on.
             stack = ProxyHeadersMiddleware(stack, trusted_hosts=list(settings.trusted_proxies))  # type: ignore[arg-type,assignment]
         return stack
 
 
-class RequestIds:
-    """Gives every request an id, or keeps a sane one that the caller sent as X-Request-ID."""
+class Requests:
+    """Gives every request an id, or keeps a sane one that the caller sent as X-Request-ID, and logs it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
+        self._is_logged = settings.log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,13 +167,37 @@ class RequestIds:
         request_id = given if _REQUEST_ID.match(given) else str(uuid.uuid4())
         scope.setdefault("state", {})["request_id"] = request_id
         audit.current_request_id.set(request_id)
+        add_ids(request_id=request_id)
+        started, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            if self._is_logged and scope["path"] not in _PROBES:
+                _log_request(scope, status, time.monotonic() - started)
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    """Without the query, which may hold a secret. status: 0 if nothing was answered."""
+    principal: Principal = scope["state"].get("principal", _ANONYMOUS)
+    method, path = scope["method"], scope["raw_path"].decode("latin-1")
+    fields = {
+        "method": method,
+        "path": path,
+        "status": status,
+        "seconds": round(seconds, 4),
+        "client": scope["client"][0] if scope["client"] else None,
+        "principal": principal.name,
+    }
+    line = "%s %s %d in %.3f s for %s"
+    _log.info(line, method, path, status, seconds, principal.name, extra={"fields": fields})
 
 
 _probes = APIRouter(tags=["probes"], dependencies=[Anyone])

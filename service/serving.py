@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.settings import Settings
+from telemetry.logs import configure_logs
 
 STOP_SECONDS = 10.0
 """After so long the process ends, whatever still hangs: a catalog, say, that does not answer a poll."""
@@ -36,11 +37,13 @@ class Server(uvicorn.Server):
 
 def run(app: ASGIApp, stopping: threading.Event, settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C."""
+    configure_logs(settings.log_format)
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        access_log=False,
+        log_config=None,
+        access_log=False,  # it would tell queries, which may hold secrets; see ICESTREAM_LOG_REQUESTS
         proxy_headers=False,  # the application believes only ICESTREAM_TRUSTED_PROXIES
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from service.auth.models import Role
 from service.errors import StartError
 from service.locations import can_hold_index, is_under, normalize_location
+from telemetry.logs import LogFormat
 
 MIN_KEY_CHARACTERS = 32
 
@@ -61,6 +62,10 @@ class Settings(BaseSettings):
     oidc_name_claim: str = Field(default="sub", min_length=1)
     """What the holder of a token is called in the audit log."""
 
+    log_format: LogFormat = "text"
+    """How each line of the log is written."""
+    log_requests: bool = False
+    """Whether each request is a line of the log, except those of probes."""
     poll_interval_seconds: float = Field(default=10, gt=0)
     lease_seconds: float = Field(default=30, gt=0)
     scheduler_interval_seconds: float = Field(default=1, gt=0)

@@ -48,6 +48,7 @@ from service.serving import Server
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.workers.models import Worker
+from telemetry.logs import JsonFormatter, LogFormat
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
     with _only_one(settings.data_dir), _listening(settings) as listener:
         for name in ("warehouse", "index", "cache", "logs"):
             (settings.data_dir / name).mkdir(exist_ok=True)
-        _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None)
+        _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None, settings.log_format)
         prepare(settings)
         return _Up(settings, listener, browser=browser, demo=demo).run()
 
@@ -314,9 +315,10 @@ def _has_desktop() -> bool:
     return sys.platform == "darwin" or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def _log_in_short_lines(file: Path | None) -> None:
+def _log_in_short_lines(file: Path | None, log_format: LogFormat) -> None:
     """To the terminal, or to a file when the terminal is the demo's."""
     handler = logging.FileHandler(file) if file else logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    short = logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else short)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("service").setLevel(logging.INFO)

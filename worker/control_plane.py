@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
+from telemetry.logs import add_process_ids
 from worker.reach import Reach
 from worker.redaction import Redaction
 from worker.storage import ALLOWED_LOCATIONS
@@ -209,6 +210,7 @@ class ControlPlane:
             "version": version("icestream"),
         }
         self._worker_id = _understood(self._post("workers", body), _Registered).id
+        add_process_ids(worker_id=self._worker_id)
 
     def claim(self, wait_seconds: float, given_up: Sequence[AttemptId] = ()) -> Assignment | None:
         """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker.

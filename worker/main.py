@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from telemetry.logs import LogFormat, configure_logs, every_line
 from worker.catalogs import secrets_of
 from worker.control_plane import (
     JVM_LOST,
@@ -65,6 +66,7 @@ class WorkerSettings(BaseSettings):
     api_key: str
     spark_master: str = "local[*]"
     worker_name: str = socket.gethostname()
+    log_format: LogFormat = "text"
     alive_file: Path | None = None
     """Touched once Spark has started, and then every ALIVE_SECONDS at least: for probes."""
 
@@ -268,6 +270,9 @@ class Worker:
         account = Account()
         lines = LogLines(redaction)
         with (
+            every_line(
+                redaction.text, job_id=job.id, attempt=assignment.attempt, table_id=assignment.table.id
+            ),
             logged(lines),
             AttemptReporter(report, assignment.lease_seconds, lines, self._show_life) as reporter,
         ):
@@ -404,17 +409,13 @@ def _end_in_time(runner: TaskRunner) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, force=True
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
     settings = WorkerSettings()  # the key comes from the environment
+    configure_logs(settings.log_format)
     control_plane = ControlPlane(settings.url, settings.api_key)
     if settings.alive_file is not None:
         # What an earlier process left says nothing about this one.
         settings.alive_file.unlink(missing_ok=True)
-    spark = create_spark(settings.spark_master)
+    spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
     runner = TaskRunner(spark)
     worker = Worker(control_plane, runner, settings.alive_file)
 

@@ -51,9 +51,10 @@ class JobCancelledError(Exception):
     """The job was cancelled, or its attempt is no longer the job's; stop and leave nothing behind."""
 
 
-def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
+def create_spark(master: str, app_name: str = "icestream", *, structured_logs: bool = False) -> SparkSession:
     """The worker's Spark session, with Iceberg's runtime and JDBC drivers resolved by Maven coordinate.
 
+    structured_logs: Spark logs in JSON, too, in its own words (`ts`, `msg`).
     Raises the JVM's error when Java or a JAR can't be had.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -66,6 +67,7 @@ def create_spark(master: str, app_name: str = "icestream") -> SparkSession:
         "spark.driver.memory": os.environ.get("ICESTREAM_DRIVER_MEMORY", "2g"),
         "spark.jars.ivy": str(jars),
         "spark.scheduler.mode": "FAIR",
+        "spark.log.structuredLogging.enabled": str(structured_logs).lower(),
         "spark.speculation": "false",  # two runs of a task would write the same files at once
         "spark.sql.session.timeZone": "UTC",
     }

@@ -177,9 +177,18 @@ capabilities:
 - name: ICESTREAM_TRUSTED_PROXIES
   value: {{ join "," .Values.ingress.trustedProxies | quote }}
 {{- end }}
+- name: ICESTREAM_LOG_REQUESTS
+  value: {{ .Values.logs.requests | quote }}
+{{ include "icestream.telemetryEnv" . | trim }}
 {{- with include "icestream.settings" .Values.service.settings | trim }}
 {{ . }}
 {{- end }}
+{{- end -}}
+
+{{/* What service and workers tell of themselves. */}}
+{{- define "icestream.telemetryEnv" -}}
+- name: ICESTREAM_LOG_FORMAT
+  value: {{ .Values.logs.format }}
 {{- end -}}
 
 {{- define "icestream.settings" -}}

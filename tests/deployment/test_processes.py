@@ -1,5 +1,6 @@
 """What the chart gives its pods starts the real programs, whose probes answer, with only /tmp to write to."""
 
+import json
 import os
 import shlex
 import signal
@@ -140,6 +141,11 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
         works(worker, named(manifests, "ConfigMap", "spark"), url, tmp_path)
         for process, said in zip((first, second), logs, strict=True):
             end(process, service, said)
+        lines = [json.loads(line) for said in logs for line in said.read_text().splitlines()]
+        asked = [line for line in lines if line.get("path") == "/api/v1/api-keys"]
+        assert [line["status"] for line in asked] == [403, 200]
+        assert all(line["request_id"] for line in asked)
+        assert not any(line.get("path") in ("/livez", "/metrics") for line in lines)
 
 
 def schedulers(variables: Mapping[str, str]) -> int:
@@ -180,3 +186,12 @@ def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
             log,
         )
         end(process, worker, log)
+    said = log.read_text().splitlines()
+    lines = [json.loads(line) for line in said if line.startswith("{")]
+    assert {"icestream.worker"} <= {line["logger"] for line in lines if "worker_id" in line}
+    # Before Spark's JVM has read its settings, it writes text.
+    assert all(line.startswith("{") for line in said[said.index(next(filter(is_ready, said))) :]), said
+
+
+def is_ready(line: str) -> bool:
+    return '"Ready: Spark' in line

@@ -16,6 +16,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from telemetry.logs import JsonFormatter
 from worker import main, session
 from worker.control_plane import (
     Assignment,
@@ -195,6 +196,33 @@ def test_what_is_logged_during_a_job_is_sent_without_secrets(
     assert len(lines) == MOST_LINES
     assert lines[-1].message == "There are more lines in the worker's own log."
     assert max(len(line.message) for line in lines) == LONGEST_LINE
+
+
+def test_lines_of_an_attempt_name_it_and_no_secret_from_any_thread(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CATALOG_URI", "postgresql+psycopg://me:s%40fe-word@host/db")
+    catalog = ASSIGNMENT.catalog.model_copy(update={"properties": {"uri": "env:CATALOG_URI"}})
+
+    def run(*_: object) -> Outcome:
+        thread = threading.Thread(target=logging.getLogger("some.library").warning, args=["with s@fe-word"])
+        thread.start()
+        thread.join()
+        return Outcome({}, {})
+
+    monkeypatch.setattr(main, "run_job", run)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [*root.handlers, handler])
+    root.setLevel(logging.INFO)
+    worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
+    root.warning("nobody's")
+    lines = {line["message"]: line for line in map(json.loads, capsys.readouterr().err.splitlines())}
+    for message in ("with ***", "Reported as succeeded"):
+        ids = {name: lines[message][name] for name in ("job_id", "attempt", "table_id")}
+        assert ids == {"job_id": "j", "attempt": 1, "table_id": "t"}
+    assert "job_id" not in lines["nobody's"]
 
 
 def test_a_result_names_files_and_no_secret(

@@ -1,0 +1,1 @@
+"""What the service and the workers tell of themselves alike; it knows neither of the two."""
