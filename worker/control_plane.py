@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -172,7 +172,7 @@ class _Registered(_Body):
 
 
 class _HeartbeatAnswer(_Body):
-    lease_expires_at: AwareDatetime
+    now: AwareDatetime
     cancel_requested: bool
 
 
@@ -272,7 +272,6 @@ class AttemptReport:
         self._control_plane = control_plane
         self._redaction = redaction
         self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
-        self._lease = timedelta(seconds=assignment.lease_seconds)
         self.seconds_ahead = 0.0
         """Of this machine's clock, at least, before the service's at the last heartbeat."""
 
@@ -291,7 +290,7 @@ class AttemptReport:
         sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
         response = self._control_plane._post(f"{self._path}/heartbeat", body)
         answer = _understood(response, _HeartbeatAnswer)
-        self.seconds_ahead = (sent_at - (answer.lease_expires_at - self._lease)).total_seconds()
+        self.seconds_ahead = (sent_at - answer.now).total_seconds()
         return answer.cancel_requested
 
     def grant_addresses(self, rows: int, at_least: int) -> int:

@@ -368,7 +368,9 @@ def heartbeat(
             session, job, f"job.{event.kind}", event.message, now, level=event.level, reported=event.fields
         )
     session.add_all((job, running, worker))
-    return HeartbeatAnswer(lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None)
+    return HeartbeatAnswer(
+        now=now, lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None
+    )
 
 
 def reserve_addresses(

@@ -214,6 +214,8 @@ class HeartbeatRequest(Message):
 class HeartbeatAnswer(Message):
     """What a worker goes by."""
 
+    now: datetime
+    """By the service's clock, for the worker to compare its own with."""
     lease_expires_at: datetime
     """When the attempt is given up without a further heartbeat."""
     cancel_requested: bool

@@ -240,6 +240,7 @@ def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(databas
     with database.write() as session:
         answer = queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
     assert answer.cancel_requested
+    assert (answer.now, answer.lease_expires_at) == (START, START + timedelta(seconds=30))
     give_up(database, job_id, START + timedelta(seconds=31))
     assert job(database, job_id).status == "cancelled"
 

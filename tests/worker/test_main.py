@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from worker.control_plane import (
 )
 from worker.job import Outcome
 from worker.log_lines import LONGEST_LINE, MOST_LINES
-from worker.main import Worker
+from worker.main import AttemptReporter, Worker
 from worker.redaction import Redaction
 from worker.session import JvmWatch, TaskRunner
 
@@ -56,6 +56,7 @@ class Service:
         self.error: dict[str, Any] | None = None
         self.result: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
+        self.clock_behind = timedelta()
 
     def register(self, _: str) -> None:
         pass
@@ -73,8 +74,8 @@ class Service:
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/heartbeat"):
             self.told += [Event(**event) for event in body["events"]]
-            lease = datetime.now(UTC).isoformat()
-            return httpx.Response(200, json={"lease_expires_at": lease, "cancel_requested": False})
+            now = (datetime.now(UTC) - self.clock_behind).isoformat()
+            return httpx.Response(200, json={"now": now, "cancel_requested": False})
         self.on_finish()
         self.reported.append(body["status"])
         self.error, self.result = body["error"], body["result"]
@@ -399,3 +400,22 @@ def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (1, "ended\n")
     assert "Something still hangs" in ended.stderr
+
+
+def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def look(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        for hours in (2, -2):
+            service.clock_behind = timedelta(hours=hours)
+            reporter.confirm_lease()
+            seen.append(reporter.seconds_ahead)
+        return Outcome({}, {})
+
+    monkeypatch.setattr(main, "run_job", look)
+    worker.run_attempt(ASSIGNMENT)
+    # At least: what the answer took on its way counts for the service's clock.
+    assert [round(seconds / 3600) for seconds in seen] == [2, -2]
+    assert all(seconds <= hours * 3600 for seconds, hours in zip(seen, (2, -2), strict=True))
