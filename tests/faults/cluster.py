@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import httpx
 from tests.factories import Catalog
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.faults.proxy import Proxy
+from tests.faults.recovery import Recovery, read_passes
 from tests.integration.icestream import FINAL, Json, wait_until
 
 LEASE_SECONDS = 3.0
+SCHEDULER_SECONDS = 0.2
 KEEP_SECONDS = 5.0
 JVM_SILENCE_SECONDS = 12.0
 PYTHON_DAEMON = "tests.faults.python_daemon"
@@ -53,7 +56,7 @@ class Cluster:
             "ICESTREAM_ALLOWED_LOCATIONS": ",".join(allowed),
             "ICESTREAM_LEASE_SECONDS": str(LEASE_SECONDS),
             "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
-            "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": "0.2",
+            "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": str(SCHEDULER_SECONDS),
             "ICESTREAM_PORT": str(self._port),
             "ICESTREAM_URL": f"http://127.0.0.1:{self.network.port}",
             "ICESTREAM_API_KEY": key,
@@ -162,6 +165,20 @@ class Cluster:
         assert job["status"] == "succeeded", job["error"]
         result: Json = job["result"]
         return result
+
+    def recovery(self, lost: Json, following: Json) -> Recovery:
+        """Of a job's lost attempt and the one after it."""
+        (worker,) = [
+            one for one in self.get("/workers", limit=200)["items"] if one["id"] == following["worker_id"]
+        ]
+        return Recovery.of(
+            read_passes(self.directory / "service"),
+            SCHEDULER_SECONDS,
+            heard_at=datetime.fromisoformat(lost["lease_expires_at"]) - timedelta(seconds=LEASE_SECONDS),
+            given_up_at=datetime.fromisoformat(lost["ended_at"]),
+            free_at=datetime.fromisoformat(worker["registered_at"]),
+            followed_at=datetime.fromisoformat(following["started_at"]),
+        )
 
     def worker_of(self, attempt: Json) -> WorkerProcess:
         return next(worker for worker in self.workers if worker.name == attempt["worker_name"])

@@ -1,7 +1,8 @@
 """The service with faults at named points: `python -m tests.faults.service_build`. Only tests start it.
 
 It is the real application behind a wrapper that passes each request on. Its settings accept ICESTREAM_FAULTS,
-which the real ones know nothing of. A file `clock` in the faults' directory moves its clock by some seconds.
+which the real ones know nothing of. A file `clock` in the faults' directory moves its clock by some seconds,
+and the passes of its scheduler are noted there.
 """
 
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import service.database
 from tests.faults.injection import Fault, Faults, InjectedError, InjectedTimeoutError
+from tests.faults.recovery import PASSES
 
 _POINTS = {
     "register": r"/workers",
@@ -30,6 +32,7 @@ def main() -> None:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from service.app import create_app, prepare
+    from service.background import Background
     from service.serving import run
     from service.settings import Settings
 
@@ -67,6 +70,14 @@ def main() -> None:
                 await send({"type": "http.response.body", "body": b""})
 
     settings = TestSettings()
+    tick = Background.tick
+
+    def noted_tick(background: Background) -> None:
+        with (settings.faults_dir / PASSES).open("a") as passes:
+            passes.write(f"{service.database.utc_now().isoformat()}\n")
+        tick(background)
+
+    setattr(Background, "tick", noted_tick)  # noqa: B010 - its `self` has another name
     prepare(settings)
     app = create_app(settings)
     run(Injecting(app, Faults(settings.faults, settings.faults_dir)), app.state.stopping, settings)

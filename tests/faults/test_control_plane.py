@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +32,10 @@ from service.jobs.models import Attempt, Event, Job, Lease
 from service.jobs.status import AttemptStatus, JobStatus
 from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
+from service.workers.models import Worker
 from tests.faults.injection import Fault, Faults, When, fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
+from tests.faults.recovery import Recovery, read_passes, summary
 from tests.faults.service_build import POINTS
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
@@ -42,6 +45,7 @@ from tests.service.test_database_trouble import locked
 pytestmark = pytest.mark.integration
 
 LEASE_SECONDS = 2.0
+SCHEDULER_SECONDS = 0.1
 FAULTS: tuple[tuple[When, str], ...] = (
     ("before", "error"),
     ("before", "timeout"),
@@ -117,7 +121,7 @@ class World:
             "ICESTREAM_DATA_DIR": str(directory),
             "ICESTREAM_BOOTSTRAP_KEY": self.key,
             "ICESTREAM_LEASE_SECONDS": str(lease_seconds),
-            "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": "0.1",
+            "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": str(SCHEDULER_SECONDS),
             # The tables exist only in the control database.
             "ICESTREAM_POLL_INTERVAL_SECONDS": "3600",
         }
@@ -297,13 +301,26 @@ class World:
     def lost(self) -> list[Attempt]:
         return [each for each in self.attempts() if each.status == AttemptStatus.LOST.value]
 
-    def seconds_to_give_up(self) -> list[float]:
-        """From the last sign of life of each lost attempt, by the service's clock."""
-        return [
-            (each.ended_at - each.lease_expires_at).total_seconds() + self.lease_seconds
-            for each in self.lost()
-            if each.ended_at is not None
-        ]
+    def recoveries(self) -> list[Recovery]:
+        """Of each lost attempt that was followed by another one."""
+        attempts = {(each.job_id, each.attempt): each for each in self.attempts()}
+        passes = read_passes(self.faults_dir)
+        with self.database.read() as session:
+            registered_at = {each.id: each.registered_at for each in session.exec(select(Worker))}
+        recoveries = []
+        for lost in self.lost():
+            following = attempts.get((lost.job_id, lost.attempt + 1))
+            if following is not None and lost.ended_at is not None:
+                recovery = Recovery.of(
+                    passes,
+                    SCHEDULER_SECONDS,
+                    heard_at=lost.lease_expires_at - timedelta(seconds=self.lease_seconds),
+                    given_up_at=lost.ended_at,
+                    free_at=registered_at[following.worker_id],
+                    followed_at=following.started_at,
+                )
+                recoveries.append(recovery)
+        return recoveries
 
 
 def patiently(look: Callable[[], bool]) -> bool:
@@ -446,29 +463,26 @@ def test_every_fault_at_every_point_loses_no_job(
     tell(f"{kind}: {len(faults)} faults, once each; {len(ids)} jobs, {len(world.lost())} attempts lost")
 
 
-def test_a_killed_worker_is_followed_by_another(
-    new_world: Callable[..., World], record_property: Record
-) -> None:
+def test_a_killed_worker_is_followed_by_another(new_world: Callable[..., World]) -> None:
     world = new_world("sqlite")
     _, port = world.service()
-    took = []
     ids = set()
     for number in range(3):
-        worker = world.worker(port, 1.0)
+        # It is not done before it is killed, however slow this machine is.
+        worker = world.worker(port, 600)
         ids.add(world.request(port, number))
-        attempt = wait_until(world.running, "a running job")
+        wait_until(world.at_work, "a job at work")
         worker.send(signal.SIGKILL)
-        begun = time.monotonic()
-        other = world.worker(port, 1.0)
-        wait_until(lambda attempt=attempt: next_attempt(world, attempt), "the next attempt")  # type: ignore[misc]
-        took.append(time.monotonic() - begun)
+        other = world.worker(port)
         world.wait_for_jobs(ids)
         other.send(signal.SIGTERM)
-        assert other.wait(20) == 0
+        assert other.wait(60) == 0
     world.check(ids)
-    assert max(took) < 5 * LEASE_SECONDS
-    note(record_property, "seconds from the last heartbeat to giving up", world.seconds_to_give_up())
-    note(record_property, "seconds from the death of a worker to the next attempt, by a new one", took)
+    recoveries = world.recoveries()
+    assert len(recoveries) == 3
+    for recovery in recoveries:
+        recovery.check(LEASE_SECONDS, SCHEDULER_SECONDS)
+    tell(summary(recoveries))
 
 
 def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_back(
