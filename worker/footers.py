@@ -129,5 +129,9 @@ def comparable(values: pa.Array) -> npt.NDArray[Any]:
     """Values as a numpy array that compares like Arrow sorts; strings as bytes (byte order)."""
     if pa.types.is_string(values.type):
         values = values.cast(pa.binary())
-    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    try:
+        array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        # Arrow can't make a Python object of some bytes, for which there is no other reason.
+        raise MemoryError(str(error)) from error
     return array

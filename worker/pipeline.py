@@ -127,6 +127,11 @@ def lacks_memory(error: BaseException) -> bool:
         words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
         if isinstance(one, MemoryError) or any(sign in words for sign in _SIGNS):
             return True
+        if isinstance(one, OSError) and one.errno == errno.ENOMEM:
+            return True
+        # Python's words when the system has no memory, or no number, left for one.
+        if isinstance(one, RuntimeError) and "can't start new thread" in str(one):
+            return True
     return False
 
 

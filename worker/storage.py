@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -34,6 +37,8 @@ _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs":
 
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
+_CREATE_SECONDS = 60.0
+"""More than those take. obstore itself waits for ever once the system refuses it a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +166,16 @@ class Storage:
         """
         store, path = self._object_store(location)
         try:
-            obstore.put(store, path, content, mode="create", use_multipart=False)
+            _within(
+                _CREATE_SECONDS,
+                partial(obstore.put, store, path, content, mode="create", use_multipart=False),
+            )
         except AlreadyExistsError:
             # A repeated request of our own finds what the first one wrote, if only its answer was lost.
             return self.read(location) == content
-        except BaseError as error:
-            raise OSError(f"{location} could not be written: {str(error).partition(chr(10))[0]}") from error
+        except (BaseError, TimeoutError) as error:
+            reason = str(error).partition("\n")[0]
+            raise OSError(f"{location} could not be written: {reason}") from error
         return True
 
     def _object_store(self, location: str) -> tuple[ObjectStore, str]:
@@ -231,6 +240,24 @@ class DryStorage(Storage):
     def open_output(self, location: str) -> pa.NativeFile:
         self.resolve(location)
         return pa.MockOutputStream()
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Makes a call. Raises its error, or TimeoutError while it goes on in a thread that nobody waits for."""
+    outcome: Future[None] = Future()
+
+    def make() -> None:
+        try:
+            call()
+            outcome.set_result(None)
+        except BaseException as error:  # handed to the caller's thread
+            outcome.set_exception(error)
+
+    threading.Thread(target=make, name="storage-create", daemon=True).start()
+    try:
+        outcome.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"there was no answer within {seconds:.0f} s") from None
 
 
 def is_under(location: str, root: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,3 +341,15 @@ def test_a_file_is_created_once(place: Place) -> None:
     assert place.storage.create(location, b"first")
     assert not place.storage.create(location, b"second")
     assert place.storage.read(location) == b"first"
+
+
+def test_an_exclusive_write_that_never_ends_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may refuse obstore the thread that it waits for."""
+    is_over = threading.Event()
+    monkeypatch.setattr("worker.storage._CREATE_SECONDS", 0.05)
+    monkeypatch.setattr("obstore.put", lambda *_, **__: is_over.wait())
+    with pytest.raises(OSError, match="could not be written: there was no answer"):
+        Storage().create(f"{tmp_path}/snapshot-1", b"")
+    is_over.set()

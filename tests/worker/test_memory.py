@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ from worker import catalogs, commit
 from worker.compaction import CompactionTask
 from worker.control_plane import Assignment
 from worker.conversion import DeletesTask
+from worker.footers import comparable
 from worker.index import assign_addresses, build_tasks
 from worker.job import MAX_HALVINGS, Job, JobError
 from worker.pipeline import lacks_memory
@@ -55,6 +57,8 @@ def raised_again() -> Exception:
         (PySparkException("... numpy._core._exceptions._ArrayMemoryError: Unable to allocate"), True),
         (PySparkException("the worker said: MemoryError"), True),
         (PySparkException("SparkException: Python worker exited unexpectedly (crashed)"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (caused_by(RuntimeError("can't start new thread")), True),
         (OSError("no room"), False),
         (raised_again(), False),
         (ValueError("a file named MemoryError.parquet"), False),
@@ -62,6 +66,17 @@ def raised_again() -> Exception:
 )
 def test_too_little_memory_is_known_wherever_it_was(error: Exception, expected: bool) -> None:
     assert lacks_memory(error) is expected
+
+
+def test_keys_for_whose_values_there_is_no_memory_are_told_as_such() -> None:
+    class Keys:
+        type = pa.binary()
+
+        def to_numpy(self, **_: object) -> None:
+            raise pa.ArrowException("Unknown error: Wrapping some key failed")
+
+    with pytest.raises(MemoryError, match="Wrapping some key"):
+        comparable(cast("pa.Array", Keys()))
 
 
 def test_it_is_no_damage_of_the_file_that_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
