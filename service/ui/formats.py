@@ -1,6 +1,7 @@
 """How figures and times are written on the pages. Pure; None is always a dash."""
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -12,6 +13,8 @@ from service.wording import sized
 
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
+_TIME = "%Y-%m-%d %H:%M:%S"
+_WRITTEN_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)")
 POLICY_SECTIONS = {
     "index": "Index new data files",
     "convert": "Convert equality deletes",
@@ -129,8 +132,27 @@ def moment(value: datetime | str | None) -> str:
     """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip."""
     if value is None:
         return NONE
-    text = f"{aware(value):%Y-%m-%d %H:%M:%S} UTC"
+    text = f"{aware(value):{_TIME}} UTC"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(rfc3339(value), text, text)
+
+
+def with_times(text: str) -> str:
+    """The same with each time that stands in it as a <time> of its own, as `moment` writes it."""
+    return Markup("").join(
+        _read_time(part) if number % 2 else part for number, part in enumerate(_WRITTEN_TIME.split(text))
+    )
+
+
+def _read_time(text: str) -> str:
+    try:
+        return moment(datetime.fromisoformat(text.replace(" UTC", "Z")))
+    except ValueError:
+        return text
+
+
+def breakable(name: str) -> str:
+    """A name that may break after its dots and underscores, and nowhere else."""
+    return Markup("<wbr>").join(part for part in re.split(r"(?<=[._])", name) if part)
 
 
 def seconds_between(began: datetime | str, ended: datetime | str) -> float:

@@ -222,7 +222,7 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
         if amount
     ]
     amounts = f"reading {size(result.get('bytes_read'))}, writing {size(result.get('bytes_written'))}"
-    estimate = result.get("estimated_seconds")
+    estimate, commits = result.get("estimated_seconds"), result.get("commits")
     return [
         *([] if estimate is None else [Figure("Would take about", duration(estimate), amounts)]),
         Figure(
@@ -237,7 +237,7 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
         Figure(
             "Delete files written",
             count(result.get("delete_files_added")),
-            " and ".join(written),
+            " and ".join(written) + (f" in {plural(commits, 'commit')}" if commits else ""),
         ),
         Figure(
             "Delete files removed",
@@ -245,7 +245,6 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
             "equality deletes, and what they replace",
         ),
         Figure("Bytes read", size(_total(result, "bytes_read")), _sources(result)),
-        Figure("Commits", count(result.get("commits"))),
     ]
 
 

@@ -47,6 +47,8 @@ def _environment() -> Environment:
         duration=formats.duration,
         percent=formats.percent,
         moment=formats.moment,
+        with_times=formats.with_times,
+        breakable=formats.breakable,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,
         pairs=lambda names, words="": [(name, f"{words}{name}") for name in names],

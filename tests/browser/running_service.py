@@ -113,8 +113,21 @@ class PlayedWorker:
             events=[{"level": "info", "message": decision} for decision in decisions],
         )
 
-    def succeed(self, result: dict[str, Any], health: dict[str, Any] | None = None) -> None:
-        self._post("finish", status="succeeded", result=result, health=health)
+    def log(self, line: str, level: str = "info") -> None:
+        self._post("heartbeat", events=[{"kind": "log", "level": level, "message": line}])
+
+    def succeed(
+        self, result: dict[str, Any], health: dict[str, Any] | None = None, *, read_bytes: int = 0
+    ) -> None:
+        self._post(
+            "finish",
+            status="succeeded",
+            result=result,
+            health=health,
+            stages=result.get("stages") or [],
+            rows=result.get("rows_deleted") or 0,
+            bytes=read_bytes,
+        )
 
     def fail(self, detail: str = "Connection refused: catalog.internal:5432") -> None:
         self._post(
@@ -215,9 +228,15 @@ def index_result() -> dict[str, Any]:
 
 
 def index_report(
-    *, pending: tuple[int, int] = (0, 0), coverage: float = 1.0, unconvertible: str | None = None
+    *,
+    pending: tuple[int, int] = (0, 0),
+    coverage: float = 1.0,
+    unconvertible: str | None = None,
+    dead_ratio: float = 0.034,
+    head: int = 6051911820938456713,
 ) -> dict[str, Any]:
-    """pending: equality delete files, and rows in them. unconvertible: a live equality delete file."""
+    """pending: equality delete files, and rows in them. unconvertible: a live equality delete file. head: the
+    snapshot that the worker saw."""
     refused = {
         "file_path": unconvertible,
         "code": "float_key",
@@ -225,7 +244,7 @@ def index_report(
         "remedy": "Let the writer use a key without floats, then rewrite the data files once.",
     }
     return {
-        "iceberg_snapshot_id": 6051911820938456713,
+        "iceberg_snapshot_id": head,
         "key_sets": [
             {
                 "equality_field_ids": [1],
@@ -238,7 +257,7 @@ def index_report(
                 "entries": 19_480_000,
                 "bytes": 59_800_000,
                 "sorted_runs": 7,
-                "dead_ratio": 0.034,
+                "dead_ratio": dead_ratio,
             }
         ],
         "unconvertible": [refused] if unconvertible else [],

@@ -8,18 +8,20 @@ import math
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Browser, sync_playwright
 from sqlalchemy import delete
-from sqlmodel import col
+from sqlmodel import Session, col, select
 
-from service.database import Database, utc_now
+from service.database import Database, new_id, utc_now
 from service.index_health.models import HealthSample
+from service.jobs.models import Attempt, Event, Job
 from service.tables.models import EnrolledTable
+from service.ui.formats import rfc3339
 from tests.browser.conftest import CHROMIUM
 from tests.browser.running_service import (
     PlayedWorker,
@@ -43,41 +45,72 @@ class Pages:
 
 
 def furnish(service: RunningService) -> Pages:
-    """Tables in every state, jobs in every state."""
+    """Tables in every state, jobs in every state, and what happened within the past day."""
     worker, second = PlayedWorker(service, "worker-1"), PlayedWorker(service, "worker-2")
-    service.create_iceberg_table("sales.orders", delete_files=9, deletes_each=5_120)
-    service.create_iceberg_table("sales.returns", delete_files=2, deletes_each=310)
-    service.create_iceberg_table("sales.customers")
-    service.create_iceberg_table("logistics.shipments", delete_files=3, deletes_each=800)
+    for name, delete_files, deletes_each in (
+        ("sales.orders", 9, 5_120),
+        ("sales.returns", 2, 310),
+        ("sales.customers", 0, 0),
+        ("logistics.shipments", 3, 800),
+        ("logistics.vehicle_positions_by_region_and_hour_of_day", 4, 1_250),
+        ("finance.invoices", 1, 12),
+    ):
+        service.create_iceberg_table(name, delete_files=delete_files, deletes_each=deletes_each)
+    for name in ("payments", "refunds", "ledger_entries", "exchange_rates", "vouchers"):
+        service.create_iceberg_table(f"finance.{name}")
     orders = service.enroll("sales.orders", policy=None)
     returns, customers = service.enroll("sales.returns"), service.enroll("sales.customers")
     shipments = service.enroll("logistics.shipments")
     # The policy `standard` asked for the first index job by itself.
-    indexed = worker.claim()
-    indexed.succeed(index_result(), index_report(pending=(9, 46_080)))
-    for table, unconvertible in (
-        (returns, service.equality_delete_files("sales.returns")[0]),
-        (customers, None),
+    worker.claim()
+    indexed = worker.job_id
+    worker.succeed(
+        index_result(), index_report(pending=(9, 46_080), head=service.iceberg.head("sales.orders"))
+    )
+    positions = service.enroll("logistics.vehicle_positions_by_region_and_hour_of_day")
+    invoices = service.enroll("finance.invoices")
+    for name, table, report in (
+        ("sales.returns", returns, {"unconvertible": service.equality_delete_files("sales.returns")[0]}),
+        ("sales.customers", customers, {}),
+        ("logistics.vehicle_positions_by_region_and_hour_of_day", positions, {"dead_ratio": 0.86}),
     ):
         service.request_job(table, "index")
-        worker.claim().succeed(index_result(), index_report(unconvertible=unconvertible))
+        head = service.iceberg.head(name)
+        worker.claim().succeed(index_result(), index_report(head=head, **report))
     dry_run = service.request_job(orders, "convert", dry_run=True)
-    worker.claim().succeed(convert_result(dry_run=True))
+    worker.claim().succeed(convert_result(dry_run=True), read_bytes=108_400_000)
     done = service.request_job(customers, "convert")
     worker.claim()
     worker.report("plan", decisions=["The index of (id) covers all 96 data files"])
-    worker.succeed(convert_result(), index_report())
+    worker.log("Planned 24 equality delete files against 96 data files")
+    worker.log(
+        "The store answered 503 to s3://lake/sales/customers/data/00017.parquet; asking again", "warning"
+    )
+    worker.log("Committed snapshot 6051911820938456713")
+    worker.succeed(convert_result(), index_report(), read_bytes=113_200_000)
     failed = service.request_job(shipments, "convert")
-    worker.claim().fail()
+    worker.claim()
+    worker.report("plan")
+    worker.report("read", 3, 3, "files")
+    worker.log("Connection refused: catalog.internal:5432", "error")
+    worker.fail()
     service.request_job(returns, "convert")
     service.post(f"/tables/{returns}/pause")
+    service.post(
+        f"/tables/{invoices}/jobs",
+        kind="convert",
+        run_at=rfc3339(utc_now() + timedelta(hours=5)),
+        priority=10,
+    )
     running = service.request_job(orders, "convert")
     second.claim()
     second.report("plan")
-    second.report("read", 9, 9, "tasks", decisions=["Key set (id) is looked up in its index"])
+    second.report("read", 9, 9, "files", decisions=["Key set (id) is looked up in its index"])
+    second.log("Planned 9 equality delete files against 96 data files")
     second.report("lookup", 120, 298, "tasks")
-    write_past(service, orders)
-    pattern = service.post("/patterns", catalog="local", pattern="sales.*", exclude=["sales.tmp_*"])
+    past = write_past(service, orders, dry_run, done, indexed)
+    pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
+    service.wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11)
     return Pages(
         {
             "overview": "/",
@@ -85,12 +118,14 @@ def furnish(service: RunningService) -> Pages:
             "table": f"/tables/{orders}",
             "table-form": f"/tables/{orders}/edit",
             "table-blocked": f"/tables/{returns}",
+            "table-new": f"/tables/{invoices}",
             "job-running": f"/jobs/{running}",
-            "job-succeeded": f"/jobs/{done}",
-            "job-dry-run": f"/jobs/{dry_run}",
-            "job-index": f"/jobs/{indexed.job_id}",
+            "job-succeeded": f"/jobs/{past[done]}",
+            "job-dry-run": f"/jobs/{past[dry_run]}",
+            "job-index": f"/jobs/{past[indexed]}",
             "job-failed": f"/jobs/{failed}",
             "jobs": "/jobs",
+            "jobs-none": "/jobs?status=cancelled",
             "workers": "/workers",
             "policies": "/policies",
             "policy": "/policies/standard",
@@ -112,8 +147,9 @@ def furnish(service: RunningService) -> Pages:
     )
 
 
-def write_past(service: RunningService, table_id: str) -> None:
-    """A day of measurements: deletes pile up and are converted, more of them by day."""
+def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[str, str]:
+    """A day of measurements: deletes pile up and are converted, more of them by day. Returns for each of the
+    jobs one that did the same, hours ago and in the time that its stages say."""
     now = utc_now()
     database = Database(service.database_url)
     with database.write() as session:
@@ -121,12 +157,14 @@ def write_past(service: RunningService, table_id: str) -> None:
         session.exec(delete(HealthSample).where(col(HealthSample.table_id) == table_id))
         table = session.get_one(EnrolledTable, table_id)
         pending = files = 0
+        conversions = []
         for minute in range(24 * 60, 2, -2):
             at = now - timedelta(minutes=minute)
-            pending += int(900 * (1.2 + math.sin(minute / 230)) * (1 + minute % 5 / 4))
+            pending += int(180 * (1.2 + math.sin(minute / 230)) * (1 + minute % 5 / 4))
             files += 1
             if pending > 52_000:
                 pending = files = 0
+                conversions.append(at)
             session.add(
                 HealthSample(
                     table_id=table.id,
@@ -136,15 +174,40 @@ def write_past(service: RunningService, table_id: str) -> None:
                     pending_equality_delete_files=files,
                     pending_equality_deletes=pending,
                     lag_seconds=files * 120,
-                    coverage=1,
-                    entries=19_480_000,
-                    bytes=59_800_000,
-                    sorted_runs=7,
-                    dead_ratio=0.03,
+                    coverage=1 if minute % 90 > 6 else 0.97,
+                    entries=19_480_000 - minute * 900,
+                    bytes=59_800_000 - minute * 2_700,
+                    sorted_runs=3 + (1440 - minute) // 45 % 13,
+                    dead_ratio=0.034 + minute % 700 / 4000,
                     unconvertible=0,
                 )
             )
+        for at in conversions:
+            _repeat(session, job_ids[1], at, table)
+        past = {job_id: _repeat(session, job_id, now - timedelta(hours=2)) for job_id in job_ids}
     database.dispose()
+    return past
+
+
+def _repeat(session: Session, job_id: str, ended_at: datetime, table: EnrolledTable | None = None) -> str:
+    """Add the same job, on this table if given, as if it had ended then; return its id."""
+    job = session.get_one(Job, job_id)
+    seconds = sum(stage["seconds"] for stage in (job.result or {})["stages"])
+    started_at = ended_at - timedelta(seconds=seconds)
+    times = {"created_at": started_at - timedelta(seconds=2), "started_at": started_at, "ended_at": ended_at}
+    place = {"table_id": table.id, "table_uuid": table.table_uuid} if table else {}
+    again = Job.model_validate(job.model_dump() | {"id": new_id()} | place | times)
+    session.add(again)
+    attempts = session.exec(select(Attempt).where(Attempt.job_id == job_id)).all()
+    for attempt in attempts:
+        copied = {"job_id": again.id, "started_at": started_at, "ended_at": ended_at, "seconds": seconds}
+        session.add(Attempt.model_validate(attempt.model_dump() | copied))
+    events = session.exec(select(Event).where(Event.job_id == job_id).order_by(col(Event.id))).all()
+    for number, event in enumerate(events):
+        at = started_at + timedelta(seconds=seconds) * number / max(len(events) - 1, 1)
+        copied = {"id": None, "job_id": again.id, "table_id": again.table_id, "at": at}
+        session.add(Event.model_validate(event.model_dump() | copied))
+    return again.id
 
 
 def take(browser: Browser, service: RunningService, pages: Pages, directory: Path, suffix: str = "") -> None:

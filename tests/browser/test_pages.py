@@ -332,6 +332,40 @@ def test_jobs_can_be_filtered(signed_in: Page, service: RunningService) -> None:
     expect(signed_in.locator("tbody tr")).to_contain_text(waiting[:8])
 
 
+def test_all_jobs_of_a_page_are_chosen_at_once_and_stay_so_while_it_follows(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.queues")
+    table = service.enroll("shop.queues")
+    service.request_job(table, "index")
+    signed_in.goto(f"{service.url}/jobs?table_id={table}")
+    expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    signed_in.get_by_role("checkbox", name="Choose all").check()
+    service.request_job(table, "verify")
+    expect(signed_in.locator("tbody tr")).to_have_count(2)
+    expect(signed_in.get_by_role("checkbox", name="Choose Index")).to_be_checked()
+    signed_in.get_by_role("checkbox", name="Choose all").uncheck()
+    expect(signed_in.get_by_role("checkbox", name="Choose Index")).not_to_be_checked()
+
+
+def test_a_log_that_grows_stays_where_it_is_read(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.logs")
+    job = service.request_job(service.enroll("shop.logs"), "convert")
+    worker = PlayedWorker(service).claim()
+    worker.log("\n".join(map(str, range(100))))
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    log = signed_in.locator(".log")
+    log.evaluate("box => box.scrollTo(0, 300)")
+    worker.log("the second line")
+    expect(log).to_contain_text("the second line")
+    assert log.evaluate("box => box.scrollTop") == 300
+    log.evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    worker.log("the third line")
+    expect(log).to_contain_text("the third line")
+    assert log.evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 8")
+
+
 def test_viewer_sees_everything_and_may_do_nothing(page: Page, service: RunningService) -> None:
     service.create_iceberg_table("shop.secrets")
     table = service.enroll("shop.secrets")

@@ -44,7 +44,7 @@ function enliven(part) {
     const words = title.textContent;
     title.textContent = `${inViewersZone(new Date(title.dataset.time))}${words.slice(words.indexOf(": "))}`;
   }
-  for (const button of part.querySelectorAll("button[data-copy]")) button.hidden = false;
+  for (const control of part.querySelectorAll("button[data-copy], #choose-all")) control.hidden = false;
 }
 
 function tick() {
@@ -67,8 +67,16 @@ function replaceChanged(page) {
     const focused = shown.contains(document.activeElement) ? document.activeElement.id : "";
     // The element itself stays, so that screen readers announce what changes in it.
     const checked = new Set([...shown.querySelectorAll("input:checked")].map((box) => box.value));
+    const scrolled = [...shown.querySelectorAll(".scroll, .log")].map((box) => [
+      box.scrollLeft, box.scrollTop, box.scrollTop + box.clientHeight > box.scrollHeight - 8,
+    ]);
     shown.replaceChildren(...document.importNode(fresh, true).childNodes);
     for (const box of shown.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    // Whoever reads a log stays where they are, at its end if they were there.
+    shown.querySelectorAll(".scroll, .log").forEach((box, number) => {
+      const [left, top, atEnd] = scrolled[number] ?? [0, 0, false];
+      box.scrollTo(left, atEnd ? box.scrollHeight : top);
+    });
     enliven(shown);
     if (focused) document.getElementById(focused)?.focus();
   }
@@ -166,6 +174,10 @@ document.addEventListener("click", async (event) => {
     button.classList.remove("done");
     button.setAttribute("aria-label", button.title);
   }, 1500);
+});
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "choose-all") return;
+  for (const box of document.querySelectorAll("input[name=job_ids]")) box.checked = event.target.checked;
 });
 // A form sent twice by an impatient double click would ask twice.
 document.addEventListener("submit", (event) => {

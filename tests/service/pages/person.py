@@ -46,7 +46,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attributes}
-        self._text.append(" ")
+        if tag != "wbr":
+            self._text.append(" ")
         match tag:
             case "form":
                 self.forms.append(PageForm(urljoin(self.url, given.get("action", self.url)), given["method"]))
