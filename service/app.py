@@ -58,6 +58,7 @@ from service.rate_limits import RateLimits
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
+from service.ui.pages import problem_page
 from service.values import RefuseNul
 from service.workers import endpoints as workers_endpoints
 from telemetry.logs import add_ids
@@ -124,6 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.stopping = threading.Event()
+    app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.add_middleware(RefuseNul)
     app.add_middleware(BodyLimit)
@@ -214,7 +216,7 @@ async def live() -> dict[str, str]:
 
 
 @_probes.get("/readyz", responses=_SHOWS_OK)
-def ready(request: Request) -> JSONResponse:
+def ready(request: Request) -> Response:
     """The database can be read and written and is migrated. Workers and Spark do not matter here."""
     try:
         problem = get_database(request).check_usable()
@@ -240,8 +242,8 @@ def metrics(session: ReadSession, settings: CurrentSettings) -> Response:
     return Response(render_metrics(session, settings), media_type=CONTENT_TYPE_LATEST)
 
 
-def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer with a problem document; a denial is recorded in a transaction of its own.
+def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer; a denial is recorded in a transaction of its own.
 
     Not recorded is who reads without being known: nothing was asked for in anybody's name, and scanners
     would fill the log.

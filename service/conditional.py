@@ -52,8 +52,8 @@ def check_version(if_match: str | None, version: int | None) -> None:
         raise PreconditionError(
             "version-conflict",
             "It was changed meanwhile",
-            f"If-Match names {if_match}, and there is nothing.",
-            "GET it again, and leave If-Match out to make it anew.",
+            f"This was made from version {if_match}, and there is nothing any more, so nothing was changed.",
+            "Look at what is there now, and make it anew if it is still wanted.",
         )
     # Proxies that compress an answer weaken its tag: W/"3".
     offered = {tag.strip().removeprefix("W/") for tag in if_match.split(",")}
@@ -62,6 +62,6 @@ def check_version(if_match: str | None, version: int | None) -> None:
     raise PreconditionError(
         "version-conflict",
         "It was changed meanwhile",
-        f"If-Match names {if_match}, the current version is {etag(version)}.",
-        "GET it again, repeat the change, and send the new ETag.",
+        f"This was made from version {if_match}, and {etag(version)} is there now, so nothing was changed.",
+        "Look at what is there now, and make the change again if it is still wanted.",
     )

@@ -11,13 +11,15 @@
     └── DatabaseError        503
     StartError               the process cannot start; never travels over HTTP
 
-Each says what happened (`detail`) and what to do about it (`remedy`).
+Each says what happened (`detail`) and what to do about it (`remedy`), in words that are right on a page and
+in an answer to a program: calls and headers are named by service.problems only.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from psycopg.errors import ForeignKeyViolation, UniqueViolation
@@ -38,6 +40,8 @@ from service.messages import Message
 PROBLEM_JSON = "application/problem+json"
 PROBLEM_PATH = "/problems/"
 """Where each `type` is explained: service.problems lists them."""
+_FOR_PROGRAMS = ("/api/", "/openapi.json", "/livez", "/readyz", "/metrics")
+"""Where problem documents are answered; everywhere else people look, and get pages."""
 _log = logging.getLogger("icestream.errors")
 
 
@@ -104,8 +108,7 @@ class DatabaseError(IcestreamError):
             "database-unavailable",
             "The control database did not answer",
             str(getattr(cause, "orig", None) or cause),
-            "Send the request again after the seconds in Retry-After; with an Idempotency-Key it happens "
-            "once. /readyz says whether the database can be used.",
+            "Try again in some seconds. /readyz says whether the database can be used.",
         )
 
 
@@ -187,14 +190,21 @@ def problem_of(error: IcestreamError, instance: str, request_id: str | None = No
     )
 
 
-def problem_response(request: Request, error: IcestreamError) -> JSONResponse:
-    problem = problem_of(error, request.url.path, getattr(request.state, "request_id", None))
-    headers = _HEADERS.get(error.status_code)
-    if error.status_code == 429:
-        headers = {"Retry-After": str(error.extra["retry_after_seconds"])}
-    return JSONResponse(
-        problem.model_dump(mode="json"), error.status_code, headers=headers, media_type=PROBLEM_JSON
-    )
+def problem_response(request: Request, error: IcestreamError) -> Response:
+    """What a failed call answers: to programs a problem document, to people a page that says the same."""
+    request_id = getattr(request.state, "request_id", None)
+    if request.url.path.startswith(_FOR_PROGRAMS):
+        problem = problem_of(error, request.url.path, request_id)
+        response: Response = JSONResponse(
+            problem.model_dump(mode="json"), error.status_code, media_type=PROBLEM_JSON
+        )
+    else:
+        problem_page: Callable[[Request, IcestreamError], Response] = request.app.state.problem_page
+        response = problem_page(request, error)
+    response.headers.update(_HEADERS.get(response.status_code, {}))
+    if response.status_code == 429:
+        response.headers["Retry-After"] = str(error.extra["retry_after_seconds"])
+    return response
 
 
 def validation_error(error: RequestValidationError | ValidationError) -> InvalidError:
@@ -208,7 +218,7 @@ def validation_error(error: RequestValidationError | ValidationError) -> Invalid
         "validation-error",
         "The request is not valid",
         summary,
-        "Correct the fields listed under `errors`; /docs describes every call.",
+        "Correct what is named; /docs describes every call of the API.",
         errors=findings,
     )
 
@@ -234,23 +244,27 @@ _HTTP_PROBLEMS = {
     400: (
         "malformed-request",
         "The request cannot be read",
-        "Correct the request; /docs describes every call.",
+        "Correct the request; /docs describes every call of the API.",
     ),
-    404: ("not-found", "Nothing here", "Check the path; /docs lists every call."),
-    405: ("method-not-allowed", "This call does not take that method", "See /docs for the methods it takes."),
+    404: ("not-found", "Nothing here", "Check the address; /docs lists every call of the API."),
+    405: (
+        "method-not-allowed",
+        "This call does not take that method",
+        "Use the page that has the form or button for it; /docs lists the methods of the API.",
+    ),
     413: ("body-too-large", "The request body is too large", "Send less in one request."),
 }
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every failure with a problem document. Denials are recorded by the audit handler."""
+    """Answer every failure. Denials are recorded by the audit handler."""
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    def _invalid(request: Request, error: RequestValidationError) -> Response:
         return problem_response(request, validation_error(error))
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
+    def _http(request: Request, error: HTTPException) -> Response:
         slug, title, remedy = _HTTP_PROBLEMS.get(
             error.status_code, ("http-error", "The request failed", "See /docs.")
         )
@@ -261,7 +275,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(SQLAlchemyError)
-    def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
+    def _database(request: Request, error: SQLAlchemyError) -> Response:
         if isinstance(error, DataError):
             return problem_response(request, _unusable_value(error))
         if _is_lost_race(error):
@@ -270,7 +284,7 @@ def install_error_handlers(app: FastAPI) -> None:
                 "Somebody else was faster",
                 "Another request made or removed the same thing, or what this one refers to, "
                 "at the same time.",
-                "GET what is there now, and send the request again if it is still wanted.",
+                "Look at what is there now, and send the request again if it is still wanted.",
             )
             return problem_response(request, lost)
         if not is_database_trouble(error):
@@ -279,7 +293,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, DatabaseError(error))
 
     @app.exception_handler(Exception)
-    def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    def _unexpected(request: Request, error: Exception) -> Response:
         return problem_response(
             request,
             IcestreamError(

@@ -172,7 +172,7 @@ def _too_many(what: str, per_minute: int, wait_seconds: float) -> IcestreamError
         "too-many-requests",
         "Too many requests",
         f"You {what} more than {per_minute} times a minute; the next one is answered in {seconds} s.",
-        "Wait for the seconds in Retry-After. Scripts that wait for a job can follow /api/v1/events instead.",
+        "Wait so long, then try again. Scripts that wait for a job can follow the stream of events instead.",
         status=429,
         retry_after_seconds=seconds,
     )

@@ -230,7 +230,7 @@ def pin_table(job: Job) -> PinnedTable:
             "catalog_unreachable",
             f"Catalog {assignment.catalog.name} can't be used",
             str(error),
-            "Check the catalog's address and credentials (POST /api/v1/catalogs/{id}/check), then retry.",
+            "Check the catalog, correct its address or credentials, then retry.",
             retryable=isinstance(error, catalogs.CatalogUnreachableError),
         ) from error
     storage = Storage(catalogs.file_io_properties(java_table) | assignment.location_limits)

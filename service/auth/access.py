@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 from fastapi.security import APIKeyCookie, HTTPBearer
+from starlette.datastructures import FormData
 
 from service.auth.models import Principal, Role
 from service.auth.principals import SESSION_COOKIE, find_principal
@@ -34,9 +35,16 @@ async def _csrf_token(request: Request) -> str | None:
     if token := request.headers.get(CSRF_HEADER):
         return token
     if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        field = (await request.form()).get(CSRF_FIELD)
+        form = request.state.form = await request.form()
+        field = form.get(CSRF_FIELD)
         return field if isinstance(field, str) else None
     return None
+
+
+def typed_form(request: Request) -> FormData | None:
+    """The form that a write came with, if it was read."""
+    form: FormData | None = getattr(request.state, "form", None)
+    return form
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ def _check_csrf(expected: str, token: str | None, request: Request) -> None:
     raise ForbiddenError(
         "csrf-failed",
         "The request did not come from our page",
-        f"A browser session must send its CSRF token (header {CSRF_HEADER}, or form field {CSRF_FIELD}).",
-        "Reload the page and try again.",
+        f"Its CSRF token (header {CSRF_HEADER}, form field {CSRF_FIELD}) is missing or of another session.",
+        "Open the page anew and try again, for instance after signing in as somebody else.",
         action=action_of(request),
         target=request.url.path,
     )

@@ -135,7 +135,7 @@ class TokenVerifier:
                 "issuer-unavailable",
                 "The issuer of the token did not answer",
                 f"The keys of {self._issuer} cannot be had: {self._failure}.",
-                "Send the request again after the seconds in Retry-After, or use an API key.",
+                "Try again in some seconds, or use an API key.",
             )
         return self._keys
 

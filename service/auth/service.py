@@ -73,7 +73,7 @@ def forbidden(principal: Principal, needed: Role, action: str, target: str) -> F
     return ForbiddenError(
         "forbidden",
         "Your role does not allow this",
-        f"{principal.name!r} has the role {principal.role.value}; {action} needs {needed.value}.",
+        f"{principal.name!r} has the role {principal.role.value}; this needs {needed.value}.",
         f"Use a key with the role {needed.value}, or ask an admin for one.",
         action=action,
         target=target,
@@ -115,7 +115,7 @@ def rotate_api_key(
             "api-key-not-active",
             "This key cannot be rotated",
             f"The key {row.name!r} is {row.state(now).value}.",
-            "Make a new one: POST /api/v1/api-keys.",
+            "Make a new one.",
         )
     if row.prefix == _GIVEN:
         raise ConflictError(
@@ -340,7 +340,7 @@ def _get_api_key(session: Session, key_id: str, *, for_update: bool = False) -> 
             "api-key-not-found",
             "No such API key",
             f"There is no API key {key_id}.",
-            "GET /api/v1/api-keys lists them.",
+            "Look in the list of API keys.",
         )
     return row
 

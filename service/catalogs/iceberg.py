@@ -320,7 +320,7 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
         "catalog-unreachable",
         "The catalog could not be read",
         f"Catalog {catalog.name!r} ({catalog.type}): {cause}",
-        f"{_advice(catalog, error)} POST /api/v1/catalogs/{catalog.id}/check tries it again.",
+        f"{_advice(catalog, error)} A check of the catalog tries it again.",
     )
 
 

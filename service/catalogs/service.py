@@ -95,7 +95,7 @@ def get_catalog(session: Session, catalog_id: str, *, for_update: bool = False) 
             "catalog-not-found",
             "No such catalog",
             f"There is no catalog {catalog_id!r}.",
-            "GET /api/v1/catalogs lists them.",
+            "Look in the list of catalogs.",
         )
     return row
 
@@ -169,7 +169,7 @@ def delete_catalog(
             "catalog-in-use",
             "Tables of this catalog are enrolled",
             f"Catalog {row.name!r} is used by {names}.",
-            "DELETE those tables first.",
+            "Remove those tables first.",
         )
     session.exec(delete(EnrollmentPattern).where(col(EnrollmentPattern.catalog_id) == row.id))
     row.deleted_at = utc_now()
@@ -258,7 +258,7 @@ def _check_name_is_free(session: Session, name: str) -> None:
             "catalog-exists",
             "There is a catalog of that name already",
             f"{name!r} is taken.",
-            "Choose another name, or PATCH the existing catalog.",
+            "Choose another name, or change the catalog that is there.",
         )
 
 

@@ -54,7 +54,7 @@ def create_pattern(
             "catalog-not-found",
             "No such catalog",
             f"There is no catalog {request.catalog!r}.",
-            "Register it first with POST /api/v1/catalogs.",
+            "Register it first.",
         )
     policy = policy_of_request(session, request.policy) if request.policy is not None else None
     row = EnrollmentPattern(
@@ -89,7 +89,7 @@ def get_pattern(session: Session, pattern_id: str, *, for_update: bool = False) 
             "pattern-not-found",
             "No such pattern",
             f"There is no standing pattern {pattern_id!r}.",
-            "GET /api/v1/patterns lists them.",
+            "Look in the list of patterns.",
         )
     return row
 

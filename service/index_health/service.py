@@ -31,10 +31,7 @@ SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
-_RESUME = (
-    "Resume what is paused: POST /api/v1/tables/{id}/resume, /api/v1/catalogs/{id}/resume or "
-    "/api/v1/system/resume."
-)
+_RESUME = "Resume what is paused: the table, its catalog, or the whole system."
 _WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
 _LAG_PATIENCE = 2
 """Lagging begins at this many times the age at which the policy converts."""
@@ -112,7 +109,7 @@ def judge(
         return (
             HealthStatus.LAGGING,
             late,
-            "Check that a worker is running (GET /api/v1/workers); add workers if all are busy.",
+            "Check that the list of workers has one that runs; add workers if all are busy.",
         )
     compaction = (
         "The policy compacts by itself; see `decisions` for when."

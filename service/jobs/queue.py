@@ -145,7 +145,7 @@ def enqueue(
                 "job-already-queued",
                 "Such a job is queued already, with other parameters",
                 f"Job {queued.id} ({queued.kind}) waits with parameters {queued.parameters}.",
-                f"Wait for it, or POST /api/v1/jobs/{queued.id}/cancel first.",
+                "Wait for it, or cancel it first.",
                 job_id=queued.id,
             )
         _bring_forward(session, queued, job, now)
@@ -563,7 +563,7 @@ def get_worker(session: Session, worker_id: str) -> Worker:
             "worker-not-found",
             "No such worker",
             f"There is no worker {worker_id!r}.",
-            "Register with POST /api/v1/workers.",
+            "Register it again; workers do so by themselves.",
         )
     return worker
 
@@ -581,7 +581,7 @@ def get_job(session: Session, job_id: str) -> Job:
     job = session.get(Job, job_id)
     if job is None:
         raise NotFoundError(
-            "job-not-found", "No such job", f"There is no job {job_id!r}.", "GET /api/v1/jobs lists them."
+            "job-not-found", "No such job", f"There is no job {job_id!r}.", "Look in the list of jobs."
         )
     return job
 

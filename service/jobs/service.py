@@ -174,7 +174,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
             "job-not-retryable",
             "Only failed and cancelled jobs can be retried",
             f"Job {job_id} is {job.status}.",
-            "Request a new job with POST /api/v1/tables/{id}/jobs.",
+            "Request a new job of its table.",
         )
     if drops_index:
         check_index_unused(session, table)

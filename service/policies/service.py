@@ -180,7 +180,7 @@ def get_policy(session: Session, name_or_id: str, *, for_update: bool = False) -
             "policy-not-found",
             "No such policy",
             f"There is no policy {name_or_id!r}.",
-            "GET /api/v1/policies lists them.",
+            "Look in the list of policies.",
         )
     return row
 
@@ -261,8 +261,7 @@ def delete_policy(
             "policy-in-use",
             "The policy is attached",
             f"{row.name!r} is attached to: {places}.",
-            "Attach another policy there first (PUT /api/v1/policy-attachments), and give the patterns "
-            "another one (PATCH /api/v1/patterns/{id}).",
+            "Attach another policy there first, and give the patterns another one.",
         )
     session.delete(row)
 
@@ -279,7 +278,7 @@ def attach_policy(
                 "table-not-enrolled",
                 "No such table",
                 f"There is no enrolled table {request.table_id!r}.",
-                "GET /api/v1/tables lists them.",
+                "Look in the list of tables.",
             )
         target = table_target(table.id)
     elif request.level is Level.SYSTEM:
@@ -622,7 +621,7 @@ def _check_name_is_free(session: Session, name: str) -> None:
             "policy-exists",
             "There is a policy of that name already",
             f"{name!r} is taken.",
-            "Choose another name, or PATCH the existing policy.",
+            "Choose another name, or change the policy that is there.",
         )
 
 

@@ -82,7 +82,7 @@ def _catalog(session: Session, name_or_id: str, *, for_update: bool = False) -> 
         "catalog-not-found",
         "No such catalog",
         f"There is no catalog {name_or_id!r}; there are: {', '.join(sorted(names)) or 'none'}.",
-        "Register it first with POST /api/v1/catalogs.",
+        "Register it first.",
     )
 
 
@@ -254,7 +254,7 @@ def get_table(session: Session, table_id: str, *, for_update: bool = False) -> E
             "table-not-enrolled",
             "No such table",
             f"There is no enrolled table {table_id!r}.",
-            "GET /api/v1/tables lists them; POST /api/v1/tables enrols one.",
+            "Look in the list of tables, or enrol it.",
         )
     return row
 
@@ -445,7 +445,7 @@ def _already_enrolled(row: EnrolledTable) -> ConflictError:
         "table-exists",
         "The table is enrolled already",
         f"Branch {row.branch!r} of {row.name} is enrolled as {row.id}.",
-        f"GET /api/v1/tables/{row.id}.",
+        "Use the enrolment that is there.",
         table_id=row.id,
     )
 

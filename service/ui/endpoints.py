@@ -1,7 +1,7 @@
 """The pages. Each endpoint calls service functions and renders a template, or leads on after a form.
 
-Forms open their transactions themselves, not as a dependency: a dependency is closed after the route has
-answered an error, and a denied form is recorded in a transaction of its own.
+Forms open their transactions themselves, not as a dependency, which would commit what is behind a form that
+comes back with an error.
 """
 
 from fastapi import APIRouter, Request, Response

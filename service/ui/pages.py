@@ -5,25 +5,27 @@ browser hold us to it.
 """
 
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.concurrency import run_in_threadpool
 
 from service import __version__
+from service.auth.access import CSRF_FIELD, typed_form
 from service.auth.models import Principal, Role
-from service.errors import IcestreamError, UnauthenticatedError, validation_error
+from service.errors import IcestreamError, UnauthenticatedError
 from service.headers import PAGE_POLICY
 from service.ui import formats
 
+_PASSING = frozenset({409, 500, 502, 503})
+"""What may go well another time with the same form."""
 EVERYTHING = 10_000
 """More than a page shows of anything that it does not page through."""
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
@@ -92,7 +94,7 @@ def render(
         is_admin=principal is not None and principal.role.allows(Role.ADMIN),
         **context,
     )
-    return HTMLResponse(text, status_code)
+    return HTMLResponse(text, status_code, {"Content-Security-Policy": PAGE_POLICY})
 
 
 def address_of(request: Request) -> str:
@@ -101,34 +103,89 @@ def address_of(request: Request) -> str:
 
 
 class PageRoute(APIRoute):
-    """Answers errors as pages, sends whoever is not signed in to the login, and names its policy."""
+    """Takes a filter that was left empty for none."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_page(request: Request) -> Response:
-            # A filter that was left empty is none.
             request.scope["query_string"] = urlencode(parse_qsl(request.url.query)).encode()
-            try:
-                response = await handle(request)
-            except IcestreamError as error:
-                response = await run_in_threadpool(_answer_error, request, error)
-            except RequestValidationError as error:
-                response = await run_in_threadpool(_answer_error, request, validation_error(error))
-            response.headers["Content-Security-Policy"] = PAGE_POLICY
-            return response
+            return await handle(request)
 
         return handle_page
 
 
-def _answer_error(request: Request, error: IcestreamError) -> Response:
-    if isinstance(error, UnauthenticatedError) and request.method == "GET" and request.url.path != "/login":
+def problem_page(request: Request, error: IcestreamError) -> Response:
+    """What went wrong and what to do, with the form that was sent; or the login for whoever must sign in."""
+    principal: Principal | None = getattr(request.state, "principal", None)
+    sent = _sent(request, error, principal)
+    if not isinstance(error, UnauthenticatedError) or request.url.path == "/login":
+        return render(
+            request,
+            "error.html",
+            principal,
+            status_code=error.status_code,
+            error=error,
+            sent=sent,
+            request_id=request.state.request_id,
+        )
+    if request.method == "GET":
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse("/login" if target == "/" else f"/login?next={quote(target)}", 303)
-    # The application's handler records denied writes; only its JSON is not for people.
-    request.app.exception_handlers[IcestreamError](request, error)
-    principal: Principal | None = getattr(request.state, "principal", None)
-    return render(request, "error.html", principal, status_code=error.status_code, error=error)
+    return render(
+        request,
+        "login.html",
+        status_code=error.status_code,
+        target="/",
+        error=None,
+        is_over=True,
+        sent=sent,
+    )
+
+
+@dataclass(frozen=True)
+class SentForm:
+    """A form that was not taken, as it can be sent again."""
+
+    path: str
+    fields: Sequence[tuple[str, str]]
+    can_succeed: bool = True
+    """Whether the same may be taken another time."""
+
+    @property
+    def typed(self) -> list[tuple[str, str]]:
+        """What a person knows of it, with names in words."""
+        return [
+            (name.replace(".", " ").replace("_", " "), value)
+            for name, value in self.fields
+            if value and name not in (CSRF_FIELD, "version")
+        ]
+
+    @property
+    def packed(self) -> str:
+        """The fields in one, but for the token of the session that is over."""
+        return urlencode([pair for pair in self.fields if pair[0] != CSRF_FIELD])
+
+    @classmethod
+    def unpacked(cls, path: str, packed: str, csrf_token: str) -> "SentForm":
+        return cls(local_path(path), [*parse_qsl(packed, keep_blank_values=True), (CSRF_FIELD, csrf_token)])
+
+
+def _sent(request: Request, error: IcestreamError, principal: Principal | None) -> SentForm | None:
+    """The form that an error answers, unless another site may have made it up."""
+    form = typed_form(request)
+    if form is None or request.url.path in ("/login", "/logout"):
+        return None
+    fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+    has_lost_session = isinstance(error, UnauthenticatedError) or error.slug == "csrf-failed"
+    if has_lost_session:
+        if urlsplit(request.headers.get("origin", "")).netloc != request.headers.get("host"):
+            return None
+        fields = [pair for pair in fields if pair[0] != CSRF_FIELD]
+        if principal is not None and principal.csrf_token is not None:
+            fields.append((CSRF_FIELD, principal.csrf_token))
+    can_succeed = has_lost_session or error.status_code in _PASSING
+    return SentForm(request.url.path, fields, can_succeed)
 
 
 def local_path(target: str) -> str:

@@ -1,4 +1,7 @@
-"""Signing in and out: with an API key, or with a link that is good for one login."""
+"""Signing in and out: with an API key, or with a link that is good for one login.
+
+A form that was sent after its session had ended waits in the login form, and can be sent again afterwards.
+"""
 
 from typing import Annotated
 
@@ -11,7 +14,7 @@ from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_p
 from service.database import CurrentDatabase
 from service.errors import ForbiddenError, UnauthenticatedError
 from service.settings import CurrentSettings
-from service.ui.pages import PageRoute, local_path, render
+from service.ui.pages import PageRoute, SentForm, local_path, render
 
 router = APIRouter(route_class=PageRoute)
 
@@ -45,7 +48,10 @@ def log_in(
     settings: CurrentSettings,
     api_key: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
+    sent_to: Annotated[str, Form()] = "",
+    sent: Annotated[str, Form()] = "",
 ) -> Response:
+    """sent: the fields of a form that was sent to `sent_to` without a session."""
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         raise ForbiddenError(
             "csrf-failed",
@@ -58,8 +64,14 @@ def log_in(
             secret = auth.log_in_with_key(session, settings, api_key.strip())
             auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
     except UnauthenticatedError as error:
-        return _login_form(request, next, error)
-    return _signed_in(request, secret, next)
+        return _login_form(request, next, error, SentForm.unpacked(sent_to, sent, "") if sent_to else None)
+    if not sent_to:
+        return _signed_in(request, secret, next)
+    principal = auth.find_session_principal(database, secret)
+    form = SentForm.unpacked(sent_to, sent, auth.csrf_token_of(secret))
+    response = render(request, "send_again.html", principal, sent=form)
+    set_session_cookie(response, request, secret)
+    return response
 
 
 @router.post("/logout")
@@ -72,13 +84,20 @@ def log_out(request: Request, database: CurrentDatabase, _sender: SignedIn) -> R
     return response
 
 
-def _login_form(request: Request, target: str, error: UnauthenticatedError | None = None) -> Response:
+def _login_form(
+    request: Request,
+    target: str,
+    error: UnauthenticatedError | None = None,
+    sent: SentForm | None = None,
+) -> Response:
     return render(
         request,
         "login.html",
         status_code=error.status_code if error else 200,
         target=local_path(target),
         error=error,
+        is_over=False,
+        sent=sent,
     )
 
 

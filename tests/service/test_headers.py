@@ -59,21 +59,26 @@ def test_a_failure_of_the_service_has_them_too(settings: Settings) -> None:
     prepare(settings)
     app = create_app(settings)
 
+    @app.get("/api/broken", dependencies=[Anyone])
     @app.get("/broken", dependencies=[Anyone])
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    async def call() -> httpx.Response:
+    async def call(path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.get("/broken")
+            return await client.get(path)
 
-    answer = run_apart(call())
+    answer, page = run_apart(call("/api/broken")), run_apart(call("/broken"))
     app.state.database.dispose()
     assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
     assert "a bug" not in answer.text
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
     check_headers(answer)
+    assert (page.status_code, page.headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert "a bug" not in page.text
+    assert page.headers["x-request-id"] in page.text
+    check_headers(page)
 
 
 def login(url: str, **headers: str) -> httpx.Response:

@@ -118,7 +118,12 @@ class Person:
     def __init__(self, service: Running, role: Role = Role.ADMIN) -> None:
         cookies = {SESSION_COOKIE: sign_in(service, role)}
         self.http = httpx.Client(
-            base_url=service.url, cookies=cookies, follow_redirects=True, verify=PLAIN_HTTP, timeout=30
+            base_url=service.url,
+            cookies=cookies,
+            headers={"Origin": service.url},
+            follow_redirects=True,
+            verify=PLAIN_HTTP,
+            timeout=30,
         )
         self.page: Page
 
