@@ -27,6 +27,8 @@ class RestCatalog:
     name: str
     url: str
     requests: list[str]
+    answers: list[int]
+    """Their statuses, once they were given."""
     statuses_after_commit: list[int] = field(default_factory=list)
     """With which to answer the next commits, once they are done."""
     further: Mapping[str, str] = field(default_factory=dict)
@@ -52,9 +54,10 @@ def running_rest_catalog(
         return catalog.commit_table(table, request.requirements, request.updates)
 
     requests: list[str] = []
+    answers: list[int] = []
     statuses: list[int] = []
     config = uvicorn.Config(
-        _app(catalog, requests, statuses, commit or commit_by_pyiceberg),
+        _app(catalog, requests, answers, statuses, commit or commit_by_pyiceberg),
         host="127.0.0.1",
         port=0,
         log_level="warning",
@@ -67,14 +70,18 @@ def running_rest_catalog(
             assert thread.is_alive()
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield RestCatalog("rest_lake", f"http://127.0.0.1:{port}", requests, statuses)
+        yield RestCatalog("rest_lake", f"http://127.0.0.1:{port}", requests, answers, statuses)
     finally:
         server.should_exit = True
         thread.join(10)
 
 
 def _app(
-    catalog: Catalog, requests: list[str], statuses_after_commit: list[int], commit: Callable[[Body], object]
+    catalog: Catalog,
+    requests: list[str],
+    answers: list[int],
+    statuses_after_commit: list[int],
+    commit: Callable[[Body], object],
 ) -> FastAPI:
     app = FastAPI()
 
@@ -82,6 +89,7 @@ def _app(
     async def remember(request: Request, call_next: Any) -> Response:
         requests.append(f"{request.method} {request.url.path}")
         response: Response = await call_next(request)
+        answers.append(response.status_code)
         return response
 
     @app.exception_handler(NoSuchTableError)
@@ -107,17 +115,20 @@ def _app(
         return {"identifiers": [{"namespace": list(table[:-1]), "name": table[-1]} for table in found]}
 
     @app.get("/v1/namespaces/{namespace}/tables/{name}")
-    def load(namespace: str, name: str) -> dict[str, Any]:
+    def load(namespace: str, name: str, request: Request) -> Response:
         table = catalog.load_table((namespace, name))
-        return _loaded(table.metadata_location, table.metadata)
+        etag = {"ETag": f'"{table.metadata_location}"'}
+        if request.headers.get("If-None-Match") == etag["ETag"]:
+            return Response(status_code=304, headers=etag)
+        return JSONResponse(_loaded(table.metadata_location, table.metadata), headers=etag)
 
     @app.post("/v1/namespaces/{namespace}/tables/{name}")
-    def update(namespace: str, name: str, body: Body) -> Any:
+    def update(namespace: str, name: str, body: Body, request: Request) -> Response:
         body.setdefault("identifier", {"namespace": [namespace], "name": name})
         commit(body)
         if statuses_after_commit:
             return Response(status_code=statuses_after_commit.pop(0))
-        return load(namespace, name)
+        return load(namespace, name, request)
 
     @app.post("/v1/namespaces/{namespace}/tables/{name}/metrics", status_code=204)
     def report_metrics(namespace: str, name: str) -> None:

@@ -11,14 +11,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
-from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest import _RETRY_ARGS, Endpoints, RestCatalog
+from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.typedef import EMPTY_DICT, Properties
-from requests import PreparedRequest, Response, Session
+from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
+from tenacity import retry
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -74,6 +77,26 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         super()._init_sigv4(session)
         for adapter in session.adapters.values():
             _guard(adapter, self.properties[SETTINGS])
+
+    @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]
+    def load_if_changed(self, identifier: tuple[str, ...], tag: str | None) -> Response:
+        """The server's answer with a table's metadata, of which only the heads of branches and tags are asked
+        for; 304 if its ETag is still `tag` and the server knows ETags. Raises what `load_table` raises."""
+        headers: Any = {
+            "If-None-Match": tag,
+            # What compresses an answer may change its tag, and not know it again (Jetty does so).
+            "Accept-Encoding": "identity",
+            # No credentials for the store: making them costs some servers more than all the rest.
+            "X-Iceberg-Access-Delegation": None,
+        }
+        path = self._split_identifier_for_path(identifier)
+        url = self.url(Endpoints.load_table, prefixed=True, **path)
+        answer = self._session.get(url, params={"snapshots": "refs"}, headers=headers)
+        try:
+            answer.raise_for_status()
+        except HTTPError as error:
+            _handle_non_200_response(error, {404: NoSuchTableError})
+        return answer
 
     def _fetch_config(self) -> None:
         given = self.properties

@@ -7,7 +7,7 @@ texts say what was tried and what to do.
 import difflib
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.catalog.sql import IcebergTables, SqlCatalog, SqlCatalogBaseTable
+from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
@@ -27,6 +27,7 @@ from sqlalchemy.engine import make_url
 
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.heads import Heads, Identifier, heads_reader
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_reachable, check_record
 from service.catalogs.secrets import is_reference, resolve
@@ -41,8 +42,6 @@ _BEARER = re.compile(r"\b(bearer) [^\s\"'<>,;]+", re.IGNORECASE)
 _SHORTEST_SECRET = 4
 """Shorter ones are parts of other words too."""
 
-Identifier = tuple[str, ...]
-
 
 class TableSource(Protocol):
     """What is needed of a catalog, whatever its type."""
@@ -51,8 +50,8 @@ class TableSource(Protocol):
         """The current metadata of a table. Raises NoSuchTableError or NoSuchNamespaceError."""
         ...
 
-    def heads(self, tables: Sequence[Identifier]) -> dict[Identifier, str] | None:
-        """Where the metadata of those of these tables lies that are there; None if one call can't tell."""
+    def heads(self, tables: Sequence[Identifier]) -> Heads:
+        """Where the metadata of those of these tables lies that are there, without reading it."""
         ...
 
     def namespaces(self) -> list[Identifier]: ...
@@ -67,21 +66,10 @@ class PyIcebergSource:
     """Every type that PyIceberg has a catalog for."""
 
     catalog: PyIcebergCatalog
+    heads: Callable[[Sequence[Identifier]], Heads]
 
     def load(self, identifier: Identifier) -> Table:
         return self.catalog.load_table(identifier)
-
-    def heads(self, tables: Sequence[Identifier]) -> dict[Identifier, str] | None:
-        if not isinstance(self.catalog, SqlCatalog):
-            return None
-        query = select(
-            IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
-        ).where(IcebergTables.catalog_name == self.catalog.name)
-        with self.catalog.engine.connect() as connection:
-            found = {(namespace, name): head for namespace, name, head in connection.execute(query) if head}
-        # Such a catalog knows namespaces with dots only, in which parts with dots can't be told from others.
-        keys = {table: (".".join(table[:-1]), table[-1]) for table in tables}
-        return {table: found[key] for table, key in keys.items() if key in found}
 
     def namespaces(self) -> list[Identifier]:
         """All namespaces, parents before children."""
@@ -116,17 +104,17 @@ class HadoopSource:
     io: GuardedFileIO
 
     def load(self, identifier: Identifier) -> Table:
-        metadata = f"{self._directory(identifier)}/metadata"
-        newest = self._newest(metadata)
-        if newest is None:
-            raise NoSuchTableError(f"There is no metadata under {metadata}")
-        location = f"{metadata}/{newest}"
+        location = self._head(identifier)
+        if location is None:
+            raise NoSuchTableError(f"There is no metadata under {self._directory(identifier)}/metadata")
         # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
         read = FromInputFile.table_metadata(self.io.new_input(location))
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
-    def heads(self, tables: Sequence[Identifier]) -> None:
-        """Each table's directory has to be listed."""
+    def heads(self, tables: Sequence[Identifier]) -> Heads:
+        """Lists the directory of each table."""
+        found = {table: self._head(table) for table in tables}
+        return {table: head for table, head in found.items() if head is not None}
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in self._walk()})
@@ -148,6 +136,11 @@ class HadoopSource:
         filesystem = self.io.fs_by_scheme(scheme, netloc)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
+
+    def _head(self, identifier: Identifier) -> str | None:
+        metadata = f"{self._directory(identifier)}/metadata"
+        newest = self._newest(metadata)
+        return None if newest is None else f"{metadata}/{newest}"
 
     def _newest(self, metadata: str) -> str | None:
         # The hint may lag behind or be missing (Iceberg writes it after the commit), so the listing decides.
@@ -267,7 +260,8 @@ def open_source(settings: Settings, catalog: Catalog) -> TableSource:
         # Connecting must not create what is not there.
         _check_sqlite_file(properties["uri"])
         properties["init_catalog_tables"] = "false"
-    return PyIcebergSource(open_catalog(settings, kind, name_inside(catalog), properties))
+    opened = open_catalog(settings, kind, name_inside(catalog), properties)
+    return PyIcebergSource(opened, heads_reader(kind, opened))
 
 
 def resolve_allowed(settings: Settings, catalog: Catalog) -> dict[str, str]:

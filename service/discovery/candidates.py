@@ -15,7 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 from sqlmodel import col, select
 
-from service.catalogs.iceberg import IcebergCatalogs, Identifier, unreachable
+from service.catalogs.heads import Identifier
+from service.catalogs.iceberg import IcebergCatalogs, unreachable
 from service.catalogs.models import Catalog
 from service.catalogs.service import get_catalog, index_warehouse
 from service.database import Database, utc_now

@@ -14,7 +14,8 @@ from sqlmodel import Session, col, or_, select
 
 from service.auth.models import SYSTEM, Principal, Role
 from service.auth.service import authorize
-from service.catalogs.iceberg import IcebergCatalogs, Identifier
+from service.catalogs.heads import Identifier
+from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.conditional import check_version

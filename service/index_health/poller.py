@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,15 +21,16 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
-from service.catalogs.iceberg import IcebergCatalogs, Identifier
-from service.catalogs.models import Catalog
+from service.catalogs.heads import AT_ONCE, Heads, Identifier
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
 from service.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
 from service.index_health.reports import health_of
-from service.index_health.service import record_sample, store_status
+from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused
 from service.jobs.scheduler import Action, schedule
@@ -36,6 +38,7 @@ from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
 from service.locations import normalize_location
 from service.policies.models import Policy, PolicyAttachment
+from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 
@@ -57,7 +60,7 @@ class Polled:
     head: str | None = None
     """Where the table's metadata lay."""
     is_settled: bool = False
-    """Nothing is pending, so that only another head, news or time can change anything."""
+    """Only another head, news or time can change anything."""
     decide_at: datetime | None = None
     """When time can."""
 
@@ -73,9 +76,14 @@ class _Tracked:
     """The same at the last poll; other than `known` if there is news."""
     next_at: float = 0.0
     fresh_until: float = 0.0
-    """While its head stays, no look at it can find anything else until then."""
+    """While its head stays, no look at it can find anything else until then, or until `decide_at`."""
+    decide_at: datetime | None = None
     head: str | None = None
     is_busy: bool = False
+
+    def is_fresh(self, now: float, moment: datetime) -> bool:
+        is_decided = self.decide_at is None or moment < self.decide_at
+        return self.known == self.polled and now < self.fresh_until and is_decided
 
 
 @dataclass
@@ -83,19 +91,22 @@ class _Lane:
     """The tables of one catalog: a slow catalog keeps its own threads busy and nobody else's."""
 
     threads: ThreadPoolExecutor
+    type: CatalogType
     tables: dict[str, _Tracked] = field(default_factory=dict)
     busy: int = 0
+    """Polls under way."""
+    sweeps: int = 0
+    fresh: deque[str] = field(default_factory=deque)
+    """Tables whose heads are to be compared, those that wait longest first; made anew with each tick."""
     failures: int = 0
     next_at: float = 0.0
-    is_sweeping: bool = False
-    tells_heads: bool = True
 
 
 class Poller:
     """Plans polls with jitter, and with threads, a limit and a backoff for each catalog.
 
-    Where a catalog tells the heads of all its tables at once, tables in which nothing goes on are only
-    compared with that. All that is kept in memory is a few hundred bytes for each enrolled table.
+    A table of which all is known until its head moves, or until a moment that its policy names, is only
+    asked for its head, many at a time. All that is kept in memory is some hundred bytes for each table.
     """
 
     def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
@@ -103,6 +114,7 @@ class Poller:
         self._cache = ManifestCache()
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
+        self._is_stopping = False
         self._list_at = 0.0
         self._heard: int | None = None
         """Id of the last event that was looked at."""
@@ -117,10 +129,11 @@ class Poller:
             self._hear_of_ended_jobs(session)
         for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
-                if now >= lane.next_at:
-                    self._start_due(catalog_id, lane, now)
+                self._start_due(catalog_id, lane)
 
     def stop(self) -> None:
+        with self._lock:
+            self._is_stopping = True
         for lane in self._lanes.values():
             lane.threads.shutdown(wait=True, cancel_futures=True)
 
@@ -134,6 +147,7 @@ class Poller:
                 col(EnrolledTable.id),
                 col(EnrolledTable.catalog_id),
                 col(EnrolledTable.identifier),
+                col(Catalog.type),
                 col(EnrolledTable.version),
                 col(Catalog.version),
                 col(TableHealth.reported_at),
@@ -144,23 +158,23 @@ class Poller:
         ).all()
         with self._lock:
             found: dict[str, set[str]] = {}
-            for table_id, catalog_id, identifier, *versions in rows:
+            for table_id, catalog_id, identifier, kind, *versions in rows:
                 found.setdefault(catalog_id, set()).add(table_id)
                 known = (general, *versions)
-                tables = self._lane(catalog_id).tables
+                tables = self._lane(catalog_id, CatalogType(kind)).tables
                 tracked = tables.setdefault(table_id, _Tracked(tuple(identifier), known))
                 tracked.known = known
             for catalog_id, lane in list(self._lanes.items()):
                 for table_id in lane.tables.keys() - found.get(catalog_id, set()):
                     del lane.tables[table_id]
-                if not lane.tables and not lane.busy:
+                if not lane.tables and not lane.busy and not lane.sweeps:
                     lane.threads.shutdown(wait=False)
                     del self._lanes[catalog_id]
 
-    def _lane(self, catalog_id: str) -> _Lane:
+    def _lane(self, catalog_id: str, kind: CatalogType) -> _Lane:
         if catalog_id not in self._lanes:
             threads = ThreadPoolExecutor(self._settings.polls_per_catalog, f"poller-{catalog_id[:8]}")
-            self._lanes[catalog_id] = _Lane(threads)
+            self._lanes[catalog_id] = _Lane(threads, kind)
         return self._lanes[catalog_id]
 
     def _hear_of_ended_jobs(self, session: Session) -> None:
@@ -176,53 +190,59 @@ class Poller:
                     for table_id in lane.tables.keys() & ended:
                         lane.tables[table_id].polled = None
 
-    def _start_due(self, catalog_id: str, lane: _Lane, now: float) -> None:
+    def _start_due(self, catalog_id: str, lane: _Lane) -> None:
+        now, moment = time.monotonic(), utc_now()
+        if self._is_stopping or now < lane.next_at:
+            return
         due: list[tuple[bool, float, str]] = []
-        fresh: list[str] = []
+        fresh: list[tuple[float, str]] = []
         for table_id, table in lane.tables.items():
             has_news = table.known != table.polled
-            if table.is_busy or (now < table.next_at and not has_news):
+            if table.is_busy:
                 continue
-            if lane.tells_heads and not has_news and now < table.fresh_until:
-                fresh.append(table_id)
-            else:
+            if table.is_fresh(now, moment):
+                if now >= table.next_at:
+                    fresh.append((table.next_at, table_id))
+            elif now >= table.next_at or has_news or table.fresh_until:
                 due.append((not has_news, table.next_at, table_id))
-        if fresh and not lane.is_sweeping:
-            lane.is_sweeping = True
-            lane.threads.submit(self._sweep, catalog_id, lane, fresh)
         # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
         room = max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
         for _, _, table_id in heapq.nsmallest(room, due):
             lane.tables[table_id].is_busy = True
             lane.busy += 1
             lane.threads.submit(self._poll_and_plan, lane, table_id, lane.tables[table_id])
+        lane.fresh = deque(table_id for _, table_id in sorted(fresh))
+        self._start_sweeps(catalog_id, lane, now, moment)
 
-    def _sweep(self, catalog_id: str, lane: _Lane, fresh: list[str]) -> None:
+    def _start_sweeps(self, catalog_id: str, lane: _Lane, now: float, moment: datetime) -> None:
+        while lane.fresh and lane.sweeps < self._settings.polls_per_catalog:
+            chosen: dict[str, _Tracked] = {}
+            while lane.fresh and len(chosen) < AT_ONCE[lane.type]:
+                table_id = lane.fresh.popleft()
+                table = lane.tables.get(table_id)
+                if table is not None and not table.is_busy and table.is_fresh(now, moment):
+                    table.is_busy, chosen[table_id] = True, table
+            if chosen:
+                lane.sweeps += 1
+                lane.threads.submit(self._sweep, catalog_id, lane, chosen)
+
+    def _sweep(self, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
         """Compare the heads of tables in which nothing goes on; those that moved are polled next."""
-        heads: dict[Identifier, str] | None = {}
-        with self._lock:
-            asked = [lane.tables[table_id].identifier for table_id in fresh if table_id in lane.tables]
+        heads: Heads = {}
         try:
             with self._database.read() as session:
                 catalog = session.get_one(Catalog, catalog_id)
             with self._catalogs.open(catalog) as source:
-                heads = source.heads(asked)
+                heads = source.heads([table.identifier for table in tables.values()])
         except IcestreamError:
             pass  # polling each table tells it
         except Exception:
             _log.exception("Asking catalog %s for the heads of its tables failed", catalog_id)
-        now, same = time.monotonic(), []
-        with self._lock:
-            lane.tells_heads = heads is not None
-            for table_id in fresh:
-                table = lane.tables.get(table_id)
-                if table is None or heads is None:
-                    continue
-                if heads.get(table.identifier) == table.head:
-                    table.next_at = now + self._interval()
-                    same.append(table_id)
-                else:
-                    table.fresh_until = 0.0
+        same = [
+            table_id
+            for table_id, table in tables.items()
+            if table.head is not None and heads.get(table.identifier) == table.head
+        ]
         try:
             for start in range(0, len(same), _LOOKED_AT_ONCE):
                 chosen = same[start : start + _LOOKED_AT_ONCE]
@@ -234,9 +254,18 @@ class Poller:
                     )
         except SQLAlchemyError as error:
             _log.warning("That nothing changed could not be noted: %s", error)
-        finally:
-            with self._lock:
-                lane.is_sweeping = False
+        now = time.monotonic()
+        with self._lock:
+            lane.sweeps -= 1
+            if not same:
+                # So it is when the catalog fails: then the polls of these tables find out more.
+                lane.fresh.clear()
+            for table_id, table in tables.items():
+                table.is_busy, table.next_at = False, now + self._interval()
+                if table_id not in same:
+                    table.fresh_until = table.next_at = 0.0
+            if not self._is_stopping:
+                self._start_sweeps(catalog_id, lane, now, utc_now())
 
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
         known = table.known
@@ -249,9 +278,10 @@ class Poller:
         with self._lock:
             lane.busy -= 1
             table.is_busy, table.polled, table.head = False, known, found.head
-            table.next_at, table.fresh_until = now + self._interval(), 0.0
-            if found.is_settled:
-                table.fresh_until = now + self._fresh_seconds(found.decide_at)
+            table.next_at, table.fresh_until, table.decide_at = now + self._interval(), 0.0, found.decide_at
+            if found.is_settled and found.head is not None:
+                # Looked at anyway now and then, whatever else there may be that decisions depend on.
+                table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
             else:
@@ -261,13 +291,6 @@ class Poller:
 
     def _interval(self) -> float:
         return self._settings.poll_interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
-
-    @staticmethod
-    def _fresh_seconds(decide_at: datetime | None) -> float:
-        # Looked at anyway now and then, whatever else there may be that decisions depend on.
-        longest = _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
-        left = (decide_at - utc_now()).total_seconds() if decide_at is not None else longest
-        return min(left, longest)
 
     def poll(self, table_id: str) -> Polled:
         """Measure one table now, store it, schedule."""
@@ -316,6 +339,7 @@ class Poller:
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
             health.poll_failures, health.poll_error = 0, None
+        keep_last_look(session, health)
         self._follow(session, table, health, loaded, now)
         blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}
         pending = found.equality_deletes
@@ -351,12 +375,13 @@ class Poller:
         session.flush()
         decide_at = schedule(session, table, health, now)
         record_sample(session, table, health, now)
+        lags_at = begins_to_lag_at(health, effective_policy(session, table), now)
         decided = {decision["action"] for decision in health.decisions.values()}
         return Polled(
             is_reachable=True,
             head=loaded.metadata_location,
-            is_settled=not (pending or Action.TRIGGER.value in decided),
-            decide_at=decide_at,
+            is_settled=Action.TRIGGER.value not in decided,
+            decide_at=min(filter(None, (decide_at, lags_at)), default=None),
         )
 
     def _follow(

@@ -95,8 +95,7 @@ def judge(
             error.get("remedy") or f"See job {last_failure.id}.",
         )
     lag = lag_seconds(health, now)
-    allowed = policy.convert.age_seconds * _LAG_PATIENCE
-    if policy.convert.enabled and lag > allowed:
+    if policy.convert.enabled and lag > policy.convert.age_seconds * _LAG_PATIENCE:
         late = (
             f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
             f"{policy.convert.age_seconds:.0f} s."
@@ -160,6 +159,15 @@ def lag_seconds(health: TableHealth, now: datetime) -> float:
     """Age of the oldest live equality delete file; 0 when there is none."""
     oldest = health.oldest_equality_delete_at
     return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0
+
+
+def begins_to_lag_at(health: TableHealth, policy: EffectivePolicy, now: datetime) -> datetime | None:
+    """When time alone will make the table lag; None if it does already, or never will."""
+    oldest = health.oldest_equality_delete_at
+    if oldest is None or not policy.convert.enabled:
+        return None
+    lags_at = oldest + timedelta(seconds=policy.convert.age_seconds * _LAG_PATIENCE)
+    return lags_at if lags_at >= now else None
 
 
 def get_health(session: Session, table: EnrolledTable) -> HealthView:
@@ -277,12 +285,7 @@ def store_status(session: Session, table: EnrolledTable, health: TableHealth) ->
 def record_sample(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> None:
     """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
     view = store_status(session, table, health)
-    last = session.exec(
-        select(HealthSample)
-        .where(HealthSample.table_id == table.id)
-        .order_by(col(HealthSample.id).desc())
-        .limit(1)
-    ).first()
+    last = _last_sample(session, table.id)
     alike = {"id", "at", "resolution", "unconvertible", "key_sets"}
     sample = HealthSample(
         at=now,
@@ -298,6 +301,35 @@ def record_sample(session: Session, table: EnrolledTable, health: TableHealth, n
         or now - last.at >= timedelta(seconds=SAMPLE_SECONDS)
     ):
         session.add(sample)
+
+
+def keep_last_look(session: Session, health: TableHealth) -> None:
+    """Append a sample of the last look at a table in which nothing but the lag had changed until then.
+
+    While that is so, tables are not measured. Without it, history would not show how long the lag became.
+    """
+    last = _last_sample(session, health.table_id)
+    if last is None or not last.lag_seconds or health.measured_at is None:
+        return
+    since = health.measured_at - last.at
+    if since >= timedelta(seconds=SAMPLE_SECONDS):
+        grown = {
+            "id": None,
+            "at": health.measured_at,
+            "lag_seconds": last.lag_seconds + since.total_seconds(),
+            "resolution": _resolution(last.at, health.measured_at),
+        }
+        session.add(HealthSample(**last.model_dump() | grown))
+        session.flush()
+
+
+def _last_sample(session: Session, table_id: str) -> HealthSample | None:
+    return session.exec(
+        select(HealthSample)
+        .where(HealthSample.table_id == table_id)
+        .order_by(col(HealthSample.id).desc())
+        .limit(1)
+    ).first()
 
 
 def _resolution(last: datetime | None, now: datetime) -> Resolution:

@@ -80,7 +80,7 @@ def table(request: pytest.FixtureRequest, spark: SparkSession, catalog: Catalog)
 @pytest.fixture
 def jobs(spark: SparkSession, rest: RestCatalog, proxy: Proxy, table: TableBuilder, tmp_path: Path) -> Jobs:
     impatient = {"rest.client.socket-timeout-ms": "2000", "rest.client.max-retries": "1"}
-    catalog = RestCatalog(rest.name, f"http://127.0.0.1:{proxy.port}", rest.requests, further=impatient)
+    catalog = RestCatalog(rest.name, f"http://127.0.0.1:{proxy.port}", rest.requests, [], further=impatient)
     return Jobs(spark, catalog, table.identifier, tmp_path)
 
 

@@ -9,7 +9,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField
 
-from service.catalogs.iceberg import IcebergCatalogs, Identifier
+from service.catalogs.heads import Identifier
+from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
 from service.discovery import patterns
 from service.discovery.candidates import list_names

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 from pyiceberg.table import Table
+from sqlalchemy import text
+from sqlmodel import col, select
 
-from service.catalogs.iceberg import IcebergCatalogs, Identifier
+from service.catalogs.heads import Identifier
+from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
 from service.database import utc_now
+from service.index_health.models import HealthSample, TableHealth
 from service.index_health.poller import Poller
 from service.jobs import queue
 from service.settings import Settings
 from service.workers.models import FinishRequest
+from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -76,8 +81,6 @@ def test_a_slow_catalog_holds_up_no_other_and_has_few_polls_at_a_time(
     other = IcebergCatalog(tmp_path / "other", "other")
     for number in range(4):
         other.create(f"db.t{number}")
-    # A delete grows older, so this table is looked at each time.
-    iceberg.delete_keys("db.t", [1])
     service.register(iceberg)
     service.register(other)
     table = service.enroll()
@@ -85,12 +88,18 @@ def test_a_slow_catalog_holds_up_no_other_and_has_few_polls_at_a_time(
         service.enroll(f"db.t{number}", catalog="other")
     with polling(service) as (poller, catalogs):
         catalogs.slow = "other"
-        tick_until(poller, lambda: catalogs.waiting == 2 and catalogs.loads["local.db.t"] >= 3)
+        tick_until(poller, lambda: catalogs.waiting == 2 and catalogs.loads["local.db.t"] == 1)
+        let_polls_pass(service, poller, table, 3)
         assert catalogs.waiting == 2
-        assert health(service, table)["measured_at"] is not None
         catalogs.go_on.set()
         tick_until(poller, lambda: all(catalogs.loads[f"other.db.t{number}"] for number in range(4)))
     other.close()
+
+
+def let_polls_pass(service: Running, poller: Poller, table: dict[str, Any], count: int) -> None:
+    for _ in range(count):
+        before = health(service, table)["measured_at"]
+        tick_until(poller, lambda last=before: health(service, table)["measured_at"] not in (None, last))  # type: ignore[misc]
 
 
 def settled(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
@@ -100,22 +109,93 @@ def settled(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
     return service.enroll("db.quiet")
 
 
-def test_a_table_in_which_nothing_goes_on_is_only_compared_with_the_catalog(
+@pytest.fixture(params=["sql", "rest", "hadoop"])
+def lake(request: pytest.FixtureRequest, iceberg: IcebergCatalog) -> Iterator[dict[str, Any]]:
+    """The record of a catalog with the tables of `iceberg`."""
+    if request.param == "sql":
+        yield {"name": "lake", "type": "sql", "properties": {**iceberg.properties, "catalog_name": "local"}}
+    elif request.param == "rest":
+        with running_rest_catalog(iceberg.catalog) as rest:
+            yield {"name": "lake", "type": "rest", "properties": rest.properties, "answers": rest.answers}
+    else:
+        warehouse = f"file://{iceberg.directory}/hadoop"
+        yield {"name": "lake", "type": "hadoop", "properties": {"warehouse": warehouse}}
+
+
+def publish(lake: dict[str, Any], iceberg: IcebergCatalog) -> None:
+    """Let a hadoop catalog have the head of db.t."""
+    if lake["type"] != "hadoop":
+        return
+    head = Path(iceberg.catalog.load_table("db.t").metadata_location.removeprefix("file://"))
+    metadata = iceberg.directory / "hadoop/db/t/metadata"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / f"v{len(list(metadata.iterdir())) + 1}.metadata.json").write_bytes(head.read_bytes())
+
+
+def test_a_table_is_read_again_only_when_its_head_or_a_moment_of_its_policy_asks_for_it(
+    service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = 0
+    for module in ("poller", "service"):
+        later = f"service.index_health.{module}.utc_now"
+        monkeypatch.setattr(later, lambda: utc_now() + timedelta(hours=hours))
+    answers = lake.pop("answers", [])
+    publish(lake, iceberg)
+    assert service.admin.post("/catalogs", json=lake).status_code == 201
+    settings = {"index": {"enabled": False}, "convert": {"age_seconds": 3600, "delete_files": 100}}
+    assert service.admin.post("/policies", json={"name": "patient", "settings": settings}).status_code == 201
+    table = service.enroll(catalog="lake", policy="patient")
+    with polling(service) as (poller, catalogs):
+
+        def decision() -> str:
+            return str(health(service, table)["decisions"].get("convert", {}).get("code"))
+
+        tick_until(poller, lambda: decision() == "nothing-pending")
+        let_polls_pass(service, poller, table, 2)
+        assert catalogs.loads["lake.db.t"] == 1
+        iceberg.delete_keys("db.t", [1])
+        publish(lake, iceberg)
+        tick_until(poller, lambda: decision() == "below-triggers")
+        let_polls_pass(service, poller, table, 2)
+        # Once more only because the delete has become as old as the policy lets it.
+        assert (catalogs.loads["lake.db.t"], decision()) == (2, "below-triggers")
+        hours = 1
+        tick_until(poller, lambda: decision() == "active")
+        let_polls_pass(service, poller, table, 2)
+        assert catalogs.loads["lake.db.t"] == 4
+        assert health(service, table)["status"] == "healthy"
+        hours = 2
+        tick_until(poller, lambda: stored_status(service, table) == "lagging")
+        assert catalogs.loads["lake.db.t"] == 5
+    assert (304 in answers) == (lake["type"] == "rest")
+
+
+def stored_status(service: Running, table: dict[str, Any]) -> str:
+    return str(service.admin.get(f"/tables/{table['id']}").json()["status"])
+
+
+def test_history_shows_how_long_the_lag_became_while_the_table_was_not_read(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
-    table = settled(service, iceberg)
-    with polling(service) as (poller, catalogs):
-        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 1)
-        tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
-        for _ in range(2):
-            before = health(service, table)["measured_at"]
-            tick_until(poller, lambda last=before: health(service, table)["measured_at"] > last)  # type: ignore[misc]
-        assert catalogs.loads["local.db.quiet"] == 1
-        iceberg.delete_keys("db.quiet", [1])
-        tick_until(poller, lambda: health(service, table)["pending_equality_delete_files"] == 1)
-        # A delete grows older, so the table is looked at each time now.
-        count = catalogs.loads["local.db.quiet"]
-        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > count)
+    clean = iceberg.catalog.load_table("db.t").metadata_location
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    service.poll(table["id"])
+    with service.database.write() as session:
+        seen = session.get_one(TableHealth, table["id"])
+        first = session.exec(select(HealthSample)).one()
+        first.at -= timedelta(hours=1)
+        assert seen.measured_at is not None
+        grown = (seen.measured_at - first.at).total_seconds()
+        expected = [first.lag_seconds, first.lag_seconds + grown, 0]
+    with iceberg.catalog.engine.begin() as connection:
+        connection.execute(text("UPDATE iceberg_tables SET metadata_location = :head"), {"head": clean})
+    service.poll(table["id"])
+    with service.database.read() as session:
+        samples = session.exec(select(HealthSample).order_by(col(HealthSample.id))).all()
+        assert [sample.lag_seconds for sample in samples] == pytest.approx(expected)
+        assert [sample.pending_equality_deletes for sample in samples] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("news", ["policy", "pause", "job", "system"])

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from service.auth.models import Role
-from service.catalogs.iceberg import PyIcebergSource
+from service.catalogs.heads import heads_reader
+from service.catalogs.models import CatalogType
 from service.database import utc_now
 from service.jobs.models import Attempt, Job
 from service.settings import Settings
@@ -384,7 +385,7 @@ def test_tables_are_told_apart_by_the_parts_of_their_names(local: Running, icebe
         assert local.admin.put("/policy-attachments", json=place).status_code == 200
     nearest = [local.admin.get(f"/tables/{table['id']}/policy").json()["policy"] for table in tables]
     assert nearest == ["standard", "manual"]
-    heads = PyIcebergSource(iceberg.catalog).heads([*names, ("a", "b", "d")])
+    heads = heads_reader(CatalogType.SQL, iceberg.catalog)([*names, ("a", "b", "d")])
     assert heads == {name: iceberg.catalog.load_table(name).metadata_location for name in names}
 
 

@@ -15,7 +15,8 @@ from pyiceberg.catalog.hive import HiveCatalog
 from pyspark.sql import SparkSession
 
 from service.catalogs.clients import open_catalog
-from service.catalogs.models import CatalogType
+from service.catalogs.iceberg import IcebergCatalogs, PyIcebergSource
+from service.catalogs.models import Catalog, CatalogType
 from service.settings import Settings
 from tests.factories import equality_delete_files, visible_rows
 from tests.faults.tables import table_with_deletes
@@ -108,6 +109,34 @@ def service(tmp_path: Path, tables: dict[str, str]) -> Iterator[Running]:
     )
     with running(settings) as service:
         yield service
+
+
+def test_heads_are_told_without_reading_the_tables(
+    record: CatalogRecord, tables: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        allowed_locations=tuple(location.rpartition("/db")[0] for location in tables.values()),
+    )
+    catalog = Catalog(name=record.name, type=record.type, properties=record.properties)
+    statuses: list[int] = []
+    with IcebergCatalogs(settings).open(catalog) as source:
+        names = [("db", name) for name in (*tables, "clean")]
+        heads = {name: source.load(name).metadata_location for name in names}
+        if record.type == "rest":
+            assert isinstance(source, PyIcebergSource)
+            session = source.catalog._session  # type: ignore[attr-defined]
+            session.hooks["response"].append(lambda answer, **_: statuses.append(answer.status_code))
+        for missing in (1, 20):  # few and many are asked for in different ways
+            asked = [*names, *(("db", f"missing{number}") for number in range(missing))]
+            assert source.heads(asked) == heads
+        assert source.heads([("nowhere", "t"), *names]) == heads
+        spark.sql(f"ALTER TABLE {record.name}.db.clean SET TBLPROPERTIES ('a' = 'b')")
+        moved = source.heads(names)
+        assert {name for name in names if moved[name] != heads[name]} == {("db", "clean")}
+        assert moved == {name: source.load(name).metadata_location for name in names}
+        source.close()
+    assert statuses.count(304) == (8 if record.type == "rest" else 0)
 
 
 def test_tables_are_found_enrolled_and_converted(
