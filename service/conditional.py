@@ -1,4 +1,8 @@
-"""ETag and If-Match: an update names the version that it was made from."""
+"""ETag and If-Match: an update names the version that it was made from.
+
+What PATCH can change has a version: PATCH needs it, DELETE and PUT check it if it is given, and forms always
+name it. Where nothing is, that is version 0.
+"""
 
 from typing import Annotated
 
@@ -9,6 +13,9 @@ from service.errors import PreconditionError
 
 def etag(version: int) -> str:
     return f'"{version}"'
+
+
+NOTHING = etag(0)
 
 
 def set_etag(response: Response, version: int) -> None:
@@ -44,9 +51,9 @@ OptionalIfMatch = Annotated[
 def check_version(if_match: str | None, version: int | None) -> None:
     """Raise PreconditionError unless `if_match` names this version, or was left out where it may be.
 
-    version: None if there is nothing, which no `if_match` names.
+    version: None if there is nothing, which only NOTHING names.
     """
-    if if_match is None:
+    if if_match is None or (version is None and if_match == NOTHING):
         return
     if version is None:
         raise PreconditionError(

@@ -88,6 +88,20 @@ def test_who_may_call_a_route_was_decided_for_each() -> None:
     assert declared == DECISIONS, "decide in tests/access.py"
 
 
+def test_what_can_be_changed_has_a_version_that_a_change_names_and_a_deletion_may_name() -> None:
+    """docs/security.md, "Two at once"."""
+    calls = {
+        (method, path): {each["name"].lower() for each in call.get("parameters", ())}
+        for path, methods in json.loads(DOCUMENT.read_text())["paths"].items()
+        for method, call in methods.items()
+    }
+    changed = {path for method, path in calls if method in ("patch", "put")}
+    assert len(changed) >= 5
+    for (method, path), parameters in calls.items():
+        names_one = path in changed and method in ("patch", "put", "delete")
+        assert ("if-match" in parameters) is names_one, (method, path)
+
+
 def test_no_page_is_part_of_the_contract() -> None:
     paths = json.loads(DOCUMENT.read_text())["paths"]
     assert [

@@ -270,24 +270,7 @@ def attach_policy(
     session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None = None
 ) -> AttachmentView | None:
     """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
-    catalog_id = table = None
-    if request.level is Level.TABLE:
-        table = session.get(EnrolledTable, request.table_id)
-        if table is None or table.deleted_at is not None:
-            raise InvalidError(
-                "table-not-enrolled",
-                "No such table",
-                f"There is no enrolled table {request.table_id!r}.",
-                "Look in the list of tables.",
-            )
-        target = table_target(table.id)
-    elif request.level is Level.SYSTEM:
-        target = SYSTEM_TARGET
-    else:
-        catalog_id = get_catalog(session, request.catalog or "").id
-        target = f"catalog:{catalog_id}"
-        if request.level is Level.NAMESPACE:
-            target = namespace_target(catalog_id, request.namespace or [])
+    target, catalog_id, table = _target_of(session, request)
     needed = Role.ADMIN if request.level is Level.SYSTEM else Role.OPERATOR
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
     if request.policy is None and request.level is Level.SYSTEM:
@@ -313,6 +296,34 @@ def attach_policy(
         table.updated_at = utc_now()
         session.add(table)
     return None if row is None else _attachment_view(session, row)
+
+
+def find_attachment(session: Session, request: AttachmentRequest) -> AttachmentView | None:
+    """What is attached to the place that a request is about."""
+    target, _, _ = _target_of(session, request)
+    row = session.get(PolicyAttachment, target)
+    return None if row is None else _attachment_view(session, row)
+
+
+def _target_of(session: Session, request: AttachmentRequest) -> tuple[str, str | None, EnrolledTable | None]:
+    """The key of a place, with the id of its catalog or the table. Raises NotFoundError, InvalidError."""
+    match request.level:
+        case Level.SYSTEM:
+            return SYSTEM_TARGET, None, None
+        case Level.TABLE:
+            table = session.get(EnrolledTable, request.table_id)
+            if table is None or table.deleted_at is not None:
+                raise InvalidError(
+                    "table-not-enrolled",
+                    "No such table",
+                    f"There is no enrolled table {request.table_id!r}.",
+                    "Look in the list of tables.",
+                )
+            return table_target(table.id), None, table
+    catalog_id = get_catalog(session, request.catalog or "").id
+    if request.level is Level.CATALOG:
+        return f"catalog:{catalog_id}", catalog_id, None
+    return namespace_target(catalog_id, request.namespace or []), catalog_id, None
 
 
 def set_table_policy(session: Session, table_id: str, policy: str | None) -> None:

@@ -107,15 +107,7 @@ def check_catalog(
 @router.get("/{catalog_id}/edit")
 def show_catalog_form(request: Request, session: ReadSession, sender: Admin, catalog_id: str) -> Response:
     catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
-    form = Form.of(
-        name=catalog.name,
-        type=catalog.type.value,
-        properties="\n".join(f"{name} = {value}" for name, value in catalog.properties.items()),
-        index_warehouse=catalog.index_warehouse or "",
-        max_running_jobs="" if catalog.max_running_jobs is None else str(catalog.max_running_jobs),
-        version=str(catalog.version),
-    )
-    return _catalog_form(request, sender, form, catalog)
+    return _catalog_form(request, sender, _filled(catalog), catalog)
 
 
 @router.post("/{catalog_id}/edit")
@@ -138,14 +130,31 @@ def update_catalog(
     except NotFoundError:
         raise
     except IcestreamError as error:
-        return _catalog_form(request, sender, typed.refused(error, **_OF_PROPERTIES), catalog)
+        with database.read() as session:
+            catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+        form = typed.refused(error, **_OF_PROPERTIES).beside(_filled(catalog))
+        return _catalog_form(request, sender, form, catalog)
     return see(f"/catalogs/{catalog_id}")
 
 
 @router.post("/{catalog_id}/delete")
-def delete_catalog(database: CurrentDatabase, sender: Admin, catalog_id: str) -> Response:
-    with database.write() as session:
-        catalogs.delete_catalog(session, sender, catalog_id)
+def delete_catalog(
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Admin,
+    catalog_id: str,
+    typed: Typed,
+) -> Response:
+    try:
+        with database.write() as session:
+            catalogs.delete_catalog(session, sender, catalog_id, if_match=typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error)
+        with database.read() as session:
+            return _catalog_page(request, session, settings, sender, catalog_id, form=form)
     return see("/catalogs")
 
 
@@ -165,13 +174,17 @@ def _catalog_page(
     reader: Principal,
     catalog_id: str,
     check: CatalogCheck | None = None,
+    form: Form | None = None,
 ) -> Response:
+    form = form or Form.of()
     row = catalogs.get_catalog(session, catalog_id)
     everything = PageRequest(limit=EVERYTHING)
     return render(
         request,
         "catalogs/show.html",
         reader,
+        status_code=form.status_code,
+        form=form,
         catalog=catalogs.view(row),
         index_warehouse=catalogs.index_warehouse(settings, row),
         check=check,
@@ -192,6 +205,17 @@ def _catalog_form(
         form=form,
         catalog=catalog,
         types=list(CatalogType),
+    )
+
+
+def _filled(catalog: CatalogView) -> Form:
+    return Form.of(
+        name=catalog.name,
+        type=catalog.type.value,
+        properties="\n".join(f"{name} = {value}" for name, value in catalog.properties.items()),
+        index_warehouse=catalog.index_warehouse or "",
+        max_running_jobs="" if catalog.max_running_jobs is None else str(catalog.max_running_jobs),
+        version=str(catalog.version),
     )
 
 

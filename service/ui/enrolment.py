@@ -15,7 +15,7 @@ from service.catalogs.endpoints import OpenCatalogs
 from service.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
-from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError
+from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
 from service.paging import PageRequest
 from service.settings import CurrentSettings
 from service.tables import service as tables
@@ -198,14 +198,7 @@ def enrol_pattern(
 
 @router.get("/patterns/{pattern_id}")
 def show_pattern(request: Request, session: ReadSession, reader: Viewer, pattern_id: str) -> Response:
-    pattern = patterns.view(session, patterns.get_pattern(session, pattern_id))
-    form = Form.of(
-        pattern=pattern.pattern,
-        exclude="\n".join(pattern.exclude),
-        policy=pattern.policy or "",
-        version=str(pattern.version),
-    )
-    return _pattern_page(request, session, reader, pattern_id, form)
+    return _pattern_page(request, session, reader, pattern_id, _form_of(session, pattern_id))
 
 
 @router.post("/patterns/{pattern_id}/edit")
@@ -226,16 +219,23 @@ def update_pattern(
     except NotFoundError:
         raise
     except IcestreamError as error:
-        form = typed.refused(error, **_FIELDS)
         with database.read() as session:
+            form = typed.refused(error, **_FIELDS).beside(_form_of(session, pattern_id))
             return _pattern_page(request, session, sender, pattern_id, form)
     return see(f"/patterns/{pattern_id}")
 
 
 @router.post("/patterns/{pattern_id}/delete")
-def delete_pattern(database: CurrentDatabase, sender: Operator, pattern_id: str) -> Response:
-    with database.write() as session:
-        patterns.delete_pattern(session, sender, pattern_id)
+def delete_pattern(
+    request: Request, database: CurrentDatabase, sender: Operator, pattern_id: str, typed: Typed
+) -> Response:
+    try:
+        with database.write() as session:
+            patterns.delete_pattern(session, sender, pattern_id, if_match=typed.if_match)
+    except PreconditionError as error:
+        with database.read() as session:
+            form = _form_of(session, pattern_id).refused(error)
+            return _pattern_page(request, session, sender, pattern_id, form)
     return see("/patterns")
 
 
@@ -285,6 +285,16 @@ def _pattern_form(
         form=form,
         result=result,
         **_choices(session),
+    )
+
+
+def _form_of(session: Session, pattern_id: str) -> Form:
+    pattern = patterns.view(session, patterns.get_pattern(session, pattern_id))
+    return Form.of(
+        pattern=pattern.pattern,
+        exclude="\n".join(pattern.exclude),
+        policy=pattern.policy or "",
+        version=str(pattern.version),
     )
 
 

@@ -2,6 +2,9 @@
 
 A form that was refused comes back as it was typed, with the error of the service above it and its findings
 beside the fields. A denial is no such error: it has a page of its own, and is recorded.
+
+Whatever changes something that is there names the version that its page showed. Who was overtaken sees what
+is there now beside what was typed.
 """
 
 from collections.abc import Mapping
@@ -12,7 +15,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, ImmutableMultiDict
 
-from service.conditional import etag
+from service.conditional import NOTHING, etag
 from service.errors import ForbiddenError, IcestreamError, InvalidError, PreconditionError, validation_error
 from service.values import unusable_values
 
@@ -26,6 +29,7 @@ class Form:
         self._values = values
         self.error = error
         self._findings: list[tuple[str, str]] = []
+        self._now: Form | None = None
 
     @classmethod
     def of(cls, **values: str) -> Self:
@@ -38,8 +42,13 @@ class Form:
 
     @property
     def if_match(self) -> str:
-        """The version that the form was made from, as its hidden field says."""
-        return etag(int(self["version"])) if self["version"].isdecimal() else etag(0)
+        """The version that the form was made from, as its hidden field says; without one, that of nothing."""
+        return etag(int(self["version"])) if self["version"].isdecimal() else NOTHING
+
+    @property
+    def version(self) -> str:
+        """The version that the next form is made from: of what its page shows."""
+        return (self._now or self)["version"]
 
     def __getitem__(self, name: str) -> str:
         """The text of a field, without spaces around it; empty if it is not there."""
@@ -77,13 +86,6 @@ class Form:
         about, if the error itself does not say so. Raises a denial."""
         if isinstance(error, ForbiddenError):
             raise error
-        if isinstance(error, PreconditionError):
-            error = PreconditionError(
-                "version-conflict",
-                "It was changed meanwhile",
-                "Somebody changed it after this form was opened, so nothing was saved.",
-                "Open the form anew in another tab, compare, and make your change there.",
-            )
         form = type(self)(self._values, error)
         form._findings = [
             (str(one["field"]).removeprefix("body."), str(one["message"]))
@@ -92,6 +94,18 @@ class Form:
         if not form._findings and (field := fields.get(error.slug.replace("-", "_"))):
             form._findings = [(field, error.detail)]
         return form
+
+    def beside(self, now: "Form") -> Self:
+        """The same beside what is there now if somebody was faster; sent again, it takes its place."""
+        if isinstance(self.error, PreconditionError):
+            self._now = now
+        return self
+
+    def there(self, name: str) -> str | None:
+        """What somebody else made of a field, if it is not what was typed."""
+        if self._now is None or self._now[name].splitlines() == self[name].splitlines():
+            return None
+        return self._now[name] or "nothing"
 
     def wrong(self, name: str) -> str:
         """What is wrong with a field, or with a part of it."""

@@ -9,7 +9,7 @@ from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession
-from service.errors import IcestreamError, NotFoundError
+from service.errors import IcestreamError, NotFoundError, PreconditionError
 from service.paging import PageRequest, Search
 from service.policies import service as policies
 from service.policies.models import (
@@ -82,10 +82,7 @@ def show_policy(request: Request, session: ReadSession, reader: Viewer, policy_i
 @router.get("/{policy_id}/edit")
 def show_policy_form(request: Request, session: ReadSession, sender: Operator, policy_id: str) -> Response:
     policy = policies.view(policies.get_policy(session, policy_id))
-    form = _filled(
-        policy.settings, name=policy.name, description=policy.description, version=str(policy.version)
-    )
-    return _policy_form(request, sender, form, policy)
+    return _policy_form(request, sender, _form_of(policy), policy)
 
 
 @router.post("/{policy_id}/edit")
@@ -104,17 +101,25 @@ def update_policy(
     except NotFoundError:
         raise
     except IcestreamError as error:
-        form = typed.refused(error, policy_exists="name")
         with database.read() as session:
             policy = policies.view(policies.get_policy(session, policy_id))
+        form = typed.refused(error, policy_exists="name").beside(_form_of(policy))
         return _policy_form(request, sender, form, policy)
     return see(f"/policies/{policy_id}")
 
 
 @router.post("/{policy_id}/delete")
-def delete_policy(database: CurrentDatabase, sender: Operator, policy_id: str) -> Response:
-    with database.write() as session:
-        policies.delete_policy(session, sender, policy_id)
+def delete_policy(
+    request: Request, database: CurrentDatabase, sender: Operator, policy_id: str, typed: Typed
+) -> Response:
+    try:
+        with database.write() as session:
+            policies.delete_policy(session, sender, policy_id, if_match=typed.if_match)
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        with database.read() as session:
+            return _policy_page(request, session, sender, policy_id, Form.of().refused(error))
     return see("/policies")
 
 
@@ -122,16 +127,26 @@ def delete_policy(database: CurrentDatabase, sender: Operator, policy_id: str) -
 def attach_policy(
     request: Request, database: CurrentDatabase, sender: Operator, policy_id: str, typed: Typed
 ) -> Response:
-    """Attach it to a place, instead of what is attached there; or with `detach` take it away from there."""
+    """Attach it to a place, or with `detach` take it away from there.
+
+    The form says at first that nothing is there. If something is, the page names it, and asks once more.
+    """
     try:
         body = typed.read(
             AttachmentRequest, _place(typed) | {"policy": None if typed["detach"] else policy_id}
         )
         with database.write() as session:
             policies.get_policy(session, policy_id)
-            policies.attach_policy(session, sender, body)
+            policies.attach_policy(session, sender, body, typed.if_match)
     except NotFoundError:
         raise
+    except PreconditionError as error:
+        with database.read() as session:
+            if typed["detach"]:
+                return _policy_page(request, session, sender, policy_id, Form.of().refused(error))
+            there = policies.find_attachment(session, body)
+            form = typed.refused(error).beside(Form.of(version=str(there.version) if there else ""))
+            return _policy_page(request, session, sender, policy_id, form, there)
     except IcestreamError as error:
         form = typed.refused(error, validation_error="namespace")
         with database.read() as session:
@@ -145,8 +160,14 @@ def policy_names(session: Session) -> list[str]:
 
 
 def _policy_page(
-    request: Request, session: Session, reader: Principal, policy_id: str, form: Form
+    request: Request,
+    session: Session,
+    reader: Principal,
+    policy_id: str,
+    form: Form,
+    there: AttachmentView | None = None,
 ) -> Response:
+    """there: what is attached where the form would attach this policy."""
     policy = policies.view(policies.get_policy(session, policy_id))
     attached = policies.list_attachments(session, PageRequest(limit=EVERYTHING), policy=policy.id).items
     return render(
@@ -159,6 +180,7 @@ def _policy_page(
         attached=[(place, _words(session, place)) for place in attached],
         catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
         form=form,
+        there=there,
     )
 
 
@@ -173,6 +195,12 @@ def _policy_form(
         form=form,
         policy=policy,
         sections=list(sections()),
+    )
+
+
+def _form_of(policy: PolicyView) -> Form:
+    return _filled(
+        policy.settings, name=policy.name, description=policy.description, version=str(policy.version)
     )
 
 

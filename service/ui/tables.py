@@ -97,6 +97,18 @@ def show_table(
     table_id: str,
     days: int = 1,
 ) -> Response:
+    return _table_page(request, session, settings, reader, table_id, Fields.of(), days)
+
+
+def _table_page(
+    request: Request,
+    session: Session,
+    settings: CurrentSettings,
+    reader: Principal,
+    table_id: str,
+    form: Fields,
+    days: int = 1,
+) -> Response:
     row = tables.get_table(session, table_id)
     days = days if days in SPANS else 1
     now = utc_now()
@@ -105,6 +117,8 @@ def show_table(
         request,
         "tables/show.html",
         reader,
+        status_code=form.status_code,
+        form=form,
         table=tables.view(session, settings, row),
         health=index_health.get_health(session, row),
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
@@ -122,12 +136,7 @@ def show_table_form(
     request: Request, session: ReadSession, settings: CurrentSettings, sender: Operator, table_id: str
 ) -> Response:
     table = tables.view(session, settings, tables.get_table(session, table_id))
-    form = Fields.of(
-        policy=table.policy or "",
-        key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
-        version=str(table.version),
-    )
-    return _table_form(request, session, sender, table, form)
+    return _table_form(request, session, sender, table, _filled(table))
 
 
 @router.post("/{table_id}/edit")
@@ -147,9 +156,11 @@ def update_table(
     except NotFoundError:
         raise
     except IcestreamError as error:
-        form = typed.refused(error, policy_not_found="policy", invalid_key_set="key_sets")
         with database.read() as session:
             table = tables.view(session, settings, tables.get_table(session, table_id))
+            form = typed.refused(error, policy_not_found="policy", invalid_key_set="key_sets").beside(
+                _filled(table)
+            )
             return _table_form(request, session, sender, table, form)
     return see(f"/tables/{table_id}")
 
@@ -178,14 +189,26 @@ def request_job(
 
 @router.post("/{table_id}/delete")
 def delete_table(
+    request: Request,
     database: CurrentDatabase,
+    settings: CurrentSettings,
     sender: Operator,
     table_id: str,
-    drop_index: Annotated[bool, Form()] = False,
+    typed: Typed,
 ) -> Response:
-    with database.write() as session:
-        job = tables.delete_table(session, sender, table_id, drop_index=drop_index)
-        target = f"/jobs/{job.id}" if job else "/tables"
+    drop_index = typed["drop_index"] == "true"
+    try:
+        with database.write() as session:
+            job = tables.delete_table(
+                session, sender, table_id, drop_index=drop_index, if_match=typed.if_match
+            )
+            target = f"/jobs/{job.id}" if job else "/tables"
+    except NotFoundError:
+        raise
+    except IcestreamError as error:
+        form = typed.refused(error)
+        with database.read() as session:
+            return _table_page(request, session, settings, sender, table_id, form)
     return see(target)
 
 
@@ -200,6 +223,14 @@ def pause_table(
     with database.write() as session:
         tables.pause_table(session, settings, sender, table_id, paused=action == "pause")
     return see(f"/tables/{table_id}")
+
+
+def _filled(table: TableView) -> Fields:
+    return Fields.of(
+        policy=table.policy or "",
+        key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
+        version=str(table.version),
+    )
 
 
 def _table_form(

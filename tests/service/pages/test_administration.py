@@ -1,6 +1,7 @@
 """The pages of policies, catalogs, API keys, the audit log and workers: what people do by their forms."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -94,9 +95,86 @@ def test_a_change_that_somebody_else_overtook_saves_nothing(service: Running, ad
     ).raise_for_status()
     refused = admin.send("/edit", description="mine")
     assert refused.status == 412
-    assert "Somebody changed it" in refused.text
+    assert "It was changed meanwhile" in refused.text
+    assert "There now: theirs" in refused.text
     assert dict(refused.form("/edit").fields)["description"] == "mine"
     assert service.admin.get("/policies/shared").json()["description"] == "theirs"
+    # Who has seen what is there now may put the own in its place.
+    admin.send("/edit")
+    assert service.admin.get("/policies/shared").json()["description"] == "mine"
+
+
+def made(service: Running, iceberg: IcebergCatalog, kind: str) -> tuple[str, dict[str, Any]]:
+    """Something that can be deleted: its path, and a change that somebody else makes of it."""
+    body: dict[str, Any]
+    change: dict[str, Any]
+    match kind:
+        case "catalogs":
+            body = {"name": "doomed", "type": "sql", "properties": iceberg.properties}
+            change = {"max_running_jobs": 3}
+        case "policies":
+            body, change = {"name": "doomed", "settings": {}}, {"description": "theirs"}
+        case "patterns":
+            body, change = {"catalog": "local", "pattern": "doomed.*"}, {"pattern": "more.*"}
+        case _:
+            iceberg.create("db.doomed")
+            body = {"catalog": "local", "identifier": ["db", "doomed"], "branch": "main"}
+            change = {"policy": "manual"}
+    answer = service.admin.post(f"/{kind}", json=body)
+    assert answer.status_code == 201, answer.text
+    return f"/{kind}/{answer.json()['id']}", change
+
+
+@pytest.mark.parametrize("kind", ["catalogs", "policies", "patterns", "tables"])
+def test_nothing_is_deleted_that_somebody_else_has_just_changed(
+    service: Running, admin: Person, iceberg: IcebergCatalog, kind: str
+) -> None:
+    path, change = made(service, iceberg, kind)
+    admin.open(path)
+    service.admin.patch(path, json=change, headers={"If-Match": "*"}).raise_for_status()
+    blind = admin.post(f"{path}/delete")
+    refused = admin.send(f"{path}/delete")
+    for page in (blind, refused):
+        assert page.status == 412
+        assert "It was changed meanwhile" in page.text
+    assert service.admin.get(path).status_code == 200
+    admin.send(f"{path}/delete")
+    assert service.admin.get(path).status_code == 404
+
+
+def test_a_policy_takes_the_place_only_of_the_one_that_was_shown(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("taken.t")
+    place = {"level": "namespace", "catalog": "local", "namespace": ["taken"]}
+
+    def there() -> str | None:
+        found = service.admin.get("/policy-attachments", params={"level": "namespace"}).json()["items"]
+        return next((one["policy"] for one in found if one["namespace"] == ["taken"]), None)
+
+    def attach(policy: str | None) -> None:
+        service.admin.put("/policy-attachments", json=place | {"policy": policy}).raise_for_status()
+
+    for name in ("first", "second"):
+        service.admin.post("/policies", json={"name": name, "settings": {}}).raise_for_status()
+    attach("first")
+    admin.open("/policies/second")
+    asked = admin.send("/attach", {"namespace": ""}, catalog="local", namespace="taken")
+    assert (asked.status, there()) == (412, "first")
+    assert "first is attached there since" in asked.text
+    attach("manual")
+    asked = admin.send("/attach", {"namespace": "taken"})
+    assert (asked.status, there()) == (412, "manual")
+    assert "manual is attached there since" in asked.text
+    admin.send("/attach", {"namespace": "taken", "catalog": "local"})
+    assert there() == "second"
+    # The button detaches this policy, not what somebody has attached instead.
+    attach("first")
+    refused = admin.send("/attach", {"detach": "yes"})
+    assert (refused.status, there()) == (412, "first")
+    attach(None)
+    for name in ("first", "second"):
+        service.admin.delete(f"/policies/{name}").raise_for_status()
 
 
 def test_a_catalog_is_registered_checked_paused_changed_and_removed_on_its_pages(
