@@ -8,7 +8,7 @@ two replicas that both believe to hold it would still add no job twice and end n
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -62,6 +62,7 @@ class Background:
         self._renew_at: float | None = None
         self._schedulers = LeaseObserver[str, tuple[str, int]](self._lease_seconds, clock.monotonic)
         self._attempts = LeaseObserver[queue.RunningAttempt, int](settings.lease_seconds, clock.monotonic)
+        self._timeouts = LeaseObserver[queue.RunningAttempt, None](settings.lease_seconds, clock.monotonic)
         self._clocks: tuple[datetime, float] | None = None
         self._clean_up_at = 0.0
         self._stopping = threading.Event()
@@ -94,11 +95,17 @@ class Background:
         holds = self.hold_lease()
         with self._database.read() as session:
             expired = self._attempts.look(queue.leases(session))
+            timeouts = queue.timeouts(session)
+        # A worker ends its attempt by itself, and has a lease's time to tell.
+        patience = {attempt: limit + self._settings.lease_seconds for attempt, limit in timeouts.items()}
+        overdue = self._timeouts.look(dict.fromkeys(timeouts), patience)
         if not holds:
             self._clocks = None
             return
         if expired:
             self._give_up(expired)
+        if overdue:
+            self._time_out(overdue)
         self._follow_clock()
         self.patterns.run_due()
         self.poller.poll_due()
@@ -151,6 +158,12 @@ class Background:
             lost = queue.give_up(session, expired, self._clock.wall())
         for job in lost:
             _log.warning("Attempt %s of job %s was lost", job.attempt, job.id)
+
+    def _time_out(self, overdue: Collection[queue.RunningAttempt]) -> None:
+        with self._database.write() as session:
+            ended = queue.time_out(session, overdue, self._clock.wall())
+        for job in ended:
+            _log.warning("Attempt %s of job %s took too long", job.attempt, job.id)
 
     def _follow_clock(self) -> None:
         """After the clock was set back, let queued jobs wait no longer than they would have."""

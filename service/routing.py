@@ -21,7 +21,7 @@ from sqlmodel import Field, Session, SQLModel
 from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import SAFE_METHODS, access_of
-from service.database import Database, UtcDateTime, get_database, utc_now, write_session
+from service.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
 from service.limits import check_depth
 from service.values import check_body
@@ -35,6 +35,8 @@ _IDEMPOTENCY_PARAMETER = {
     "description": "The same request with the same key happens once; a repeat gets the first answer.",
     "schema": {"type": "string", "minLength": 1, "maxLength": _MAX_KEY_CHARACTERS},
 }
+_NOT_REPLAYED = ("content-type", "content-length", "set-cookie")
+"""The last would be a secret in the database."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -48,6 +50,8 @@ class IdempotentAnswer(SQLModel, table=True):
     """Of method, path, query and body: the same key with another request is a mistake."""
     status_code: int
     content_type: str
+    headers: dict[str, str] = Field(default_factory=dict, sa_type=Json)
+    """Others, such as ETag and Location."""
     body: str
     """Encrypted with the Idempotency-Key, in base64."""
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime, index=True)
@@ -102,6 +106,7 @@ class ApiRoute(APIRoute):
                 fingerprint=fingerprint,
                 status_code=answer.status_code,
                 content_type=answer.headers.get("content-type", ""),
+                headers={name: value for name, value in answer.headers.items() if name not in _NOT_REPLAYED},
                 body=_seal(key, bytes(answer.body)),
             )
             try:
@@ -153,7 +158,7 @@ def _find(database: Database, owner: str, key: str, fingerprint: str) -> Respons
     return Response(
         _open(key, row.body),
         row.status_code,
-        headers={"Idempotency-Replayed": "true"},
+        headers={**row.headers, "Idempotency-Replayed": "true"},
         media_type=row.content_type or None,
     )
 

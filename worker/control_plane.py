@@ -147,6 +147,8 @@ class Assignment(_Body):
     previous_attempts: list[PreviousAttempt] = []
     leftovers: list[Leftovers] = []
     lease_seconds: float
+    timeout_seconds: float = 0
+    """After which the attempt ends; 0 for any time."""
     table: AssignedTable
     catalog: AssignedCatalog
     index: AssignedIndex

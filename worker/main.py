@@ -7,6 +7,7 @@ without a trace.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -42,7 +43,7 @@ from worker.job import Account, JobError
 from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
 from worker.redaction import Redaction
-from worker.session import JobCancelledError, JvmWatch, TaskRunner, create_spark
+from worker.session import JobCancelledError, JobTimedOutError, JvmWatch, TaskRunner, create_spark
 
 log = logging.getLogger("icestream.worker")
 
@@ -80,6 +81,8 @@ class AttemptReporter:
         lease_seconds: float,
         lines: LogLines,
         show_life: Callable[[], None] = lambda: None,
+        *,
+        timeout_seconds: float = 0,
     ) -> None:
         self._report = report
         self._lines = lines
@@ -92,6 +95,8 @@ class AttemptReporter:
         self._stopped = threading.Event()
         self._ended: Exception | None = None
         self._renewed_at = time.monotonic()
+        # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
+        self._ends_at = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> AttemptReporter:
@@ -155,6 +160,8 @@ class AttemptReporter:
     def _raise_if_ended(self) -> None:
         if self._ended is not None:
             raise self._ended
+        if time.monotonic() >= self._ends_at:
+            raise JobTimedOutError
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._interval_seconds):
@@ -274,7 +281,13 @@ class Worker:
                 redaction.text, job_id=job.id, attempt=assignment.attempt, table_id=assignment.table.id
             ),
             logged(lines),
-            AttemptReporter(report, assignment.lease_seconds, lines, self._show_life) as reporter,
+            AttemptReporter(
+                report,
+                assignment.lease_seconds,
+                lines,
+                self._show_life,
+                timeout_seconds=assignment.timeout_seconds,
+            ) as reporter,
         ):
             log.info(
                 "Job %s (%s of %s), attempt %d",
@@ -294,6 +307,8 @@ class Worker:
                     "health": outcome.health or None,
                     "cleared": outcome.cleared,
                 }
+            except JobTimedOutError:
+                finished = {"status": "failed", "error": _error(_timed_out(assignment.timeout_seconds))}
             except JobCancelledError:
                 finished = {"status": "cancelled"}
             except KeyboardInterrupt:
@@ -381,6 +396,17 @@ def _without_spark() -> JobError:
         "Spark has ended",
         "The system may have killed its JVM for the memory that it took, or the cluster gave it up.",
         "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
+        retryable=True,
+    )
+
+
+def _timed_out(seconds: float) -> JobError:
+    return JobError(
+        "timed_out",
+        "The attempt took longer than its policy allows",
+        f"It was ended after {seconds:g} s (`retries.timeout_seconds`); what it had committed stays.",
+        "If such jobs need more time, raise it. With `max_delete_files_per_commit`, the next attempt of a"
+        " conversion goes on where this one ended.",
         retryable=True,
     )
 

@@ -51,6 +51,10 @@ class JobCancelledError(Exception):
     """The job was cancelled, or its attempt is no longer the job's; stop and leave nothing behind."""
 
 
+class JobTimedOutError(JobCancelledError):
+    """The attempt has run for as long as its policy lets it."""
+
+
 def create_spark(master: str, app_name: str = "icestream", *, structured_logs: bool = False) -> SparkSession:
     """The worker's Spark session, with Iceberg's runtime and JDBC drivers resolved by Maven coordinate.
 

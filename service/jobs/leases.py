@@ -23,8 +23,13 @@ class LeaseObserver(Generic[Key, Value]):
         self._watched_seconds = 0.0
         self._since: dict[Key, tuple[Value, float]] = {}
 
-    def look(self, leases: Mapping[Key, Value]) -> dict[Key, Value]:
-        """Note the values of all leases of now; those that ran out, with the value that did not change."""
+    def look(
+        self, leases: Mapping[Key, Value], seconds: Mapping[Key, float] | None = None
+    ) -> dict[Key, Value]:
+        """Note the values of all leases of now; those that ran out, with the value that did not change.
+
+        seconds: how long each lasts, if not as long as all.
+        """
         now = self._monotonic()
         # While this process or the database stood still, nobody could renew either: only watching counts.
         self._watched_seconds += min(now - self._looked_at, self._lease_seconds * _LONGEST_STEP)
@@ -37,5 +42,5 @@ class LeaseObserver(Generic[Key, Value]):
         return {
             key: value
             for key, (value, since) in self._since.items()
-            if self._watched_seconds - since >= self._lease_seconds
+            if self._watched_seconds - since >= (seconds or {}).get(key, self._lease_seconds)
         }

@@ -96,6 +96,8 @@ class Job(SQLModel, table=True):
     max_attempts: int
     backoff_seconds: float
     max_backoff_seconds: float
+    timeout_seconds: float = 0
+    """Of one attempt; 0 for any time."""
     lease_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """For people; that it is over is decided by `renewals` (service.jobs.leases)."""
     renewals: int = 0
@@ -301,6 +303,8 @@ class JobView(Message):
     """The job that this one repeats; null if it repeats none."""
     max_attempts: int
     """After so many failed attempts the job has failed."""
+    timeout_seconds: float
+    """An attempt that takes longer is ended, and counts as failed; 0 for any time."""
     attempts: list[AttemptView]
     """Oldest first."""
     progress: dict[str, Any] | None
@@ -427,6 +431,8 @@ class Assignment(Message):
     """Without a heartbeat for so long, the attempt is given up."""
     lease_expires_at: datetime
     """When that would be now."""
+    timeout_seconds: float
+    """After so long the worker ends the attempt, or the service takes it away; 0 for any time."""
     table: AssignedTable
     """The table to work on."""
     catalog: AssignedCatalog

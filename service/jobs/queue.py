@@ -61,6 +61,14 @@ _WORKER_LOST = ErrorReport(
     remedy="Nothing to do if a further attempt follows; if not, the worker's log may tell of a crash.",
     retryable=True,
 )
+_TIMED_OUT = ErrorReport(
+    code="timed_out",
+    title="The attempt took longer than its policy allows",
+    detail="It went on beyond `retries.timeout_seconds`, so it was taken from its worker.",
+    remedy="If such jobs need more time, raise it. If not, the worker hangs: look at its log, and start it"
+    " again.",
+    retryable=True,
+)
 _CLAIM_ANSWER_LOST = ErrorReport(
     code="claim_answer_lost",
     title="The worker never got this attempt",
@@ -126,6 +134,7 @@ def enqueue(
         max_backoff_seconds=max(
             policy.retries.max_backoff_seconds, _LONGEST_PERSISTENT_PAUSE_SECONDS if kind.persists else 0.0
         ),
+        timeout_seconds=policy.retries.timeout_seconds,
         retry_of=retry_of,
         policy_digest=policy.digest,
     )
@@ -456,6 +465,26 @@ def give_up(session: Session, expired: Mapping[RunningAttempt, int], now: dateti
     return lost
 
 
+def timeouts(session: Session) -> dict[RunningAttempt, float]:
+    """How many seconds each running attempt may take, of those that may not take any time."""
+    query = select(Job.id, Job.attempt, Job.timeout_seconds).where(
+        Job.status == JobStatus.RUNNING.value, Job.timeout_seconds > 0
+    )
+    return {(job_id, attempt): seconds for job_id, attempt, seconds in session.exec(query)}
+
+
+def time_out(session: Session, overdue: Collection[RunningAttempt], now: datetime) -> list[Job]:
+    """End those of these attempts that still run as failed, whatever their workers say."""
+    ended = []
+    for job_id, attempt in overdue:
+        job = _lock_job(session, job_id)
+        if _is_current(job, attempt):
+            running = session.get_one(Attempt, (job_id, attempt))
+            _end_attempt(session, job, running, AttemptStatus.FAILED, _TIMED_OUT, now)
+            ended.append(job)
+    return ended
+
+
 def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[Job]:
     """Let no queued job wait for a time that a clock which was set back reaches too late.
 
@@ -693,6 +722,7 @@ def _start_attempt(
         leftovers=_leftovers(session, job),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
+        timeout_seconds=job.timeout_seconds,
         table=AssignedTable(
             id=table.id,
             identifier=table.identifier,

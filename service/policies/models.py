@@ -138,6 +138,8 @@ class RetryPolicy(Message):
     """Before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
     """Backoff does not grow beyond this."""
+    timeout_seconds: Seconds | None = None
+    """An attempt that has run so long is ended, and counts as failed; 0 for no limit."""
     pause_seconds: Seconds | None = None
     """After a failed job, before the next of its kind starts by itself; doubled with each further failure."""
     max_pause_seconds: Seconds | None = None
@@ -350,6 +352,7 @@ class EffectiveRetryPolicy(Message):
     max_attempts: int
     backoff_seconds: float
     max_backoff_seconds: float
+    timeout_seconds: float
     pause_seconds: float
     max_pause_seconds: float
 

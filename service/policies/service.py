@@ -103,6 +103,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 max_attempts=5,
                 backoff_seconds=10,
                 max_backoff_seconds=600,
+                timeout_seconds=0,
                 pause_seconds=600,
                 max_pause_seconds=3600,
             ),

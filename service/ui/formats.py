@@ -21,7 +21,7 @@ POLICY_SECTIONS = {
     "compact": "Compact the index",
     "verify": "Verify the index",
     "schedule": "When jobs start by themselves",
-    "retries": "When a job fails",
+    "retries": "When a job fails or takes too long",
     "resources": "What a job takes of its worker",
     "budget": "What jobs may take within a day (0: any amount)",
 }
@@ -59,6 +59,7 @@ POLICY_SETTINGS = {
     "retries.max_attempts": "attempts at most",
     "retries.backoff_seconds": "pause after the first attempt that failed",
     "retries.max_backoff_seconds": "doubled each time, up to",
+    "retries.timeout_seconds": "time that an attempt may take (0: any)",
     "retries.pause_seconds": "pause after the first job that failed with all attempts",
     "retries.max_pause_seconds": "doubled each time, up to",
     "resources.max_tasks": "tasks at a time (0: as many as there are cores)",

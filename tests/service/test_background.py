@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from sqlmodel import select
 from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database
+from service.errors import ConflictError
 from service.jobs import queue
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Event, Job
 from service.jobs.status import JobStatus
+from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings
 from service.workers.models import HeartbeatRequest
 from tests.service.conftest import ManualTime
@@ -114,6 +117,40 @@ def test_a_clock_that_jumps_neither_ends_nor_keeps_an_attempt(
     # Seen at the first tick after the heartbeat, given up at the first one after a whole lease.
     replica.run(2)
     assert job(replica.database, job_id).status == JobStatus.QUEUED.value
+
+
+def test_an_attempt_that_takes_too_long_is_taken_from_a_worker_that_goes_on_beating(
+    replica: Replica, database: Database
+) -> None:
+    with database.write() as session:
+        settings = {"retries": {"timeout_seconds": 60, "max_attempts": 2}}
+        policy = Policy(name="bounded", settings=settings)
+        session.add(policy)
+        session.flush()
+        session.get_one(PolicyAttachment, "system").policy_id = policy.id
+    table_ids, start = add_tables(database, ["u1", "u2"]), replica.time.wall
+    job_ids = [request(database, table_id, now=start) for table_id in table_ids]
+    workers = [add_worker(database) for _ in table_ids]
+    given = [claim(database, worker, start) for worker in workers]
+    assert [one.timeout_seconds for one in given if one] == [60, 60]
+    with database.write() as session:
+        session.get_one(Job, job_ids[1]).timeout_seconds = 0
+    replica.time.jump(7200)
+    for _ in range(11):
+        replica.run(8)
+        for job_id in job_ids:
+            beat(replica, job_id)
+    # The worker had a lease's time to end it itself.
+    assert job(database, job_ids[0]).status == JobStatus.RUNNING.value
+    replica.run(4)
+    timed_out, unbounded = (job(database, job_id) for job_id in job_ids)
+    assert (timed_out.status, timed_out.failures) == (JobStatus.QUEUED.value, 1)
+    assert timed_out.error is not None
+    assert timed_out.error["code"] == "timed_out"
+    assert unbounded.status == JobStatus.RUNNING.value
+    with pytest.raises(ConflictError, match="is queued"):
+        beat(replica, job_ids[0])
+    assert claim(database, workers[0], replica.time.wall + timedelta(minutes=1)) is not None
 
 
 def test_a_restart_gives_each_running_attempt_a_whole_lease(

@@ -46,6 +46,7 @@ POLICY = EffectivePolicy(
     retries=EffectiveRetryPolicy(
         max_attempts=5,
         backoff_seconds=10,
+        timeout_seconds=0,
         max_backoff_seconds=600,
         pause_seconds=600,
         max_pause_seconds=3600,

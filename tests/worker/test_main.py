@@ -124,6 +124,21 @@ def test_a_running_job_is_handed_back(
     assert service.reported == ["released"]
 
 
+def test_a_job_that_takes_longer_than_it_may_ends_at_its_next_step(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> None:
+        while True:
+            reporter.progress("lookup", 0, 1, "files")
+            time.sleep(0.01)
+
+    monkeypatch.setattr(main, "run_job", run)
+    assert worker.run_attempt(ASSIGNMENT.model_copy(update={"timeout_seconds": 0.1}))
+    assert service.reported == ["failed"]
+    assert service.error is not None
+    assert (service.error["code"], service.error["retryable"]) == ("timed_out", True)
+
+
 def test_a_job_that_came_with_the_wish_to_stop_is_handed_back_at_once(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
