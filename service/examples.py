@@ -65,6 +65,7 @@ FIELDS: dict[str, Any] = {
     "policy": "nightly",
     "prefix": "ice_3fQ9",
     "principal": "dashboard",
+    "problem": None,
     "priority": 0,
     "progress": None,
     "request_id": "f5b8c7d6-1a2b-4c3d-8e9f-0a1b2c3d4e55",

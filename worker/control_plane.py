@@ -203,13 +203,14 @@ class ControlPlane:
         )
         self._worker_id: str | None = None
 
-    def register(self, name: str) -> None:
-        """Makes this process known. Raises ControlPlaneError."""
+    def register(self, name: str, problem: str | None = None) -> None:
+        """Makes this process known, and why it can't run jobs, if so. Raises ControlPlaneError."""
         body = {
             "name": name,
             "hostname": socket.gethostname(),
             "pid": os.getpid(),
             "version": version("icestream"),
+            "problem": problem,
         }
         self._worker_id = _understood(self._post("workers", body), _Registered).id
         add_process_ids(worker_id=self._worker_id)

@@ -39,6 +39,7 @@ from worker.control_plane import (
     StaleAttemptError,
     UnknownToServiceError,
 )
+from worker.executors import UnfitExecutorsError, check_executors
 from worker.job import Account, JobError
 from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
@@ -443,6 +444,14 @@ def main() -> int:
         settings.alive_file.unlink(missing_ok=True)
     spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
     runner = TaskRunner(spark)
+    try:
+        check_executors(runner)
+    except UnfitExecutorsError as error:
+        log.error("%s", error)
+        with suppress(ControlPlaneError):  # the log has it
+            control_plane.register(settings.worker_name, str(error))
+        spark.stop()
+        return 1
     worker = Worker(control_plane, runner, settings.alive_file)
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -62,27 +62,39 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
     Raises the JVM's error when Java or a JAR can't be had.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    jars = Path(os.environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.Builder().master(master).appName(app_name)
+    for key, value in spark_settings(os.environ, structured_logs=structured_logs).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run on this machine and nobody else has to reach the driver."""
+    return master == "local" or master.startswith("local[")
+
+
+def spark_settings(environment: Mapping[str, str], *, structured_logs: bool = False) -> dict[str, str]:
+    """What the worker sets itself, on any master, before what spark-defaults.conf says."""
+    jars = Path(environment.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": os.environ.get("ICESTREAM_DRIVER_MEMORY", "2g"),
+        "spark.driver.memory": environment.get("ICESTREAM_DRIVER_MEMORY", "2g"),
         "spark.jars.ivy": str(jars),
         "spark.scheduler.mode": "FAIR",
         "spark.log.structuredLogging.enabled": str(structured_logs).lower(),
         "spark.speculation": "false",  # two runs of a task would write the same files at once
         "spark.sql.session.timeZone": "UTC",
+        "spark.submit.deployMode": "client",
     }
     cached = cached_jars(jars)
     if cached:
         settings["spark.jars"] = ",".join(str(jar) for jar in cached)
     else:
         settings["spark.jars.packages"] = ",".join(_JARS)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return settings
 
 
 def cached_jars(folder: Path) -> list[Path]:
@@ -244,7 +256,7 @@ class TaskRunner:
         results.persist(StorageLevel.DISK_ONLY)
         try:
             for wave in _parts(partitions, self.parallelism if self._is_limited else partitions):
-                self._watched(
+                self.watched(
                     partial(context.runJob, results, _count, wave),
                     on_progress=partial(_report, on_progress, wave[0]),
                 )
@@ -253,7 +265,7 @@ class TaskRunner:
         finally:
             results.unpersist()
 
-    def _watched(self, action: Callable[[], A], *, on_progress: Callable[[int, int], None]) -> A:
+    def watched(self, action: Callable[[], A], *, on_progress: Callable[[int, int], None]) -> A:
         """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
         context = self.spark.sparkContext
         group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"

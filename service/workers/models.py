@@ -19,6 +19,7 @@ class Worker(SQLModel, table=True):
     hostname: str
     pid: int
     version: str
+    problem: str | None = None
     registered_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     last_seen_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
 
@@ -40,6 +41,8 @@ class WorkerRequest(Message):
     """Its process there."""
     version: str
     """Of its software."""
+    problem: str | None = ModelField(default=None, max_length=10_000)
+    """Why it can't run jobs, and ends; null if it can."""
 
 
 class WorkerView(Message):
@@ -55,12 +58,14 @@ class WorkerView(Message):
     """Its process there."""
     version: str
     """Of its software."""
+    problem: str | None
+    """Why it could not run jobs, in words; null if it can."""
     registered_at: datetime
     """When it started."""
     last_seen_at: datetime
     """When it was heard of last."""
     alive: bool
-    """Whether it was heard of within two leases."""
+    """Whether it was heard of within two leases, and can run jobs."""
     job_id: str | None
     """What it runs now."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import func
+from sqlalchemy import ColumnElement, and_, func, not_
 from sqlmodel import Session, col, select
 from starlette.concurrency import run_in_threadpool
 
@@ -85,8 +85,8 @@ def list_workers(
     now = utc_now()
     query = select(Worker).where(col(Worker.last_seen_at) > now - _FORGET_AFTER)
     if alive is not None:
-        heard = col(Worker.last_seen_at) > now - _patience(settings)
-        query = query.where(heard if alive else ~heard)
+        is_alive = and_(*_alive(settings, now))
+        query = query.where(is_alive if alive else not_(is_alive))
     if search:
         query = query.where(col(Worker.name).icontains(search, autoescape=True))
     return read_page(
@@ -95,7 +95,7 @@ def list_workers(
 
 
 def count_alive(session: Session, settings: Settings, now: datetime) -> int:
-    query = select(func.count()).where(col(Worker.last_seen_at) > now - _patience(settings))
+    query = select(func.count()).where(*_alive(settings, now))
     return session.exec(query).one()
 
 
@@ -131,8 +131,12 @@ def _view(session: Session, settings: Settings, row: Worker, now: datetime) -> W
             Attempt.worker_id == row.id, Attempt.status == AttemptStatus.RUNNING.value
         )
     ).first()
-    alive = now - row.last_seen_at < _patience(settings)
+    alive = now - row.last_seen_at < _patience(settings) and row.problem is None
     return WorkerView(**row.model_dump(), alive=alive, job_id=running)
+
+
+def _alive(settings: Settings, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    return col(Worker.last_seen_at) > now - _patience(settings), col(Worker.problem).is_(None)
 
 
 def _patience(settings: Settings) -> timedelta:

@@ -40,8 +40,17 @@ IMPATIENT = {  # a policy under which nothing runs by itself, and no attempt wai
 class Cluster:
     """One service, and workers that are started again whenever they die."""
 
-    def __init__(self, directory: Path, allowed: Sequence[str], workers: int = 2) -> None:
-        """directory: of everything, empty. allowed: locations that catalogs and tables may name."""
+    def __init__(
+        self,
+        directory: Path,
+        allowed: Sequence[str],
+        workers: int = 2,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """directory: of everything, empty. allowed: locations that catalogs and tables may name.
+
+        environment: of the workers, on top of what all have.
+        """
         self.directory = directory
         self._faults_file = directory / "faults.json"
         self._cases = 0
@@ -67,6 +76,7 @@ class Cluster:
             "JVM_SILENCE_SECONDS": str(JVM_SILENCE_SECONDS),
             "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            **(environment or {}),
         }
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self._port}/api/v1",

@@ -20,7 +20,7 @@ VARIABLE = "ICESTREAM_FAULTS"
 DIRECTORY_VARIABLE = "ICESTREAM_FAULTS_DIR"
 FAULTS_FILE_VARIABLE = "ICESTREAM_FAULTS_FILE"
 _SLEEP = "sleep:"
-_ACTIONS = ("kill", "stop", "error", "timeout")
+_ACTIONS = ("kill", "kill-executor", "stop", "error", "timeout")
 
 When = Literal["before", "after"]
 
@@ -33,6 +33,13 @@ class InjectedTimeoutError(InjectedError):
     """The point did its work (if fired after it), and nobody is told."""
 
 
+def _jvm_above(pid: int) -> int:
+    while Path(f"/proc/{pid}/comm").read_text() != "java\n":
+        # Behind the name, which may hold anything: the state, and the parent.
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens at a point: before its work, or after it and before anybody learns of it."""
@@ -40,7 +47,8 @@ class Fault:
     point: str
     when: When
     action: str
-    """`kill` or `stop` this process, `error`, `timeout`, or `sleep:` and seconds."""
+    """`kill` or `stop` this process, `kill-executor` (the JVM above it), `error`, `timeout`, or `sleep:` and
+    seconds."""
     times: int = 1
     skip: int = 0
     """So many passes of the point go well first."""
@@ -58,6 +66,9 @@ class Fault:
         match self.action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "kill-executor":
+                os.kill(_jvm_above(os.getpid()), signal.SIGKILL)
+                time.sleep(60)  # its Python processes end with it
             case "stop":
                 # To this thread: it would go on for a while if another one took the signal.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -294,6 +294,14 @@ def test_workers_are_found_by_name_and_whether_they_are_alive(service: Running, 
     assert "w1" in admin.open("/workers?alive=true").text
     assert "No worker fits" in admin.open("/workers?alive=false").text
     assert "No worker fits" in admin.open("/workers?search=nobody").text
+    why = "Spark's executors can't run this worker's tasks: pyarrow is missing."
+    body = {"name": "unable", "hostname": "h", "pid": 1, "version": "0", "problem": why}
+    assert service.admin.post("/workers", json=body).json()["alive"] is False
+    assert "unable" not in admin.open("/workers?alive=true").text
+    shown = admin.open("/workers?alive=false").text
+    assert "unfit" in shown
+    assert why in shown
+    assert "icestream_workers_alive 1.0" in service.admin.get(f"{service.url}/metrics").text
 
 
 def test_what_a_role_may_not_do_is_not_offered_and_refused_if_tried(

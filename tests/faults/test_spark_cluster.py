@@ -1,0 +1,66 @@
+"""Jobs on a standalone cluster of Spark, whose executors die in the middle of a stage: the job ends right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog
+from tests.faults.cluster import KEEP_SECONDS, PYTHON_DAEMON, Cluster
+from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
+from tests.faults.tables import strays
+from tests.faults.test_worker import Subject
+from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Stages run on the cluster, however small."""
+    directory = tmp_path_factory.mktemp("service")
+    (directory / "on-spark").touch()
+    executors = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        FAULTS_FILE_VARIABLE: str(directory / "faults.json"),
+    }
+    with standalone_cluster(tmp_path_factory.mktemp("spark"), executors) as master:
+        conf = {"spark.python.daemon.module": PYTHON_DAEMON, "spark.executor.memory": EXECUTOR_MEMORY}
+        options = " ".join(f"--conf {key}={value}" for key, value in conf.items())
+        environment = {
+            "ICESTREAM_SPARK_MASTER": master,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell",
+        }
+        allowed = [tmp_path_factory.getbasetemp().as_uri()]
+        cluster = Cluster(directory, allowed, workers=1, environment=environment)
+        try:
+            cluster.register(catalog)
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def test_jobs_survive_executors_that_are_killed(
+    cluster: Cluster, spark: SparkSession, catalog: Catalog
+) -> None:
+    subject = Subject(cluster, spark, f"{catalog.name}.db.on_a_cluster", 3)
+    (worker,) = cluster.workers
+    for kind, point in (("index", "run"), ("convert", "delete-file")):
+        fault = Fault(point, "after", "kill-executor")
+        fired = cluster.inject(fault)
+        job_id = cluster.submit(subject.table_id, kind)
+        cluster.wait_until_fired(fired, fault)
+        job = cluster.wait_for_job(job_id, timeout_seconds=300)
+        subject.check_end(kind, job)
+        # Spark runs the tasks of a lost executor again.
+        assert len(job["attempts"]) == 1
+    for _ in range(2):
+        time.sleep(KEEP_SECONDS)  # what is younger stays
+        cluster.run(subject.table_id, "compact")
+    assert strays(subject.table, cluster.index_place.as_uri()) == set()
+    assert "Spark's executors run tasks with the same packages" in worker.log

@@ -1,0 +1,68 @@
+"""A standalone cluster of Spark on loopback, from the installed PySpark: a master and two workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+
+from tests.integration.icestream import wait_until
+
+EXECUTOR_MEMORY = "512m"
+_HOME = Path(pyspark.__path__[0])
+_DEPLOY = "org.apache.spark.deploy"
+
+
+@contextmanager
+def standalone_cluster(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[str]:
+    """The address of its master, `spark://`. directory: of logs and of what executors write, empty.
+
+    environment: of the executors, too. Each worker has one core.
+    """
+    given = {
+        **os.environ,
+        "SPARK_HOME": str(_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        **environment,
+    }
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = directory / f"{name}.log"
+        with log.open("wb") as output:
+            command = [str(_HOME / "bin" / "spark-class"), *arguments]
+            started.append(
+                subprocess.Popen(
+                    command, env=given, cwd=directory, stdout=output, stderr=output, start_new_session=True
+                )
+            )
+        return log
+
+    try:
+        address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        log = start("master", f"{_DEPLOY}.master.Master", *address)
+        found = wait_until(
+            lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()),
+            "the master to start",
+        )
+        for number in range(workers):
+            place = [
+                "--work-dir",
+                str(directory / f"worker-{number}"),
+                "--cores",
+                "1",
+                "--memory",
+                EXECUTOR_MEMORY,
+            ]
+            start(f"worker-{number}", f"{_DEPLOY}.worker.Worker", *address, *place, found[1])
+        yield found[1]
+    finally:
+        for process in reversed(started):  # a worker ends its executors
+            process.terminate()
+            process.wait()

@@ -1,0 +1,46 @@
+"""The configuration of Spark that a worker builds, on each kind of cluster that the documentation shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from worker.session import is_local, spark_settings
+
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+def documented() -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+    """Master -> environment and spark-defaults.conf, as the page shows them."""
+    found: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
+    for block in re.findall(r"(?:^    .+\n)+", DEPLOYMENT.read_text(), re.MULTILINE):
+        lines = [line.strip() for line in block.splitlines()]
+        variables = dict(line.split("=", 1) for line in lines if re.match(r"[A-Z_]+=", line))
+        conf = dict(line.split(maxsplit=1) for line in lines if line.startswith("spark."))
+        if "ICESTREAM_SPARK_MASTER" in variables:
+            found[variables["ICESTREAM_SPARK_MASTER"].partition(":")[0]] = variables, conf
+    return found
+
+
+@pytest.mark.parametrize("kind", ["spark", "yarn", "k8s"])
+def test_what_is_documented_for_a_cluster_is_what_spark_gets(kind: str, tmp_path: Path) -> None:
+    variables, conf = documented()[kind]
+    settings = spark_settings({**variables, "ICESTREAM_JARS_DIR": str(tmp_path)})
+    # Nothing that an operator is told to set is overridden by the worker.
+    assert not settings.keys() & conf.keys()
+    assert not is_local(variables["ICESTREAM_SPARK_MASTER"])
+    assert settings["spark.submit.deployMode"] == "client"
+    assert settings["spark.scheduler.mode"] == "FAIR"
+    assert settings["spark.speculation"] == "false"
+    assert "iceberg-spark-runtime" in settings["spark.jars.packages"]
+
+
+def test_the_environment_that_is_shipped_has_the_python_that_executors_start() -> None:
+    variables, conf = documented()["yarn"]
+    folder = conf["spark.yarn.dist.archives"].partition("#")[2]
+    assert variables["PYSPARK_PYTHON"].startswith(f"./{folder}/")
+
+
+def test_only_a_local_master_is_kept_on_loopback() -> None:
+    assert all(map(is_local, ["local", "local[*]", "local[2, 4]"]))
+    assert not any(map(is_local, ["local-cluster[1,1,512]", "spark://localhost:7077", "yarn"]))
