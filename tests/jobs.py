@@ -23,13 +23,16 @@ class RecordingReporter:
 
     def __init__(self) -> None:
         self.decisions: list[str] = []
+        self.messages: list[str] = []
         self.next_address = 0
         self.announced: dict[int, AnnouncedPlan] = {}
         self.before_commit: Callable[[], None] = lambda: None
         self.seconds_ahead = 0.0
 
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
         assert 0 <= done <= max(total, done)
+        if message is not None:
+            self.messages.append(message)
 
     def decide(self, sentence: str) -> None:
         self.decisions.append(sentence)

@@ -24,7 +24,7 @@ from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_
 from worker.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files
 from worker.plan import SnapshotFiles
 from worker.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
-from worker.session import TaskRunner
+from worker.session import TaskRunner, Work
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
@@ -51,7 +51,7 @@ class Reporter(Protocol):
     def seconds_ahead(self) -> float:
         """Of this machine's clock, at least, before the control plane's when it answered last."""
 
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None: ...
 
     def decide(self, sentence: str) -> None:
         """Records a decision for the job's history."""
@@ -111,6 +111,7 @@ class PinnedTable:
 class Account:
     """What an attempt took so far, however it ends.
 
+    stages: each with its name, seconds, planned rows, and what its tasks came to (`Work`).
     rows: planned rows that its tasks went through. bytes: read for lookups, scans and compactions, and
     written into the index.
     """
@@ -118,6 +119,13 @@ class Account:
     stages: list[dict[str, Any]] = field(default_factory=list)
     rows: int = 0
     bytes: int = 0
+
+    def stage(self, name: str) -> dict[str, Any]:
+        for known in self.stages:
+            if known["name"] == name:
+                return known
+        self.stages.append({"name": name, "seconds": 0.0, "rows": 0, **asdict(Work())})
+        return self.stages[-1]
 
 
 @dataclass(slots=True)
@@ -165,12 +173,8 @@ class Job:
         try:
             yield
         finally:
-            seconds = round(time.monotonic() - started, 3)
-            known = next((stage for stage in self.stages if stage["name"] == name), None)
-            if known is None:
-                self.stages.append({"name": name, "seconds": seconds})
-            else:
-                known["seconds"] = round(known["seconds"] + seconds, 3)
+            known = self.account.stage(name)
+            known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
 
     def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
         return list(self.each_task(stage, tasks, shared, planned_rows))
@@ -182,25 +186,60 @@ class Job:
         """
 
         counted = 0
+        counter = _WorkCounter(self.account, stage)
 
         def on_progress(done: int) -> None:
             nonlocal counted
-            rows = planned_rows * done // len(tasks)
+            rows = planned_rows * min(done, len(tasks)) // len(tasks)
             self.account.rows += rows - counted
+            self.account.stage(stage)["rows"] += rows - counted
             counted = rows
-            self.reporter.progress(stage, rows, planned_rows, "rows")
+            self.reporter.progress(stage, rows, planned_rows, "rows", counter.words)
 
-        yield from self.runner.run(tasks, shared, planned_rows=planned_rows, on_progress=on_progress)
+        yield from self.runner.run(
+            tasks, shared, planned_rows=planned_rows, on_progress=on_progress, on_work=counter.count
+        )
 
     def shuffle(
         self, stage: str, tasks: Sequence[Any], shared: Any, reducer: Any, partitions: int
     ) -> Iterator[Any]:
         """See `TaskRunner.shuffle`."""
 
-        def on_progress(done: int, total: int) -> None:
-            self.reporter.progress(stage, done, total, "tasks")
+        counter = _WorkCounter(self.account, stage)
 
-        yield from self.runner.shuffle(tasks, shared, reducer, partitions, on_progress=on_progress)
+        def on_progress(done: int, total: int) -> None:
+            self.reporter.progress(stage, done, total, "tasks", counter.words)
+
+        yield from self.runner.shuffle(
+            tasks, shared, reducer, partitions, on_progress=on_progress, on_work=counter.count
+        )
+
+
+class _WorkCounter:
+    """Adds what one call's tasks come to, told again and again, to a stage of the account."""
+
+    def __init__(self, account: Account, stage: str) -> None:
+        self._account = account
+        self._stage = stage
+        self._work = Work()
+
+    def count(self, work: Work) -> None:
+        stage, before = self._account.stage(self._stage), asdict(self._work)
+        for name, value in asdict(work).items():
+            grown = stage[name] + value - before[name]
+            stage[name] = round(grown, 3) if isinstance(value, float) else grown
+        self._work = work
+
+    @property
+    def words(self) -> str | None:
+        """What Spark does, for people; None while nothing runs there."""
+        work = self._work
+        if not work.tasks_on_spark and not work.failed_tasks:
+            return None
+        return (
+            f"On Spark: {work.tasks_on_spark:,} tasks done, {work.failed_tasks:,} failed,"
+            f" {work.spilled_bytes:,} bytes spilled"
+        )
 
 
 def pin_table(job: Job) -> PinnedTable:

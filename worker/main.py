@@ -112,10 +112,10 @@ class AttemptReporter:
     def seconds_ahead(self) -> float:
         return self._report.seconds_ahead
 
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
         self._raise_if_ended()
         with self._lock:
-            self._progress = {"stage": stage, "done": done, "total": total, "unit": unit, "message": None}
+            self._progress = {"stage": stage, "done": done, "total": total, "unit": unit, "message": message}
 
     def decide(self, sentence: str) -> None:
         log.info("%s", sentence)

@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from py4j.protocol import Py4JJavaError
 from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
@@ -33,6 +36,8 @@ LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are fa
 DRAIN_SECONDS = 5.0  # for tasks that run when the process is asked to stop
 JVM_SILENCE_SECONDS = 60.0  # a collection of garbage takes seconds at most
 
+COUNTING_MILLISECONDS = 2_000  # that a stage which has ended waits for Spark's figures of it at most
+
 _RESULTS_AT_ONCE = 4  # that the driver holds of a stage that runs on Spark
 
 S = TypeVar("S", contravariant=True)
@@ -45,6 +50,29 @@ class Task(Protocol[S, R]):
     """A picklable part of a stage; `shared` is the same for all of them and is broadcast once."""
 
     def run(self, shared: S, /) -> R: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What tasks came to, so far: in threads of the driver, or on Spark's executors, by Spark's own count.
+
+    failed_tasks: each of which Spark runs again, or gives up. task_seconds: of all tasks together.
+    gc_seconds: of executors' JVMs meanwhile. spilled_bytes, shuffled_bytes: written to their disks.
+    """
+
+    tasks_in_driver: int = 0
+    tasks_on_spark: int = 0
+    failed_tasks: int = 0
+    task_seconds: float = 0.0
+    gc_seconds: float = 0.0
+    spilled_bytes: int = 0
+    shuffled_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*map(add, astuple(self), astuple(other)))
+
+
+OnWork = Callable[[Work], None]
 
 
 class JobCancelledError(Exception):
@@ -175,27 +203,40 @@ class TaskRunner:
         *,
         planned_rows: int,
         on_progress: Callable[[int], None],
+        on_work: OnWork = lambda _: None,
     ) -> Iterator[R]:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
 
         `on_progress` is told the number of tasks done, about once a second at least, and may raise
-        JobCancelledError: no further task starts then. A task's own error is raised as it is locally,
-        and as Spark wraps it otherwise.
+        JobCancelledError: no further task starts then. `on_work` is told before that what tasks came to.
+        A task's own error is raised as it is locally, and as Spark wraps it otherwise.
         """
         if planned_rows <= self.local_rows or not tasks:
-            yield from self._run_locally(tasks, shared, on_progress)
+            yield from self._run_locally(tasks, shared, on_progress, on_work)
         else:
-            yield from self._run_on_spark(tasks, shared, on_progress)
+            yield from self._run_on_spark(tasks, shared, on_progress, on_work)
 
     def _run_locally(
-        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]
+        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None], on_work: OnWork
     ) -> Iterator[R]:
+        seconds: list[float] = []
+
+        def timed(task: Task[S, R]) -> R:
+            started = time.monotonic()
+            try:
+                return task.run(shared)
+            finally:
+                seconds.append(time.monotonic() - started)
+
         threads = ThreadPoolExecutor(self.parallelism, "stage")
         try:
-            pending: set[Future[R]] = {threads.submit(task.run, shared) for task in tasks}
+            pending: set[Future[R]] = {threads.submit(timed, task) for task in tasks}
             while pending:
                 done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
-                on_progress(len(tasks) - len(pending))
+                failed = sum(future.exception() is not None for future in done)
+                ended = len(tasks) - len(pending)
+                on_work(Work(ended - failed, failed_tasks=failed, task_seconds=sum(seconds)))
+                on_progress(ended)
                 for future in done:
                     yield future.result()
         except (KeyboardInterrupt, GeneratorExit):
@@ -210,13 +251,13 @@ class TaskRunner:
         threads.shutdown()
 
     def _run_on_spark(
-        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None]
+        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None], on_work: OnWork
     ) -> Iterator[R]:
         context = self.spark.sparkContext
         broadcast = context.broadcast(shared)
         results = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
         try:
-            yield from self._results(results, _RESULTS_AT_ONCE, lambda done, _: on_progress(done))
+            yield from self._results(results, _RESULTS_AT_ONCE, lambda done, _: on_progress(done), on_work)
         finally:
             broadcast.unpersist()
 
@@ -228,6 +269,7 @@ class TaskRunner:
         partitions: int,
         *,
         on_progress: Callable[[int, int], None],
+        on_work: OnWork = lambda _: None,
     ) -> Iterator[R]:
         """Each task yields (partition, value); `reducer` sees all values of a partition, in any order.
 
@@ -244,28 +286,45 @@ class TaskRunner:
             .map(lambda group: reduce.value.run(group[1]))
         )
         try:
-            yield from self._results(results, 1, on_progress)
+            yield from self._results(results, 1, on_progress, on_work)
         finally:
             for used in (broadcast, reduce):
                 used.unpersist()
 
-    def _results(self, results: RDD[R], at_once: int, on_progress: Callable[[int, int], None]) -> Iterator[R]:
+    def _results(
+        self, results: RDD[R], at_once: int, on_progress: Callable[[int, int], None], on_work: OnWork
+    ) -> Iterator[R]:
         """Computes all, which then lie on the executors' disks, and hands over a few partitions at a time."""
         context = self.spark.sparkContext
         partitions = results.getNumPartitions()
         results.persist(StorageLevel.DISK_ONLY)
+        earlier = latest = Work()
+
+        def on_work_of_wave(work: Work) -> None:
+            nonlocal latest
+            latest = earlier + work
+            on_work(latest)
+
         try:
             for wave in _parts(partitions, self.parallelism if self._is_limited else partitions):
                 self.watched(
                     partial(context.runJob, results, _count, wave),
                     on_progress=partial(_report, on_progress, wave[0]),
+                    on_work=on_work_of_wave,
                 )
+                earlier = latest
             for chosen in _parts(partitions, at_once):
                 yield from context.runJob(results, list, chosen)
         finally:
             results.unpersist()
 
-    def watched(self, action: Callable[[], A], *, on_progress: Callable[[int, int], None]) -> A:
+    def watched(
+        self,
+        action: Callable[[], A],
+        *,
+        on_progress: Callable[[int, int], None],
+        on_work: OnWork = lambda _: None,
+    ) -> A:
         """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
         context = self.spark.sparkContext
         group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
@@ -284,7 +343,9 @@ class TaskRunner:
         try:
             while thread.is_alive():
                 thread.join(timeout=0.5)
-                on_progress(*self._tasks_done(group))
+                work, total = self._work_of(group, has_ended=not thread.is_alive())
+                on_work(work)
+                on_progress(work.tasks_on_spark, total)
         except BaseException:
             context.cancelJobGroup(group)
             # What its tasks still write would come after their files were removed.
@@ -294,15 +355,36 @@ class TaskRunner:
             raise failure[0]
         return outcome[0]
 
-    def _tasks_done(self, group: str) -> tuple[int, int]:
-        tracker: Any = self.spark.sparkContext.statusTracker()
+    def _work_of(self, group: str, *, has_ended: bool) -> tuple[Work, int]:
+        """What the Spark jobs of a group came to, all attempts at their stages, and of how many tasks."""
+        context: Any = self.spark.sparkContext
+        core, tracker, jvm = context._jsc.sc(), context.statusTracker(), context._jvm
+        if has_ended:
+            # Spark counts in a thread of its own. What it has not counted by then is not told.
+            with suppress(Py4JJavaError):
+                core.listenerBus().waitUntilEmpty(COUNTING_MILLISECONDS)
+        work, total = Work(), 0
         stages = [
-            tracker.getStageInfo(stage_id)
+            stage
             for job_id in tracker.getJobIdsForGroup(group)
-            for stage_id in tracker.getJobInfo(job_id).stageIds
+            if (job := tracker.getJobInfo(job_id)) is not None
+            for stage in job.stageIds
         ]
-        known = [stage for stage in stages if stage is not None]
-        return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+        store, nothing = core.statusStore(), context._gateway.new_array(jvm.double, 0)
+        for stage in sorted(set(stages)):
+            attempts = store.stageData(stage, False, jvm.java.util.ArrayList(), False, nothing)
+            for number in range(attempts.size()):
+                data = attempts.apply(number)
+                work += Work(
+                    tasks_on_spark=data.numCompleteTasks(),
+                    failed_tasks=data.numFailedTasks(),
+                    task_seconds=data.executorRunTime() / 1000,
+                    gc_seconds=data.jvmGcTime() / 1000,
+                    spilled_bytes=data.diskBytesSpilled(),
+                    shuffled_bytes=data.shuffleWriteBytes(),
+                )
+                total += data.numTasks()
+        return work, total
 
 
 def _parts(partitions: int, size: int) -> Iterator[list[int]]:

@@ -3,8 +3,8 @@
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from typing import Any
@@ -80,7 +80,7 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
         lengths = [float(stage["seconds"]) for stage in reported]
         begins = accumulate(lengths, initial=0.0)
         return [
-            _stage(str(stage["name"]), seconds, began)
+            replace(_stage(str(stage["name"]), seconds, began), message=work_of(stage))
             for stage, seconds, began in zip(reported, lengths, begins, strict=False)
         ]
     if not job.attempts:
@@ -107,6 +107,30 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
         )
         for name, seconds in spent.items()
     ]
+
+
+def work_of(stage: Mapping[str, Any]) -> str | None:
+    """Where the tasks of a stage ran and what they came to, in words; None of a stage without tasks."""
+    on_spark, in_driver = stage.get("tasks_on_spark") or 0, stage.get("tasks_in_driver") or 0
+    places = [
+        f"{plural(tasks, 'task')} {place}"
+        for tasks, place in ((on_spark, "on Spark"), (in_driver, "in the worker, without Spark"))
+        if tasks
+    ]
+    if not places:
+        return None
+    told = [" and ".join(places)]
+    if stage.get("failed_tasks"):
+        told.append(f"{count(stage['failed_tasks'])} failed")
+    told.append(f"{duration(float(stage.get('task_seconds') or 0))} of work")
+    if stage.get("gc_seconds"):
+        told.append(f"{duration(float(stage['gc_seconds']))} of garbage collection")
+    told += [
+        f"{size(stage[name])} {done}"
+        for name, done in (("spilled_bytes", "spilled"), ("shuffled_bytes", "shuffled"))
+        if stage.get(name)
+    ]
+    return ", ".join(told)
 
 
 def _stage(name: str, seconds: float, began: float, progress: dict[str, Any] | None = None) -> Stage:

@@ -326,12 +326,28 @@ class IndexReport(Message):
 
 
 class StageReport(Message):
-    """How long a part of an attempt took."""
+    """What a part of an attempt took."""
 
     name: str
     """Of the part, such as `plan` or `lookup`."""
     seconds: float
     """How long it took."""
+    rows: int = ModelField(default=0, ge=0)
+    """Planned rows that its tasks went through."""
+    tasks_in_driver: int = ModelField(default=0, ge=0)
+    """Tasks that ran in threads of the worker, without Spark."""
+    tasks_on_spark: int = ModelField(default=0, ge=0)
+    """Tasks that Spark ran to their end; the figures below are its own count."""
+    failed_tasks: int = ModelField(default=0, ge=0)
+    """Tasks that failed; Spark runs each of them again, up to four times."""
+    task_seconds: float = ModelField(default=0, ge=0)
+    """How long its tasks ran, all together."""
+    gc_seconds: float = ModelField(default=0, ge=0)
+    """What the executors' JVMs spent on garbage collection meanwhile."""
+    spilled_bytes: int = ModelField(default=0, ge=0)
+    """Written to the executors' disks for lack of memory."""
+    shuffled_bytes: int = ModelField(default=0, ge=0)
+    """Written to the executors' disks to be sorted."""
 
 
 class FinishRequest(Message):

@@ -42,8 +42,8 @@ class InterruptedReporter(RecordingReporter):
         self._plans = 0
         self.acted = 0
 
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        super().progress(stage, done, total, unit)
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
+        super().progress(stage, done, total, unit, message)
         # A conversion begins two stages of this name: it pins the table, and opens the index.
         self._plans += stage == "plan"
         if stage != COMMIT:  # that one comes when the lease is confirmed

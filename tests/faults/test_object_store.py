@@ -94,8 +94,8 @@ class S3Jobs(Jobs):
         self.broken: tuple[str, Mode] | None = None
         real = self.reporter.progress
 
-        def progress(stage: str, done: int, total: int, unit: str) -> None:
-            real(stage, done, total, unit)
+        def progress(stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
+            real(stage, done, total, unit, message)
             if self.broken is not None and stage == self.broken[0]:
                 proxy.set(self.broken[1])
 

@@ -375,11 +375,31 @@ def test_a_rebuilt_index_is_a_new_generation_and_the_old_one_is_gone(
     assert sorted(path.name for path in database.iterdir()) == ["entries_1_g2", "files_1_g2"]
 
 
+def stage_of(result: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(stage for stage in result["stages"] if stage["name"] == name)
+    return found
+
+
 def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
     upserted(spark, table_name, format_version=3, partitioned=True, key=["id", "region"])
     before = visible_rows(spark, table_name)
     jobs.runner = TaskRunner(spark, local_rows=-1)
-    assert jobs.run("index").result["key_sets"][0]["rows_indexed"] > 0
+    messages = jobs.reporter.messages
+    indexed = jobs.run("index").result
+    assert indexed["key_sets"][0]["rows_indexed"] > 0
+    assert any(message.startswith("On Spark: ") for message in messages)
+    on_spark = stage_of(indexed, "index")
+    assert on_spark["tasks_on_spark"] > 0
+    assert on_spark["task_seconds"] > 0
+    assert on_spark["rows"] == indexed["key_sets"][0]["rows_indexed"]
+    assert (on_spark["tasks_in_driver"], on_spark["failed_tasks"]) == (0, 0)
+    messages.clear()
+    jobs.runner = TaskRunner(spark)
+    in_driver = stage_of(jobs.run("rebuild").result, "index")
+    assert (in_driver["tasks_in_driver"], in_driver["tasks_on_spark"]) == (on_spark["tasks_on_spark"], 0)
+    assert in_driver["rows"] == on_spark["rows"]
+    assert messages == []
+    jobs.runner = TaskRunner(spark, local_rows=-1)
     assert jobs.run("convert").result["rows_deleted"] > 0
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
@@ -424,7 +444,7 @@ def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     assert key_set["key_ranges"] > 2
     assert key_set["source"] == {"all": "index", "some": "index_and_scan", "none": "scan"}[indexed]
     assert (visible_rows(spark, table_name), equality_delete_files(spark, table_name)) == (before, [])
-    assert "shuffle" in [stage["name"] for stage in result["stages"]]
+    assert stage_of(result, "shuffle")["shuffled_bytes"] > 0
 
 
 def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_indexed(

@@ -424,7 +424,7 @@ def test_progress_is_told_in_rows(jobs: Jobs, tampered: Tampered, monkeypatch: p
     tampered.entries(lambda columns: swapped(columns["address"]))
     told: dict[str, tuple[int, int, str]] = {}
 
-    def progress(stage: str, done: int, total: int, unit: str) -> None:
+    def progress(stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
         told[stage] = (done, total, unit)
 
     monkeypatch.setattr(jobs.reporter, "progress", progress)

@@ -9,7 +9,7 @@ from sqlmodel import select
 
 from service.auth.models import Role
 from service.jobs.models import EventView, Job, JobView
-from service.ui.job_story import stages_of
+from service.ui.job_story import stages_of, work_of
 from tests.browser.running_service import convert_result, index_report
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -109,6 +109,34 @@ def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
     assert (lookup.seconds, lookup.per_second, lookup.seconds_left) == (20, 5, 60)
     assert (plan.seconds, plan.per_second, plan.seconds_left) == (10, None, None)
     service.finish(assignment, status="failed", error=FAILED)
+
+
+def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    on_spark = {
+        "name": "index",
+        "seconds": 3,
+        "tasks_on_spark": 8,
+        "failed_tasks": 1,
+        "task_seconds": 9.5,
+        "gc_seconds": 1,
+        "spilled_bytes": 2_000_000,
+        "shuffled_bytes": 1000,
+    }
+    in_driver = {"name": "commit_index", "seconds": 1, "tasks_in_driver": 1}
+    stages = [on_spark, in_driver, {"name": "plan", "seconds": 0.1}]
+    job = request_job(service, table)
+    assignment = claim(service, worker, job)
+    service.finish(assignment, status="succeeded", result={"stages": stages}, stages=stages)
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "8 tasks on Spark, 1 failed, 9.5 s of work, 1.0 s of garbage collection" in shown
+    assert "2.0 MB spilled, 1.0 KB shuffled" in shown
+    assert "1 task in the worker, without Spark" in shown
+    assert work_of(stages[-1]) is None
+    reported = service.admin.get(f"/jobs/{job}").json()["attempts"][-1]["stages"]
+    assert reported[0]["spilled_bytes"] == 2_000_000
+    assert reported[2]["tasks_in_driver"] == reported[2]["rows"] == 0
 
 
 def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_it_is_retried(
