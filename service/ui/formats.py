@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from markupsafe import Markup
@@ -14,7 +15,8 @@ from service.wording import sized
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
 _TIME = "%Y-%m-%d %H:%M:%S"
-_WRITTEN_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)")
+_SHORT_TIME = "%m-%d %H:%M"
+_MARKED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC|`[^`]+`)")
 POLICY_SECTIONS = {
     "index": "Index new data files",
     "convert": "Convert equality deletes",
@@ -22,53 +24,59 @@ POLICY_SECTIONS = {
     "verify": "Verify the index",
     "schedule": "When jobs start by themselves",
     "retries": "When a job fails or takes too long",
-    "resources": "What a job takes of its worker",
-    "budget": "What jobs may take within a day (0: any amount)",
+    "resources": "Resources of a job",
+    "budget": "Budget of a day",
 }
 POLICY_SETTINGS = {
-    "index.enabled": "by itself",
-    "index.data_files": "as soon as this many files are new",
-    "index.rows": "or this many rows",
-    "index.bytes": "or this many bytes",
-    "index.age_seconds": "or this long after the last index job",
-    "index.cron": "or at the times of this cron expression",
-    "convert.enabled": "by itself",
-    "convert.delete_files": "as soon as there are this many delete files",
-    "convert.deletes": "or this many deletes in them",
-    "convert.bytes": "or this many bytes of them",
-    "convert.age_seconds": "or when the oldest one is this old",
-    "convert.cron": "or at the times of this cron expression",
-    "convert.max_delete_files_per_commit": "delete files in one commit at most (0: all)",
-    "compact.enabled": "by itself",
-    "compact.sorted_runs": "as soon as it has this many sorted runs",
-    "compact.dead_ratio": "or this share of dead entries",
-    "compact.dead_bytes": "or this many bytes of them",
-    "compact.min_interval_seconds": "but not sooner after the last compact job than",
-    "compact.cron": "or at the times of this cron expression",
-    "verify.enabled": "by itself",
-    "verify.data_files": "as soon as this many files are new since the last verification",
-    "verify.rows": "or this many rows",
-    "verify.bytes": "or this many bytes",
-    "verify.age_seconds": "or this long after it",
-    "verify.cron": "or at the times of this cron expression",
-    "schedule.time_zone": "time zone of cron expressions and windows",
-    "schedule.windows": "only within",
-    "schedule.priority": "priority: of waiting jobs, the highest runs first",
-    "schedule.idle_pause_seconds": "pause after a job that found nothing to do",
-    "schedule.max_idle_pause_seconds": "doubled each time, up to",
-    "retries.max_attempts": "attempts at most",
-    "retries.backoff_seconds": "pause after the first attempt that failed",
-    "retries.max_backoff_seconds": "doubled each time, up to",
-    "retries.timeout_seconds": "time that an attempt may take (0: any)",
-    "retries.pause_seconds": "pause after the first job that failed with all attempts",
-    "retries.max_pause_seconds": "doubled each time, up to",
-    "resources.max_tasks": "tasks at a time (0: as many as there are cores)",
-    "resources.memory_fraction": "of what it usually holds in memory",
-    "budget.table_seconds_per_day": "time of this table's jobs",
-    "budget.table_bytes_per_day": "bytes of this table's jobs",
-    "budget.catalog_seconds_per_day": "time of the catalog's jobs",
-    "budget.catalog_bytes_per_day": "bytes of the catalog's jobs",
+    "index.enabled": "Starts by itself",
+    "index.data_files": "At so many new files",
+    "index.rows": "At so many new rows",
+    "index.bytes": "At this size of new files",
+    "index.age_seconds": "Or this long after the last",
+    "index.cron": "Also at times (cron)",
+    "convert.enabled": "Starts by itself",
+    "convert.delete_files": "At so many delete files",
+    "convert.deletes": "At so many deletes",
+    "convert.bytes": "At this size of delete files",
+    "convert.age_seconds": "At this age of the oldest",
+    "convert.cron": "Also at times (cron)",
+    "convert.max_delete_files_per_commit": "Delete files a commit at most",
+    "compact.enabled": "Starts by itself",
+    "compact.sorted_runs": "At so many sorted runs",
+    "compact.dead_ratio": "At this share of dead entries",
+    "compact.dead_bytes": "At this size of dead entries",
+    "compact.min_interval_seconds": "At least this long apart",
+    "compact.cron": "Also at times (cron)",
+    "verify.enabled": "Starts by itself",
+    "verify.data_files": "At so many unverified files",
+    "verify.rows": "At so many rows in them",
+    "verify.bytes": "At this size of them",
+    "verify.age_seconds": "Or this long after the last",
+    "verify.cron": "Also at times (cron)",
+    "schedule.time_zone": "Time zone",
+    "schedule.windows": "Only within",
+    "schedule.priority": "Priority",
+    "schedule.idle_pause_seconds": "Pause if nothing was found",
+    "schedule.max_idle_pause_seconds": "Longest such pause",
+    "retries.max_attempts": "Attempts at most",
+    "retries.backoff_seconds": "Pause after a failed attempt",
+    "retries.max_backoff_seconds": "Longest such pause",
+    "retries.timeout_seconds": "Time of an attempt at most",
+    "retries.pause_seconds": "Pause after a failed job",
+    "retries.max_pause_seconds": "Longest such pause",
+    "resources.max_tasks": "Tasks at a time",
+    "resources.memory_fraction": "Share of the usual memory",
+    "budget.table_seconds_per_day": "Time of this table's jobs",
+    "budget.table_bytes_per_day": "Bytes of this table's jobs",
+    "budget.catalog_seconds_per_day": "Time of the catalog's jobs",
+    "budget.catalog_bytes_per_day": "Bytes of the catalog's jobs",
 }
+_ZERO = {
+    "convert.max_delete_files_per_commit": "all",
+    "resources.max_tasks": "one a core",
+    "retries.timeout_seconds": "no limit",
+}
+"""What 0 stands for; in a budget for no limit."""
 
 
 def count(value: float | None) -> str:
@@ -87,6 +95,11 @@ def short_count(value: float) -> str:
 def plural(value: float | None, noun: str, nouns: str | None = None) -> str:
     """1, `file` -> `1 file`; 2, `file` -> `2 files`."""
     return f"{count(value)}{_SPACE}{noun if value == 1 else nouns or noun + 's'}"
+
+
+def short_size(value_bytes: float) -> str:
+    """59_800_000 -> `59.8 MB`, 60_000_000 -> `60 MB`: for axes."""
+    return size(value_bytes).replace(f".0{_SPACE}", _SPACE)
 
 
 def size(value_bytes: float | None) -> str:
@@ -129,26 +142,18 @@ def rfc3339(moment: datetime | str) -> str:
     return aware(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment(value: datetime | str | None) -> str:
-    """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip."""
+def moment(value: datetime | str | None, *, short: bool = False) -> str:
+    """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip.
+
+    short: without seconds, which tell nothing on an axis.
+    """
     if value is None:
         return NONE
     text = f"{aware(value):{_TIME}} UTC"
+    if short:
+        markup = Markup('<time datetime="{}" title="{}" data-short>{} UTC</time>')
+        return markup.format(rfc3339(value), text, f"{aware(value):{_SHORT_TIME}}")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(rfc3339(value), text, text)
-
-
-def with_times(text: str) -> str:
-    """The same with each time that stands in it as a <time> of its own, as `moment` writes it."""
-    return Markup("").join(
-        _read_time(part) if number % 2 else part for number, part in enumerate(_WRITTEN_TIME.split(text))
-    )
-
-
-def _read_time(text: str) -> str:
-    try:
-        return moment(datetime.fromisoformat(text.replace(" UTC", "Z")))
-    except ValueError:
-        return text
 
 
 def breakable(name: str) -> str:
@@ -161,24 +166,48 @@ def seconds_between(began: datetime | str, ended: datetime | str) -> float:
 
 
 def sentence(text: str | None) -> str:
-    """With a capital first and a full stop last, whoever wrote it."""
+    """With a capital first and a full stop last, whoever wrote it.
+
+    Times in it become a <time> as `moment` writes it, and what stands in backticks becomes <code>.
+    """
     text = (text or "").strip()
     if not text:
         return ""
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+    whole = text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+    return Markup("").join(_mark_up(part) for part in _MARKED.split(whole))
 
 
-def policy_sections(
-    values: Mapping[str, EffectiveValue],
-) -> list[tuple[str, list[tuple[str, str, ValueSource]]]]:
-    """Title of each section, and for each setting in it: words, value, source."""
+def _mark_up(part: str) -> str:
+    if _MARKED.fullmatch(part) is None:
+        return part
+    if part.startswith("`"):
+        return Markup("<code>{}</code>").format(part[1:-1])
+    try:
+        return moment(datetime.fromisoformat(part.replace(" UTC", "Z")))
+    except ValueError:
+        return part
+
+
+@dataclass(frozen=True)
+class PolicySection:
+    title: str
+    source: ValueSource
+    """Of most of its values."""
+    settings: list[tuple[str, str, ValueSource]]
+    """Of each: words, value, source."""
+
+
+def policy_sections(values: Mapping[str, EffectiveValue]) -> list[PolicySection]:
+    """The effective policy as people read it, in the order of the policy's parts."""
     sections: dict[str, list[tuple[str, str, ValueSource]]] = {}
     for name, item in values.items():
-        section, _, rest = name.partition(".")
-        title = POLICY_SECTIONS.get(section, section.replace("_", " ").capitalize())
-        words = POLICY_SETTINGS.get(name, rest.replace("_", " "))
-        sections.setdefault(title, []).append((words, setting(item.value, name), item.source))
-    return list(sections.items())
+        title = POLICY_SECTIONS[name.partition(".")[0]]
+        sections.setdefault(title, []).append((POLICY_SETTINGS[name], setting(item.value, name), item.source))
+    found = []
+    for title, settings in sections.items():
+        sources = [source for _, _, source in settings]
+        found.append(PolicySection(title, max(sources, key=sources.count), settings))
+    return found
 
 
 def setting(value: object, name: str) -> str:
@@ -188,6 +217,8 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, int | float):
         if name.endswith(("_ratio", "_fraction")):
             return f"{value:.0%}"
+        if not value and (name in _ZERO or name.startswith("budget.")):
+            return _ZERO.get(name, "no limit")
         unit = name.removesuffix("_per_day")
         if unit.endswith("bytes"):
             return size(value)

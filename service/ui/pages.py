@@ -49,7 +49,6 @@ def _environment() -> Environment:
         duration=formats.duration,
         percent=formats.percent,
         moment=formats.moment,
-        with_times=formats.with_times,
         breakable=formats.breakable,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,

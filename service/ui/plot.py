@@ -10,6 +10,17 @@ from datetime import datetime
 
 WIDTH, HEIGHT = 1000.0, 100.0
 _COLUMNS = 240
+_TICKS = 4
+_DURATIONS = [
+    unit * step
+    for unit, steps in (
+        (1, (1, 2, 4, 10, 20, 30)),
+        (60, (1, 2, 4, 10, 20, 30)),
+        (3600, (1, 2, 4, 6, 12)),
+        (86_400, (1, 2, 4, 8, 16, 30, 60, 120, 240, 400)),
+    )
+    for step in steps
+]
 
 
 @dataclass(frozen=True)
@@ -34,8 +45,8 @@ class Plot:
     """Value at the upper edge, in words; the lower edge is 0."""
     middle: str
     """Value half way up; empty if it would be no whole number."""
-    began_at: datetime
-    ended_at: datetime
+    ticks: list[datetime]
+    """Evenly spread, the first at the left edge and the last at the right one."""
     highest: str
     latest: str
     marks: list[float] = field(default_factory=list)
@@ -50,12 +61,14 @@ def plot(
     *,
     write_axis: Callable[[float], str] | None = None,
     top: float | None = None,
+    round_top: Callable[[int], int] | None = None,
     marks: Sequence[datetime] = (),
 ) -> Plot | None:
     """samples: oldest first, none of them later than `now`; each holds until the next one.
 
     write: a value in words; write_axis: the same, shorter. top: value at the upper edge, if not what the
-    samples ask for. None if there is nothing to draw yet (fewer than two samples).
+    samples ask for, which round_top makes readable. None if there is nothing to draw yet (fewer than two
+    samples).
     """
     if len(samples) < 2:
         return None
@@ -63,7 +76,7 @@ def plot(
     began_at = samples[0][0]
     span = max((now - began_at).total_seconds(), 1.0)
     highest = max(value for _, value in samples)
-    upper = top if top is not None else round_up(math.ceil(highest))
+    upper = top if top is not None else (round_top or round_up)(math.ceil(highest))
 
     def x(at: datetime) -> float:
         return round((at - began_at).total_seconds() / span * WIDTH, 1)
@@ -92,8 +105,7 @@ def plot(
         columns=columns,
         top=write_axis(upper),
         middle=write_axis(upper / 2) if upper != 1 else "",
-        began_at=began_at,
-        ended_at=now,
+        ticks=[began_at + (now - began_at) * number / _TICKS for number in range(_TICKS + 1)],
         highest=write(highest),
         latest=write(samples[-1][1]),
         marks=[x(at) for at in marks if began_at <= at <= now],
@@ -106,3 +118,8 @@ def round_up(value: int) -> int:
         return 1
     power = 10 ** (len(str(value)) - 1)
     return int(next(power * step for step in (1, 2, 4, 6, 8, 10) if power * step >= value))
+
+
+def round_up_duration(seconds: int) -> int:
+    """The next length of time at or above `seconds` that reads well, as does half of it: 20 min, 12 h."""
+    return next((length for length in _DURATIONS if length >= seconds), round_up(seconds))

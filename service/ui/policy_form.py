@@ -39,7 +39,7 @@ def sections() -> Iterator[tuple[str, list[Setting]]]:
                 Setting(
                     f"{section}.{name}",
                     POLICY_SETTINGS[f"{section}.{name}"],
-                    field.description or "",
+                    (field.description or "").replace("`", ""),
                     {"enabled": "switch", "windows": "windows"}.get(name, "text"),
                     _example(name),
                 )

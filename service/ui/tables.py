@@ -23,11 +23,11 @@ from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import EnrolledTable, TablePatch, TableView
-from service.ui.formats import count, duration, percent, policy_sections, short_count, size
+from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.pages import EVERYTHING, PageRoute, render
-from service.ui.plot import Plot, plot
+from service.ui.plot import Plot, plot, round_up_duration
 from service.ui.policies import policy_names
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
@@ -175,11 +175,11 @@ def request_job(
     run_at: Annotated[datetime | None, Form()] = None,
     priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
 ) -> Response:
-    """run_at: in UTC, as the form says."""
+    """run_at: in UTC if it names no zone, as the form says."""
     asked = JobRequest(
         kind=kind,
         dry_run=dry_run,
-        run_at=run_at.replace(tzinfo=UTC) if run_at else None,
+        run_at=run_at.replace(tzinfo=run_at.tzinfo or UTC) if run_at else None,
         priority=priority,
     )
     with database.write() as session:
@@ -279,8 +279,20 @@ def _plots(samples: Sequence[HealthSampleView], conversions: Sequence[datetime],
             write_axis=short_count,
             marks=conversions,
         ),
-        plot("Lag", [(sample.at, sample.lag_seconds) for sample in samples], now, duration),
-        plot("Size of the index", [(sample.at, sample.bytes) for sample in samples], now, size),
+        plot(
+            "Lag",
+            [(sample.at, sample.lag_seconds) for sample in samples],
+            now,
+            duration,
+            round_top=round_up_duration,
+        ),
+        plot(
+            "Size of the index",
+            [(sample.at, sample.bytes) for sample in samples],
+            now,
+            size,
+            write_axis=short_size,
+        ),
         plot("Sorted runs", [(sample.at, sample.sorted_runs) for sample in samples], now, count),
         plot("Dead entries", [(sample.at, sample.dead_ratio) for sample in samples], now, percent, top=1),
         plot(

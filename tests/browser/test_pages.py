@@ -126,6 +126,7 @@ def test_two_people_see_what_the_other_does(
     other.goto(f"{service.url}/tables/{table}")
     expect(other.locator("#connection-words")).to_have_text("Live")
     signed_in.goto(f"{service.url}/tables/{table}")
+    signed_in.get_by_text("More jobs").click()
     signed_in.get_by_role("button", name="Index", exact=True).click()
     jobs = other.get_by_role("group", name="Jobs of shop.shared")
     expect(jobs.get_by_role("link", name="Index")).to_be_visible()
@@ -167,6 +168,8 @@ def test_buttons_of_a_table_queue_jobs(signed_in: Page, service: RunningService)
         ("Index", "index", False),
     ):
         signed_in.goto(f"{service.url}/tables/{table}")
+        if kind == "index":
+            signed_in.get_by_text("More jobs").click()
         signed_in.get_by_role("button", name=button, exact=True).click()
         signed_in.wait_for_url("**/jobs/*")
         job = service.get(f"/jobs/{signed_in.url.rpartition('/')[2]}")
@@ -292,9 +295,12 @@ def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value
     signed_in.goto(f"{service.url}/tables/{table}")
     plot = signed_in.get_by_role("img", name=re.compile("Pending equality deletes over"))
     expect(plot).to_have_accessible_name(re.compile("5 now, 5 at the highest"))
-    policy = signed_in.get_by_role("table", name="Effective policy").get_by_role("row")
-    expect(policy.filter(has_text="by itself").last).to_contain_text("manual, table shop.prices")
-    expect(policy.filter(has_text="attempts at most")).to_contain_text("standard, system")
+    converting = signed_in.get_by_role("table", name="Convert equality deletes standard, system")
+    row = converting.get_by_role("row").filter(has_text="Starts by itself")
+    expect(row).to_contain_text("manual, table shop.prices")
+    expect(converting.get_by_role("row").filter(has_text="At so many deletes")).not_to_contain_text(
+        "standard"
+    )
 
 
 def test_register_form_keeps_what_was_typed_and_says_what_is_wrong(
@@ -443,6 +449,27 @@ def test_times_are_in_the_viewers_zone_with_utc_on_hover(browser: Browser, servi
     in_utc = time.get_attribute("title") or ""
     hour = int(in_utc[11:13])
     expect(time).to_have_text(re.compile(rf"\b{(hour + 14) % 24:02}:{in_utc[14:16]}:"))
+    context.close()
+
+
+def test_a_time_is_typed_in_the_viewers_zone_and_what_hangs_over_a_page_is_closed_by_escape(
+    browser: Browser, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.nights")
+    table = service.enroll("shop.nights")
+    context = browser.new_context(timezone_id="Pacific/Kiritimati")
+    page = context.new_page()
+    page.goto(service.login_link())
+    page.goto(f"{service.url}/tables/{table}")
+    page.get_by_text("More jobs").click()
+    expect(page.get_by_label("Not before (Pacific/Kiritimati; empty for at once)")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Not before")).to_be_hidden()
+    expect(page.locator("summary", has_text="More jobs")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.get_by_label("Not before").fill("2099-01-01T02:30")
+    page.get_by_role("button", name="Queue the job").click()
+    expect(page.locator("#outcome time")).to_have_attribute("title", "2098-12-31 12:30:00 UTC")
     context.close()
 
 

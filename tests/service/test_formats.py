@@ -90,10 +90,11 @@ def test_durations_have_two_units(seconds: float | None, text: str) -> None:
 
 
 def test_times_within_a_sentence_are_times_for_the_script_too_and_the_rest_is_text() -> None:
-    told = formats.with_times("Waits until 2030-01-02 03:04:05 UTC, as <requested>.")
+    told = formats.sentence("waits until 2030-01-02 03:04:05 UTC, as <requested>")
     assert told == (f"Waits until {formats.moment('2030-01-02T03:04:05Z')}, as &lt;requested&gt;.")
     for text in ("Waits for a free worker.", "It names 2030-13-02 03:04:05 UTC."):
-        assert formats.with_times(text) == text
+        assert formats.sentence(text) == text
+    assert formats.sentence("attach `<standard>`") == "Attach <code>&lt;standard&gt;</code>."
 
 
 def test_names_break_after_dots_and_underscores_only() -> None:

@@ -1,11 +1,14 @@
 """Geometry of the plots."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.ui.plot import HEIGHT, WIDTH, plot, round_up
+from service.ui.formats import duration
+from service.ui.plot import HEIGHT, WIDTH, plot, round_up, round_up_duration
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = BEGIN + timedelta(hours=1)
@@ -22,6 +25,7 @@ def test_a_value_holds_until_the_next_sample() -> None:
     assert drawn.line == "0,100 500,100 500,0 1000,0"
     assert (drawn.top, drawn.middle, drawn.highest, drawn.latest) == ("4", "2", "4", "4")
     assert [column.words for column in drawn.columns] == ["0", "4"]
+    assert drawn.ticks == [BEGIN + timedelta(minutes=15 * number) for number in range(5)]
 
 
 def test_no_peak_is_lost_and_marks_outside_are_left_out() -> None:
@@ -45,6 +49,15 @@ def test_every_point_lies_in_the_box(values: list[float]) -> None:
         assert 0 <= y <= HEIGHT
 
 
-@given(st.integers(0, 10**18))
-def test_the_upper_edge_is_at_or_above_the_highest_value_and_not_far(value: int) -> None:
-    assert value <= round_up(value) <= max(2 * value, 1)
+@pytest.mark.parametrize("up", [round_up, round_up_duration])
+@given(value=st.integers(0, 10**18))
+def test_the_upper_edge_is_at_or_above_the_highest_value_and_not_far(
+    up: Callable[[int], int], value: int
+) -> None:
+    assert value <= up(value) <= max(5 * value // 2, 1)
+
+
+def test_the_upper_edge_of_durations_is_a_length_of_time_that_reads_well() -> None:
+    assert [
+        duration(round_up_duration(seconds)).replace("\N{NO-BREAK SPACE}", " ") for seconds in (7, 61, 20_000)
+    ] == ["10 s", "2 min", "6 h"]

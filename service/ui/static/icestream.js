@@ -2,6 +2,11 @@
 // happened, and replaces those parts (data-live) whose HTML has changed.
 "use strict";
 
+const SHORT_TIMES = {
+  today: new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" }),
+  earlier: new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
+  otherYear: new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }),
+};
 const TIMES = {
   today: new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" }),
   earlier: new Intl.DateTimeFormat(undefined, {
@@ -10,10 +15,10 @@ const TIMES = {
   otherYear: new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" }),
 };
 
-function inViewersZone(moment) {
+function inViewersZone(moment, times = TIMES) {
   const now = new Date();
-  if (moment.toDateString() === now.toDateString()) return TIMES.today.format(moment);
-  return (moment.getFullYear() === now.getFullYear() ? TIMES.earlier : TIMES.otherYear).format(moment);
+  if (moment.toDateString() === now.toDateString()) return times.today.format(moment);
+  return (moment.getFullYear() === now.getFullYear() ? times.earlier : times.otherYear).format(moment);
 }
 
 function duration(seconds) {
@@ -38,7 +43,7 @@ async function copy(text) {
 
 function enliven(part) {
   for (const time of part.querySelectorAll("time")) {
-    time.textContent = inViewersZone(new Date(time.dateTime));
+    time.textContent = inViewersZone(new Date(time.dateTime), "short" in time.dataset ? SHORT_TIMES : TIMES);
   }
   for (const title of part.querySelectorAll("title[data-time]")) {
     const words = title.textContent;
@@ -162,6 +167,25 @@ function follow(main) {
   if (!document.hidden) open();
 }
 
+// What is typed as a time is the viewer's, and sent with its zone.
+for (const typed of document.querySelectorAll("input[type=datetime-local]")) {
+  const sent = document.createElement("input");
+  sent.type = "hidden";
+  sent.name = typed.name;
+  typed.removeAttribute("name");
+  typed.after(sent);
+  typed.addEventListener("change", () => { sent.value = typed.value && new Date(typed.value).toISOString(); });
+  document.getElementById(`${typed.id}-zone`).textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
+}
+// What hangs over the page goes away as people expect.
+function closeOthers(event) {
+  for (const open of document.querySelectorAll(".title details[open]")) {
+    if (event.key === "Escape" && open.contains(document.activeElement)) open.querySelector("summary").focus();
+    if (event.key === "Escape" || (event.type === "click" && !open.contains(event.target))) open.open = false;
+  }
+}
+document.addEventListener("click", closeOthers);
+document.addEventListener("keydown", closeOthers);
 remember(document);
 enliven(document);
 document.addEventListener("click", async (event) => {

@@ -37,7 +37,7 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
         "resources": {},
         "budget": {},
     }
-    assert "or when the oldest one is this old 2 h" in made.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "At this age of the oldest 2 h" in made.text.replace("\N{NO-BREAK SPACE}", " ")
 
     changing = admin.follow("Change")
     filled = dict(changing.form("/edit").fields)
