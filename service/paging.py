@@ -53,19 +53,24 @@ class Sorting:
         self.columns: Mapping[str, QueryableAttribute[Any]] = columns
         self.key: QueryableAttribute[Any] = key
         self.default = default
-        self.page_request = _page_request([sign + name for name in columns for sign in ("", "-")], default)
+        self.page_request = page_request(list(columns), default)
         """The dependency of the list's endpoint: `limit`, `cursor` and `sort`."""
 
 
-def _page_request(choices: list[str], default: str) -> Callable[..., PageRequest]:
+def page_request(
+    names: Sequence[str], default: str, *, limit: int = 50, most: int = 500
+) -> Callable[..., PageRequest]:
+    """The dependency of a list that can be sorted by these names, either way."""
+    choices = [sign + name for name in names for sign in ("", "-")]
+
     def check(sort: str) -> str:
         if sort not in choices:
             raise ValueError(f"should be one of {', '.join(choices)}")
         return sort
 
-    def page_request(
+    def read(
         request: Request,
-        limit: Annotated[int, Query(ge=1, le=500, description="At most this many items.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=most, description="At most this many items.")] = limit,
         cursor: Annotated[
             str | None,
             Query(
@@ -89,7 +94,7 @@ def _page_request(choices: list[str], default: str) -> Callable[..., PageRequest
         scope = hashlib.sha256(json.dumps([request.url.path, filters]).encode()).hexdigest()[:16]
         return PageRequest(limit, cursor, sort, scope)
 
-    return page_request
+    return read
 
 
 def read_page(
@@ -117,7 +122,9 @@ def read_page(
     shown = rows[: page.limit]
     following = None
     if len(rows) > page.limit:
-        following = _encode(page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key))
+        following = make_cursor(
+            page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key)
+        )
     return Page(items=view(shown), next_cursor=following)
 
 
@@ -154,7 +161,8 @@ def _is_nullable(column: QueryableAttribute[Any]) -> bool:
     return bool(getattr(column.property.columns[0], "nullable", False))
 
 
-def _encode(page: PageRequest, sort: str, *values: Any) -> str:
+def make_cursor(page: PageRequest, sort: str, *values: Any) -> str:
+    """Leads to what follows an item that has these values."""
     written = [value.isoformat() if isinstance(value, datetime) else value for value in values]
     return base64.urlsafe_b64encode(json.dumps([page.scope, sort, *written]).encode()).decode()
 
@@ -163,8 +171,21 @@ def _decode(
     page: PageRequest, sort: str, column: QueryableAttribute[Any], key: QueryableAttribute[Any]
 ) -> tuple[Any, Any]:
     """Sort value and key of the last row on the previous page."""
+
+    def read(value: Any, last_key: Any) -> tuple[Any, Any]:
+        is_null = value is None and _is_nullable(column)
+        return None if is_null else _read(value, column), _read(last_key, key)
+
+    return read_cursor(page, sort, read)
+
+
+def read_cursor(page: PageRequest, sort: str, read: Callable[..., Item]) -> Item:
+    """What `read` makes of the values of a cursor. Anybody can write one: it raises ValueError or TypeError.
+
+    Raises InvalidError (400) for a cursor that was made with another sort or other filters, or by nobody.
+    """
     try:
-        scope, made_with, value, last_key = json.loads(base64.urlsafe_b64decode((page.cursor or "").encode()))
+        scope, made_with, *values = json.loads(base64.urlsafe_b64decode((page.cursor or "").encode()))
         if (scope, made_with) != (page.scope, sort):
             raise InvalidError(
                 "cursor-mismatch",
@@ -174,8 +195,7 @@ def _decode(
                 "Send it with the sort and filters of its page, or leave it out to start again.",
                 status=400,
             )
-        is_null = value is None and _is_nullable(column)
-        return None if is_null else _read(value, column), _read(last_key, key)
+        return read(*values)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidError(
             "invalid-cursor",
@@ -187,7 +207,7 @@ def _decode(
 
 
 def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
-    """A value of a column that its database can take; anybody can write a cursor. Raises ValueError."""
+    """A value of a column that its database can take. Raises ValueError."""
     for problem in unusable_values(value, "the cursor"):
         raise ValueError(problem)
     stored = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type

@@ -1,7 +1,5 @@
 """Which tables of a catalog hold equality deletes: a few tables with each call, however many there are."""
 
-import base64
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,11 +21,15 @@ from service.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.index_health.measure import branch_head, committed_at
+from service.paging import PageRequest, make_cursor, page_request, read_cursor
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.tables.service import check_places, miss
 from service.wording import aged, counted
 
+_BY_NAME = "identifier"
+candidates_page = page_request([_BY_NAME], _BY_NAME, limit=20, most=100)
+"""The dependency of the endpoint. What else it could be sorted by is only known of tables looked at."""
 _AT_ONCE = 4
 _TABLE_SECONDS = 20.0
 
@@ -37,15 +39,15 @@ def find_candidates(
     settings: Settings,
     catalogs: IcebergCatalogs,
     catalog_id: str,
+    page: PageRequest,
     *,
-    limit: int,
-    cursor: str | None = None,
     namespace: Sequence[str] | None = None,
     only_with_deletes: bool = True,
 ) -> CandidatePage:
-    """Look at the next `limit` tables after `cursor`, in the order of names. Slow: outside any transaction.
+    """Look at the tables of a page. Slow: outside any transaction.
 
-    Raises NotFoundError, UnreachableError, or InvalidError for a namespace that is not there.
+    Raises NotFoundError, UnreachableError, or InvalidError for a namespace that is not there and for a cursor
+    that was made with another sort or other filters, or by nobody.
     """
     with database.read() as session:
         catalog = get_catalog(session, catalog_id)
@@ -58,30 +60,21 @@ def find_candidates(
         ).all()
     enrolled = {tuple(row.identifier): row.id for row in rows}
     names = list_names(catalogs, catalog, tuple(namespace) if namespace else None)
-    after = _decode(cursor) if cursor else ()
-    waiting = [name for name in names if name > after]
-    chosen = waiting[:limit]
+    sort = page.sort or _BY_NAME
+    is_descending = sort.startswith("-")
+    waiting = names[::-1] if is_descending else names
+    if page.cursor is not None:
+        last = read_cursor(page, sort, _read_name)
+        waiting = [name for name in waiting if (name < last if is_descending else name > last)]
+    chosen = waiting[: page.limit]
     items = _look_at_all(settings, catalogs, catalog, chosen, enrolled)
     shown = [one for one in items if not only_with_deletes or one.equality_delete_files or one.problem]
-    following = _encode(chosen[-1]) if len(waiting) > limit else None
+    following = make_cursor(page, sort, chosen[-1]) if len(waiting) > page.limit else None
     return CandidatePage(items=shown, next_cursor=following, looked_at=len(chosen), tables=len(names))
 
 
-def _encode(name: Identifier) -> str:
-    return base64.urlsafe_b64encode(json.dumps(name).encode()).decode()
-
-
-def _decode(cursor: str) -> Identifier:
-    try:
-        return TypeAdapter(tuple[str, ...]).validate_json(base64.urlsafe_b64decode(cursor.encode()))
-    except ValueError as error:
-        raise InvalidError(
-            "invalid-cursor",
-            "The cursor is not one of ours",
-            f"{cursor!r} cannot be read.",
-            "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
-            status=400,
-        ) from error
+def _read_name(value: object) -> Identifier:
+    return TypeAdapter(tuple[str, ...]).validate_python(value, strict=False)
 
 
 def list_names(

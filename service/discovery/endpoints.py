@@ -32,23 +32,22 @@ def find_candidates(
     catalogs: OpenCatalogs,
     _caller: Operator,
     catalog_id: CatalogId,
-    limit: Annotated[int, Query(ge=1, le=100, description="At most this many tables are looked at.")] = 20,
-    cursor: Annotated[
-        str | None, Query(max_length=4000, description="`next_cursor` of the last call.")
-    ] = None,
+    page: Annotated[PageRequest, Depends(candidates.candidates_page)],
     namespace: Annotated[
         list[str] | None, Query(description="Only tables of this namespace: its parts, one after the other.")
     ] = None,
     all_tables: Annotated[bool, Query(description="Also tables without equality deletes.")] = False,
 ) -> CandidatePage:
-    """Which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete."""
+    """Which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete.
+
+    Each table of a page is looked at, so pages are small.
+    """
     return candidates.find_candidates(
         database,
         settings,
         catalogs,
         catalog_id,
-        limit=limit,
-        cursor=cursor,
+        page,
         namespace=namespace,
         only_with_deletes=not all_tables,
     )

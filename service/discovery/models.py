@@ -137,7 +137,7 @@ class Candidate(Message):
 
 
 class CandidatePage(Message):
-    """Some tables of a catalog, in the order of their names."""
+    """Some tables of a catalog, in the order of `sort`."""
 
     items: list[Candidate]
     """Those that were looked at and fit the request."""

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import TypeAdapter, ValidationError
 from sqlmodel import Session
 
@@ -78,9 +78,9 @@ def show_candidates(
     settings: CurrentSettings,
     sender: Operator,
     catalog_id: str,
+    page: Annotated[PageRequest, Depends(candidates.candidates_page)],
     namespace: str = "",
     all_tables: bool = False,
-    cursor: str | None = None,
 ) -> Response:
     """The tables of a catalog with what conversion would do for them, some at a time: each is looked into."""
     found = candidates.find_candidates(
@@ -88,8 +88,7 @@ def show_candidates(
         settings,
         opened,
         catalog_id,
-        limit=20,
-        cursor=cursor,
+        page,
         namespace=[part for part in namespace.split(".") if part] or None,
         only_with_deletes=not all_tables,
     )
@@ -101,6 +100,7 @@ def show_candidates(
             catalog=catalogs.view(catalogs.get_catalog(session, catalog_id)),
             found=found,
             next_cursor=found.next_cursor,
+            sort=page.sort,
             identifiers=[json.dumps(one.identifier) for one in found.items],
             namespace=namespace,
             all_tables=all_tables,

@@ -80,13 +80,20 @@ def test_candidates_are_the_tables_with_equality_deletes(local: Running, iceberg
 def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, iceberg: IcebergCatalog) -> None:
     for number in range(4):
         iceberg.create(f"db.n{number}")
-    seen, cursor, calls = [], None, 0
-    while calls == 0 or cursor:
-        page = candidates(local, limit=2, all_tables=True, **({"cursor": cursor} if cursor else {}))
-        assert page["looked_at"] <= 2
-        seen += [one["name"] for one in page["items"]]
-        cursor, calls = page["next_cursor"], calls + 1
-    assert (seen, calls) == (["db.n0", "db.n1", "db.n2", "db.n3", "db.t"], 3)
+    names = ["db.n0", "db.n1", "db.n2", "db.n3", "db.t"]
+    for sort, order in (("identifier", names), ("-identifier", names[::-1])):
+        asked: dict[str, Any] = {"limit": 2, "all_tables": True, "sort": sort}
+        seen, cursor, calls = [], None, 0
+        while calls == 0 or cursor:
+            page = candidates(local, **asked, **({"cursor": cursor} if cursor else {}))
+            assert page["looked_at"] <= 2
+            seen += [one["name"] for one in page["items"]]
+            cursor, calls = page["next_cursor"], calls + 1
+        assert (seen, calls) == (order, 3)
+    cursor = candidates(local, **asked)["next_cursor"]
+    for other in ({"sort": "identifier"}, {"all_tables": False}, {"namespace": "db"}):
+        answer = local.admin.get("/catalogs/local/candidates", params={**asked, "cursor": cursor, **other})
+        assert (answer.status_code, answer.json()["type"]) == (400, "/problems/cursor-mismatch"), other
 
 
 def test_what_cannot_be_enrolled_is_told_with_the_reason(local: Running, iceberg: IcebergCatalog) -> None:
@@ -101,7 +108,13 @@ def test_what_cannot_be_enrolled_is_told_with_the_reason(local: Running, iceberg
 
 @pytest.mark.parametrize(
     ("parameters", "status", "slug"),
-    [({"cursor": "x"}, 400, "invalid-cursor"), ({"limit": 0}, 422, "validation-error")],
+    [
+        ({"cursor": "x"}, 400, "invalid-cursor"),
+        ({"cursor": ""}, 400, "invalid-cursor"),
+        ({"limit": 0}, 422, "validation-error"),
+        ({"limit": 101}, 422, "validation-error"),
+        ({"sort": "name"}, 422, "validation-error"),
+    ],
 )
 def test_a_wrong_request_is_refused(
     local: Running, parameters: dict[str, Any], status: int, slug: str
