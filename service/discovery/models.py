@@ -22,7 +22,7 @@ class EnrollmentPattern(SQLModel, table=True):
     pattern: str
     exclude: list[str] = Field(default_factory=list, sa_type=Json)
     branch: str = "main"
-    policy_id: str | None = None
+    policy_id: str | None = Field(default=None, foreign_key="policies.id")
     paused: bool = False
     version: int = 1
     created_by: str

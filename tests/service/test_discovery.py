@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
@@ -132,6 +134,16 @@ def test_a_policy_that_a_pattern_names_is_not_deleted(local: Running) -> None:
     always = {"If-Match": "*"}
     local.admin.patch(f"/patterns/{pattern}", json={"policy": None}, headers=always)
     assert local.admin.delete("/policies/p").status_code == 204
+
+
+def test_the_database_itself_keeps_a_policy_that_a_pattern_names(local: Running) -> None:
+    """Also for a request that looked before the pattern was there."""
+    local.admin.post("/policies", json={"name": "p", "settings": {}})
+    create_pattern(local, policy="p")
+    with local.database.write() as session:
+        with pytest.raises(IntegrityError):
+            session.execute(text("DELETE FROM policies WHERE name = 'p'"))
+        session.rollback()
 
 
 def test_the_patterns_of_a_catalog_go_with_it(local: Running) -> None:

@@ -18,7 +18,7 @@ from tests.service.conftest import DATABASES
 
 
 def schema(url: str) -> dict[str, tuple[set[Any], ...]]:
-    """Columns, indexes and triggers of each table."""
+    """Columns, indexes, foreign keys and triggers of each table."""
     engine = create_engine(url)
     inspector = inspect(engine)
     catalog = "sqlite_master WHERE type = 'trigger'"
@@ -31,6 +31,10 @@ def schema(url: str) -> dict[str, tuple[set[Any], ...]]:
         table: (
             {column["name"] for column in inspector.get_columns(table)},
             {(index["name"], *index["column_names"]) for index in inspector.get_indexes(table)},
+            {
+                (*key["constrained_columns"], key["referred_table"])
+                for key in inspector.get_foreign_keys(table)
+            },
             {name for name, of_table in triggers if of_table == table},
         )
         for table in inspector.get_table_names()
