@@ -60,6 +60,7 @@ from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
 from service.ui.pages import problem_page
 from service.values import RefuseNul
+from service.webhooks import endpoints as webhooks_endpoints
 from service.workers import endpoints as workers_endpoints
 from telemetry.logs import add_ids
 
@@ -75,6 +76,7 @@ _TAGS = [
         "jobs": "What is done to tables: requests, progress, results and events.",
         "health": "How far a table's index and its conversion are behind, now and over time.",
         "workers": "Processes that run jobs, and the calls that they make.",
+        "webhooks": "Where events of jobs and tables are sent, signed, and what became of each.",
         "probes": "For those who watch the service.",
     }.items()
 ]
@@ -286,6 +288,7 @@ def _every_route() -> APIRouter:
         jobs_endpoints,
         health_endpoints,
         workers_endpoints,
+        webhooks_endpoints,
         audit_endpoints,
     ):
         api.include_router(endpoints.router)

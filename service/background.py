@@ -1,5 +1,5 @@
-"""What runs beside the requests: give up on lost attempts, follow the clock, poll catalogs, forget what is
-old.
+"""What runs beside the requests: give up on lost attempts, follow the clock, poll catalogs, send webhooks,
+forget what is old.
 
 Every replica observes the leases; the one that holds the scheduling lease acts. That lease only saves work:
 two replicas that both believe to hold it would still add no job twice and end no attempt that goes on.
@@ -26,6 +26,7 @@ from service.jobs.leases import LeaseObserver
 from service.jobs.models import Lease
 from service.retention import forget
 from service.settings import Settings
+from service.webhooks.sender import WebhookSender
 
 _log = logging.getLogger("icestream.background")
 _LEASE = "scheduler"
@@ -56,6 +57,7 @@ class Background:
         self._database, self._settings, self._clock = database, settings, clock
         self.poller = Poller(database, settings, catalogs)
         self.patterns = PatternRunner(database, settings, catalogs)
+        self.webhooks = WebhookSender(database, settings, clock.wall)
         self._holder = new_id()
         # Half, so that another replica has taken over before an attempt's lease runs out.
         self._lease_seconds = settings.lease_seconds / 2
@@ -76,6 +78,7 @@ class Background:
         if self._thread.is_alive():
             self._thread.join()
         self.patterns.stop()
+        self.webhooks.stop()
         self.poller.stop()
         self._release_lease()
 
@@ -109,6 +112,7 @@ class Background:
         self._follow_clock()
         self.patterns.run_due()
         self.poller.poll_due()
+        self.webhooks.send_due()
         if self._clock.monotonic() >= self._clean_up_at:
             # A little with each tick, so that nothing else waits for it.
             more = forget(self._database, self._settings, self._clock.wall())

@@ -14,6 +14,7 @@ _TABLE = "3b1f0a52-7d0e-4f7c-9d53-1f2a6c8e9b22"
 _JOB = "6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"
 _WORKER = "9d2c4b7a-1e5f-4a3b-8c6d-7e8f9a0b1c33"
 _POLICY = "b7e3d1c4-5a2f-4e6d-9b8c-1a2b3c4d5e44"
+_WEBHOOK = "2f1e0d9c-8b7a-4c6d-9e5f-4a3b2c1d0e55"
 _LOCATION = "s3://lake/warehouse/sales/orders"
 _BELOW = "3 equality delete files (policy: 10), 120 equality deletes (policy: 1,000,000)."
 _STANDARD = BUILT_IN[STANDARD][1]
@@ -89,6 +90,23 @@ FIELDS: dict[str, Any] = {
     # of one message
     "ApiKeyView.id": "d1c2b3a4-5e6f-4a7b-8c9d-0e1f2a3b4c77",
     "ApiKeyView.name": "dashboard",
+    "DeliveryView.attempts": 1,
+    "DeliveryView.event": {
+        "specversion": "1.0",
+        "id": "4711",
+        "source": "/icestream",
+        "type": "icestream.job.failed",
+        "subject": f"tables/{_TABLE}",
+        "time": _TIME,
+        "datacontenttype": "application/json",
+        "data": {"event_id": 4711, "kind": "job.failed", "level": "error", "message": "Failed in attempt 5."},
+    },
+    "DeliveryView.id": 17,
+    "DeliveryView.kind": "job.failed",
+    "DeliveryView.message_id": "5e4d3c2b-1a0f-4b9e-8d7c-6b5a4f3e2d99",
+    "DeliveryView.status": "delivered",
+    "DeliveryView.status_code": 204,
+    "DeliveryView.webhook_id": _WEBHOOK,
     "AssignedCatalog.name": "lake",
     "AssignedCatalog.properties": {"uri": "https://catalog.example", "token": "env:CATALOG_TOKEN"},
     "AssignedCatalog.type": "rest",
@@ -184,6 +202,15 @@ FIELDS: dict[str, Any] = {
     "TableView.id": _TABLE,
     "TableView.key_sets": [["id"]],
     "TableView.name": "sales.orders",
+    "WebhookView.dead": 0,
+    "WebhookView.disabled_because": None,
+    "WebhookView.enabled": True,
+    "WebhookView.id": _WEBHOOK,
+    "WebhookView.kinds": ["job.failed"],
+    "WebhookView.name": "on-call",
+    "WebhookView.pending": 0,
+    "WebhookView.secret": "env:WEBHOOK_ON_CALL",
+    "WebhookView.url": "https://hooks.example/icestream",
     "WorkerView.alive": True,
     "WorkerView.id": _WORKER,
     "WorkerView.name": "worker-0",

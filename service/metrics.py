@@ -14,6 +14,7 @@ from service.jobs.queue import count_workers_needed
 from service.jobs.service import count_jobs
 from service.jobs.status import JobKind, JobStatus
 from service.settings import Settings
+from service.webhooks.service import count_open, oldest_pending_at
 from service.workers.service import count_alive
 
 
@@ -46,4 +47,11 @@ def render_metrics(session: Session, settings: Settings) -> bytes:
     gauge("oldest_equality_delete_age_seconds", "Age of the oldest of those files; 0 without any.").set(
         summary.oldest_age_seconds
     )
+    deliveries = gauge("webhook_deliveries", "Deliveries to webhooks that wait or were given up.", "status")
+    for state, count in count_open(session).items():
+        deliveries.labels(state.value).set(count)
+    oldest = oldest_pending_at(session)
+    gauge(
+        "webhook_oldest_pending_age_seconds", "Age of the oldest event that a webhook waits for; or 0."
+    ).set(max((now - oldest).total_seconds(), 0) if oldest else 0)
     return generate_latest(registry)

@@ -127,11 +127,17 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "host-not-allowed": ProblemType(
         (422,),
-        "Catalogs may not connect to this host",
+        "This host may not be connected to",
         "The host, or an address that its name resolves to, is internal to a machine or not among those "
         "that the operator allows.",
         "If it is meant, add it to ICESTREAM_ALLOWED_HOSTS and start the service again.",
         {"host": "the host that was refused", "setting": "what would allow it"},
+    ),
+    "delivery-not-found": ProblemType(
+        (404,),
+        "No such delivery",
+        "The webhook has no delivery of this id, or it is so old that it was forgotten.",
+        "List them: GET /api/v1/webhooks/{id}/deliveries.",
     ),
     "host-unknown": ProblemType(
         (502,),
@@ -377,16 +383,16 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "secret-not-allowed": ProblemType(
         (422,),
-        "Catalogs may not use this secret",
-        "A property refers to a variable or file that the operator has not given to catalogs.",
+        "This secret may not be used",
+        "A reference names a variable or file that the operator has not allowed.",
         "Add it to ICESTREAM_ALLOWED_SECRETS and start the service again.",
         {"setting": "what would allow it"},
     ),
     "secret-unavailable": ProblemType(
         (422,),
-        "A secret of the catalog cannot be resolved",
+        "A secret cannot be resolved",
         "The environment variable or file that a property refers to is not there.",
-        "Set it for the service and for its workers, then start them again.",
+        "Set it for the service, one of a catalog also for its workers, then start them again.",
     ),
     "stale-attempt": ProblemType(
         (409,),
@@ -474,6 +480,33 @@ PROBLEMS: dict[str, ProblemType] = {
         "It was changed meanwhile",
         "If-Match names a version that is not the current one.",
         "GET it again, repeat the change, and send the new ETag.",
+    ),
+    "webhook-disabled": ProblemType(
+        (409,),
+        "The webhook is switched off",
+        "Nothing is sent to it.",
+        "Switch it on: PATCH it with `enabled` true.",
+    ),
+    "webhook-exists": ProblemType(
+        (409,),
+        "There is a webhook of that name already",
+        "Names are unique.",
+        "Choose another name, or PATCH the existing webhook.",
+    ),
+    "webhook-not-found": ProblemType(
+        (404,), "No such webhook", "No webhook has the id in the path.", "List them: GET /api/v1/webhooks."
+    ),
+    "webhook-secret-unusable": ProblemType(
+        (422,),
+        "The secret is no key for signatures",
+        "The secret that a webhook refers to is not `whsec_` and 24 to 64 bytes in base64.",
+        "Make one as `detail` says, and put it where the reference points to.",
+    ),
+    "webhook-url-not-supported": ProblemType(
+        (422,),
+        "The url is not one for a webhook",
+        "It is an http or https URL with a host, without a user or a fragment.",
+        "Correct it, such as https://hooks.example/icestream.",
     ),
     "worker-not-found": ProblemType(
         (404,),

@@ -18,6 +18,7 @@ from service.jobs.models import Attempt, Event, Job
 from service.jobs.status import JobStatus
 from service.routing import IdempotentAnswer
 from service.settings import Settings
+from service.webhooks.models import WebhookDelivery
 from service.workers.models import Worker
 
 BATCH = 500
@@ -28,7 +29,18 @@ _TELLING = _ENDED[:2]
 def forget(database: Database, settings: Settings, now: datetime) -> bool:
     """Remove a batch of each kind of history, each in a transaction of its own; whether more may be left."""
     more = False
-    for remove in (_jobs, _events, _progress, _audit, _samples, _answers, _tokens, _sessions, _workers):
+    for remove in (
+        _jobs,
+        _events,
+        _progress,
+        _audit,
+        _samples,
+        _answers,
+        _tokens,
+        _sessions,
+        _workers,
+        _deliveries,
+    ):
         with database.write() as session:
             more |= remove(session, settings, now) == BATCH
     return more
@@ -112,6 +124,11 @@ def _workers(session: Session, settings: Settings, now: datetime) -> int:
     before = now - timedelta(days=settings.job_history_days)
     has_attempts = exists().where(col(Attempt.worker_id) == col(Worker.id))
     return _remove(session, Worker, col(Worker.last_seen_at) < before, ~has_attempts)
+
+
+def _deliveries(session: Session, settings: Settings, now: datetime) -> int:
+    before = now - timedelta(days=settings.webhook_history_days)
+    return _remove(session, WebhookDelivery, col(WebhookDelivery.created_at) < before)
 
 
 def _remove(session: Session, model: type[SQLModel], *conditions: ColumnElement[bool]) -> int:

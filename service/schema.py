@@ -11,6 +11,7 @@ from service.jobs.models import Attempt, Event, Job, Lease, SystemState, Turn
 from service.policies.models import Policy, PolicyAttachment
 from service.routing import IdempotentAnswer
 from service.tables.models import AddressCounter, EnrolledTable
+from service.webhooks.models import Webhook, WebhookDelivery
 from service.workers.models import Worker
 
 TABLES: tuple[type[SQLModel], ...] = (
@@ -33,5 +34,7 @@ TABLES: tuple[type[SQLModel], ...] = (
     SystemState,
     TableHealth,
     Turn,
+    Webhook,
+    WebhookDelivery,
     Worker,
 )

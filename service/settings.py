@@ -81,6 +81,14 @@ class Settings(BaseSettings):
     """Tasks of one job that a policy may let run at a time; 0 for any number."""
     max_memory_fraction: float = Field(default=1, ge=1 / 64, le=1)
     """Of the usual, that a policy may let a job hold in memory at once."""
+    webhook_timeout_seconds: float = Field(default=10, gt=0)
+    """How long the receiver of a webhook may take to answer."""
+    webhook_attempts: int = Field(default=12, ge=1)
+    """After so many, a delivery is given up: a bit more than a day after the event."""
+    webhook_pause_seconds: float = Field(default=5, gt=0)
+    """Before the second attempt; each further pause is three times as long, six hours at most."""
+    webhook_history_days: float = Field(default=30, gt=0)
+    """How long deliveries are kept, also those that wait for a webhook that is switched off."""
     session_hours: float = Field(default=12, gt=0)
     fine_history_days: float = Field(default=2, gt=0)
     """How long every health sample is kept."""

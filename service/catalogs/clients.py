@@ -195,6 +195,16 @@ def _database_url(settings: Settings, uri: str) -> str:
     return url.set(query=query).render_as_string(hide_password=False)
 
 
+def allowed_session(settings: Settings, timeout_seconds: float) -> Session:
+    """Connects to addresses that are allowed only, and knows no proxy or credentials of this machine."""
+    session = Session()
+    session.trust_env = False
+    for adapter in session.adapters.values():
+        _guard(adapter, settings)
+    session.request = partial(session.request, timeout=(_CONNECT_SECONDS, timeout_seconds))  # type: ignore[method-assign]
+    return session
+
+
 def _guard(adapter: Any, settings: Settings) -> None:
     """Let an adapter connect only to addresses that are allowed, as they are at that very moment."""
     if not isinstance(adapter, HTTPAdapter):

@@ -130,8 +130,8 @@ def check_reference(settings: Settings, key: str, reference: str) -> None:
     if not settings.allows_secret(reference):
         raise InvalidError(
             "secret-not-allowed",
-            "Catalogs may not use this secret",
-            f"{key!r} refers to {reference!r}, which the operator has not given to catalogs.",
+            "This secret may not be used",
+            f"{key!r} refers to {reference!r}, which the operator has not allowed.",
             "Add it to ICESTREAM_ALLOWED_SECRETS, a comma-separated list of beginnings of variable names "
             "(env:LAKE_) and of directories (file:/run/secrets/lake), and start the service again.",
             setting="ICESTREAM_ALLOWED_SECRETS",
@@ -290,8 +290,8 @@ def _refused(host: str, address: str | None) -> InvalidError:
     shown = f"{host!r} is {address}, which" if address and address != host else f"{host!r}"
     return InvalidError(
         "host-not-allowed",
-        "Catalogs may not connect to this host",
-        f"{shown} is not among the hosts that catalogs may reach.",
+        "This host may not be connected to",
+        f"{shown} is not among the hosts that catalogs and webhooks may reach.",
         "If that is meant, add it to ICESTREAM_ALLOWED_HOSTS (names, *.domain, addresses, networks; * for "
         "each address that is not internal to a machine), and start the service again.",
         setting="ICESTREAM_ALLOWED_HOSTS",

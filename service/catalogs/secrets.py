@@ -128,7 +128,7 @@ def _resolve(key: str, value: str) -> str:
             missing = f"{path} cannot be read: {reason}"
     raise InvalidError(
         "secret-unavailable",
-        "A secret of the catalog cannot be resolved",
+        "A secret cannot be resolved",
         f"The property {key!r} is {value!r}, but {missing}.",
-        "Make it available to the service (and to the workers), or change the property.",
+        "Make it available to the service (a catalog's also to the workers), or change the property.",
     )

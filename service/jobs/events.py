@@ -9,6 +9,7 @@ from sqlmodel import Session, col, select
 
 from service.jobs.models import Event, EventView, Job
 from service.paging import Page, PageRequest, Sorting, read_page, within
+from service.webhooks import outbox  # noqa: F401 - whoever records events writes deliveries
 
 SORTING = Sorting({"id": Event.id}, key=Event.id, default="id")
 """Their ids, which are given in order, and not their times: replicas' clocks differ."""

@@ -9,7 +9,19 @@ from fastapi import APIRouter, Request, Response
 from service.auth.access import Anyone
 from service.errors import NotFoundError
 from service.problems import PROBLEMS
-from service.ui import audit, catalogs, enrolment, jobs, keys, overview, policies, sign_in, tables, workers
+from service.ui import (
+    audit,
+    catalogs,
+    enrolment,
+    jobs,
+    keys,
+    overview,
+    policies,
+    sign_in,
+    tables,
+    webhooks,
+    workers,
+)
 from service.ui.pages import MEDIA_TYPES, STATIC, PageRoute, render
 
 router = APIRouter(route_class=PageRoute)
@@ -39,5 +51,17 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
     )
 
 
-for page in (sign_in, overview, enrolment, tables, jobs, policies, catalogs, workers, keys, audit):
+for page in (
+    sign_in,
+    overview,
+    enrolment,
+    tables,
+    jobs,
+    policies,
+    catalogs,
+    workers,
+    webhooks,
+    keys,
+    audit,
+):
     router.include_router(page.router)

@@ -1,5 +1,6 @@
 """The pages of policies, catalogs, API keys, the audit log and workers: what people do by their forms."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +339,36 @@ def test_a_filter_that_was_left_empty_is_none(service: Running) -> None:
         assert admin.send("/policies", search="").status == 200
         assert admin.open("/api-keys?state=&role=&search=").status == 200
     assert httpx.get(f"{service.url}/policies?search=").status_code == 303
+
+
+def test_a_webhook_is_made_tried_changed_and_removed(
+    service: Running, admin: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOK_PAGE", "whsec_" + base64.b64encode(bytes(32)).decode())
+    admin.open("/webhooks")
+    admin.follow("New webhook")
+    typed = {"name": "on-call", "url": "http://127.0.0.1:9/hook", "kinds": "job.failed, table"}
+    refused = admin.send("/webhooks/new", **typed, secret="env:WEBHOOK_NOT_THERE")
+    assert refused.status == 422
+    assert "is not set" in refused.text
+    assert dict(refused.form("/webhooks/new").fields)["kinds"] == typed["kinds"]
+    shown = admin.send("/webhooks/new", **typed, secret="env:WEBHOOK_PAGE")
+    assert "Nothing was sent yet" in shown.text
+    path = shown.path
+    tried = admin.send(f"{path}/test")
+    assert "webhook.test" in tried.text
+    assert "waiting" in tried.text
+    assert admin.send(f"{path}/deliveries/1/resend").status == 200
+    assert "No delivery fits" in admin.send(path, status="dead").text
+    admin.open(path)
+    assert "off" in admin.send(f"{path}/pause").text
+    assert admin.page.offers(f"{path}/enable")
+    stale = admin.page.form(f"{path}/edit")
+    admin.send(f"{path}/enable")
+    assert admin.http.post(stale.action, data=dict(stale.fields)).status_code == 412
+    assert admin.http.post(f"{path}/delete", data=dict(stale.fields)).status_code == 412
+    admin.send(f"{path}/edit", name="pager")
+    assert "pager" in admin.open("/webhooks?search=page&enabled=true").text
+    admin.open(path)
+    assert admin.send(f"{path}/delete").path == "/webhooks"
+    assert "There is no webhook yet" in admin.page.text

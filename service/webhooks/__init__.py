@@ -1,0 +1,1 @@
+"""Webhooks: events of jobs and tables, signed and sent to whoever asked for them."""
