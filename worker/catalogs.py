@@ -50,6 +50,7 @@ _JAVA_NAMES = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
 }
+_CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
 _NO_FILES, _MISSING_FILE = (
     "org.apache.iceberg.inmemory.InMemoryFileIO",
     "No in-memory file found for location: ",
@@ -267,6 +268,10 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
     if catalog_type == "sql":
         jdbc = _jdbc_properties(properties.get("uri", ""))
         java |= {key: value for key, value in jdbc.items() if key == "uri" or key not in properties}
+    if catalog_type == "glue":
+        for key in _CREDENTIALS:
+            if value := properties.get(f"glue.{key}") or properties.get(f"client.{key}"):
+                java[f"glue.{key}"] = value
     java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
     return java
 
@@ -405,9 +410,33 @@ def jvm_of(java_object: JavaObject) -> JVMView:
 def _open(jvm: JVMView, name: str, settings: tuple[tuple[str, str], ...]) -> JavaObject:
     """A catalog, kept open: it holds connections, and tables go on using it."""
     hadoop_configuration = jvm.org.apache.spark.SparkContext.getOrCreate().hadoopConfiguration()
-    return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
-        name, java_map(jvm, dict(settings)), hadoop_configuration
-    )
+    given = dict(settings)
+    key_id, secret, token = (given.pop(f"glue.{key}", None) for key in _CREDENTIALS)
+    properties = java_map(jvm, given)
+    catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop_configuration)
+    if key_id and secret:
+        _sign_glue(jvm, catalog, properties, key_id, secret, token)
+    return catalog
+
+
+def _sign_glue(
+    jvm: JVMView, catalog: JavaObject, properties: JavaObject, key_id: str, secret: str, token: str | None
+) -> None:
+    """Has a Glue catalog sign its calls with credentials of its own.
+
+    Iceberg takes those of a record for S3 alone. For Glue it takes a class that finds some, which is one for
+    all catalogs of a JVM; so its client is replaced by the same one with these.
+    """
+    aws = jvm.org.apache.iceberg.aws
+    client = aws.AwsClientProperties(properties)
+    builder = jvm.software.amazon.awssdk.services.glue.GlueClient.builder()
+    client.applyClientRegionConfiguration(builder)
+    aws.HttpClientProperties(properties).applyHttpClientConfigurations(builder)
+    aws.AwsProperties(properties).applyGlueEndpointConfigurations(builder)
+    builder.credentialsProvider(client.credentialsProvider(key_id, secret, token))
+    field = catalog.getClass().getDeclaredField("glue")
+    field.setAccessible(True)
+    field.set(catalog, builder.build())
 
 
 def _string_map(neighbour: JavaObject, values: JavaObject) -> dict[str, str]:

@@ -24,6 +24,7 @@ from tests.jobs import CatalogRecord, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.worker.catalog_servers import hive_metastore, rest_server
+from worker.catalogs import CatalogUnreachableError, load_table, resolve_secrets
 from worker.control_plane import Assignment
 from worker.job import JobError
 from worker.pipeline import run_job
@@ -168,6 +169,37 @@ def test_tables_are_found_enrolled_and_converted(
     assert assignment is not None
     if record.type != "rest":  # whose metadata comes from the catalog itself
         assert_java_reads_no_metadata_elsewhere(record, assignment, spark, tmp_path)
+
+
+@pytest.mark.parametrize("names", [("client",), ("glue", "s3")])
+def test_java_asks_glue_with_the_credentials_of_the_record(
+    glue: CatalogRecord, spark: SparkSession, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    system: Any = jvm.java.lang.System
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS glue.signed")
+    spark.sql("CREATE TABLE IF NOT EXISTS glue.signed.t (id bigint) USING iceberg")
+    monkeypatch.setenv("LAKE_KEY_ID", "of-the-record")
+    monkeypatch.setenv("LAKE_SECRET", "secret")
+    references = {"access-key-id": "env:LAKE_KEY_ID", "secret-access-key": "env:LAKE_SECRET"}
+    given = {f"{name}.{key}": value for name in names for key, value in references.items()}
+    # Nothing else in this JVM can sign.
+    in_the_jvm = {"aws.accessKeyId": "key", "aws.secretAccessKey": "secret"}
+    for name in in_the_jvm:
+        system.clearProperty(name)
+    system.setProperty("aws.disableEc2Metadata", "true")
+    try:
+        properties = resolve_secrets({**glue.properties, **given})
+        table = load_table(jvm, "glue", "glue", properties, ["signed", "t"])
+        assert table.location().startswith("s3://lake/")
+        table.updateProperties().set("a", "b").commit()
+        with pytest.raises(CatalogUnreachableError, match="credentials"):
+            load_table(jvm, "glue", "glue", glue.properties, ["signed", "t"])
+    finally:
+        system.clearProperty("aws.disableEc2Metadata")
+        for name, value in in_the_jvm.items():
+            system.setProperty(name, value)
 
 
 def move_head(record: CatalogRecord, location: str) -> None:
