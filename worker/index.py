@@ -86,16 +86,15 @@ class FileDictionary:
 
     def __init__(self, rows: pa.Table) -> None:
         """rows: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
-        self._rows = rows.sort_by("base_address")
-        self.base_addresses: Int64Array = self._rows["base_address"].to_numpy()
-        self.record_counts: Int64Array = self._rows["record_count"].to_numpy()
-        self.partition_ids: Int64Array = self._rows[PARTITION_ID].to_numpy()
-        self.paths: list[str] = self._rows["path"].to_pylist()
+        rows = rows.sort_by("base_address")
+        self.base_addresses: Int64Array = rows["base_address"].to_numpy()
+        self.record_counts: Int64Array = rows["record_count"].to_numpy()
+        self.partition_ids: Int64Array = rows[PARTITION_ID].to_numpy()
+        self.paths: list[str] = rows["path"].to_pylist()
+        known: dict[tuple[int, str], PartitionKey] = {}  # one for all files of a partition
         self._partitions = [
-            PartitionKey(spec, values)
-            for spec, values in zip(
-                self._rows["spec_id"].to_pylist(), self._rows["partition_values"].to_pylist(), strict=True
-            )
+            known.setdefault(key, PartitionKey(*key))
+            for key in zip(rows["spec_id"].to_pylist(), rows["partition_values"].to_pylist(), strict=True)
         ]
         self._row_of_path = {path: row for row, path in enumerate(self.paths)}
 

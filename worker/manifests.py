@@ -7,6 +7,7 @@ history (which expires) and never from scan tasks (which planning prunes by stat
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -310,6 +311,8 @@ def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> It
             f"{manifest.path} holds partition values of type fixed, which writers encode in different ways"
         )
     schema = _entry_schema(partition_type, manifest.content)
+    # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
+    partitions: dict[str, PartitionKey] = {}
     for status, snapshot_id, sequence_number, data_file in file.rows(schema):
         if status == DELETED:
             continue
@@ -318,7 +321,11 @@ def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> It
             sequence_number = manifest.sequence_number
         if snapshot_id is None:
             snapshot_id = manifest.added_snapshot_id
-        partition = PartitionKey(spec.spec_id, _partition_values(data_file[3], partition_type, spec))
+        written = repr(data_file[3])
+        partition = partitions.get(written)
+        if partition is None:
+            values = _partition_values(data_file[3], partition_type, spec)
+            partition = partitions[written] = PartitionKey(spec.spec_id, values)
         yield _content_file(data_file, partition, sequence_number, snapshot_id)
 
 
@@ -379,18 +386,17 @@ def _content_file(
     entry: Any, partition: PartitionKey, sequence_number: int, snapshot_id: int | None
 ) -> DataFile | DeleteFile:
     content, path, file_format, _, record_count, size_bytes, key_metadata, *delete_columns = entry
+    file_format = sys.intern(file_format.lower())
     encrypted = key_metadata is not None
     if not content:  # 0, or absent in format version 1
-        return DataFile(
-            path, file_format.lower(), partition, record_count, size_bytes, sequence_number, encrypted
-        )
+        return DataFile(path, file_format, partition, record_count, size_bytes, sequence_number, encrypted)
     equality_ids, referenced, offset, content_size, lower, upper = delete_columns
     if content == 1 and referenced is None:
         referenced = _only_referenced_file(lower, upper)
     return DeleteFile(
         content=FileContent.POSITION_DELETES if content == 1 else FileContent.EQUALITY_DELETES,
         path=path,
-        file_format=file_format.lower(),
+        file_format=file_format,
         partition=partition,
         record_count=record_count,
         file_size_bytes=size_bytes,

@@ -14,6 +14,7 @@ from rich.status import Status
 
 from tests.benchmarks.building import measure_index
 from tests.benchmarks.datasets import Dataset, Kind
+from tests.benchmarks.planning import measure_planning
 from tests.benchmarks.plans import Plan, plan_of
 from tests.benchmarks.readers import read_before_and_after
 from tests.benchmarks.report import Results, machine, write_report
@@ -49,6 +50,8 @@ def main(
                 name = f"{one}-{size}-v3"
                 dataset = Dataset(spark, directory.resolve() / name, one, size)
                 _measure(dataset, plan.at(size), results, _speaker(status, name))
+        status.update("planning")
+        results.planning = measure_planning(2_000, 200) if quick else measure_planning()
         about = machine(spark)
         spark.stop()
     command = _command(asked | {"kind": kind or []}, quick=quick)

@@ -16,6 +16,7 @@ from tests.benchmarks.building import IndexJob, IndexMeasurement
 from tests.benchmarks.competitors import Name
 from tests.benchmarks.datasets import Kind
 from tests.benchmarks.measure import mebibytes, slope
+from tests.benchmarks.planning import Planning, section_of
 from tests.benchmarks.plots import plot_over_deletes, plot_over_rows
 from tests.benchmarks.readers import DUCKDB_SECONDS, Reading
 from tests.benchmarks.sweep import Point
@@ -45,6 +46,7 @@ class Results:
     indexes: list[IndexMeasurement] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+    planning: Planning | None = None
 
     @property
     def kinds(self) -> list[Kind]:
@@ -68,6 +70,7 @@ def write_report(results: Results, machine: str, path: Path) -> str:
         *_growth_section(results),
         *_memory_section(results),
         *_readers_section(results.readings),
+        *(section_of(results.planning) if results.planning is not None else []),
     ]
     text = "\n\n".join(parts) + "\n"
     path.write_text(text)

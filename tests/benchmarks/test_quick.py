@@ -18,6 +18,7 @@ SECTIONS = [
     "Growth",
     "Memory",
     "Readers",
+    "Planning",
 ]
 PLOTS = ["int64-1000", "int64-20000", "int64-lookup", "uuid-20000", "composite-20000"]
 
