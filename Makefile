@@ -88,6 +88,10 @@ bench-queue: install ## Measure the queue with 50 workers, and the polling of 10
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
 
+.PHONY: bench-store
+bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/object-stores.md
+	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
+
 .PHONY: soak
 soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
 	@scripts/install_system_packages java

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from worker.footers import Footer, footer
 from worker.index import (
@@ -36,6 +35,7 @@ from worker.index import (
     owners,
     sort_entries,
 )
+from worker.row_groups import read_row_groups
 from worker.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.sorting import Int64Array
 from worker.storage import Storage
@@ -178,8 +178,7 @@ class CompactionTask:
         known = _footer(self.storage, file, self.schema)
         groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location) as source:
-            parquet = pq.ParquetFile(source, metadata=known.metadata)
-            entries = parquet.read_row_groups(groups, columns=self.schema.names, use_threads=False)
+            entries = read_row_groups(source, known.metadata, groups, self.schema.names)
         entries = _rows_inside(entries.cast(self.schema), key_range)
         is_live = live.contain(entries[ADDRESS].to_numpy())
         return entries if is_live.all() else entries.filter(pa.array(is_live))

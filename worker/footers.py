@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from worker.index import PARTITION_ID
+from worker.row_groups import side_by_side
 from worker.sorted_runs import DECODED_BYTES
 from worker.sorting import Int64Array
 from worker.storage import Storage
@@ -123,6 +124,18 @@ def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) 
     """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
     with storage.open_input(location) as source:
         return Footer.of(pq.read_metadata(source), key_types)
+
+
+def footers(
+    storage: Storage, locations: Iterable[str], key_types: tuple[pa.DataType, ...]
+) -> Iterator[Footer]:
+    """In order. Those of remote files are asked for side by side."""
+    asked = list(locations)
+
+    def read(location: str) -> Footer:
+        return footer(storage, location, key_types)
+
+    return map(read, asked) if all(map(storage.is_local, asked)) else side_by_side(read, asked)
 
 
 def comparable(values: pa.Array) -> npt.NDArray[Any]:

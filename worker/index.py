@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
+from worker.row_groups import read_row_groups
 from worker.sorted_runs import (
     TABLE_FOLDERS,
     IndexWarehouse,
@@ -335,7 +336,11 @@ def entries_schema(key_set: KeySet) -> pa.Schema:
 
 
 def _read_rows(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -> pa.Table:
-    tables = [pq.read_table(storage.open_input(f.location), columns=schema.names) for f in files]
+    tables = []
+    for file in files:
+        with storage.open_input(file.location) as source:
+            metadata = pq.read_metadata(source)
+            tables.append(read_row_groups(source, metadata, range(metadata.num_row_groups), schema.names))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 

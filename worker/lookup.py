@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from worker.footers import Footer, KeyRanges, comparable, footer
+from worker.footers import Footer, KeyRanges, comparable, footer, footers
 from worker.index import ADDRESS, PARTITION_ID, FileDictionary
 from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
+from worker.row_groups import read_row_groups
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.sorting import Int64Array, contiguous, sort_rows
 from worker.storage import Storage
@@ -305,29 +305,28 @@ class LookupTask:
         found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
             with self.storage.open_input(self.file.location) as source:
-                parquet = pq.ParquetFile(source, metadata=known.metadata)
-                found += [self._read(parquet, chunk, known, deletes) for chunk in _chunks(selected, known)]
+                found += [self._read(source, chunk, known, deletes) for chunk in _chunks(selected, known)]
         return AddressMatches.combined(found)
 
     def _read(
-        self, parquet: pq.ParquetFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
+        self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
     ) -> AddressMatches:
         """Keys first, then the addresses of the row groups where something was found."""
         ranges = known.ranges
         key_names = deletes.key_names[1:]
         if ranges.uniform()[chunk[0]]:
-            columns = _read_columns(parquet, chunk, key_names)
+            columns = _read_columns(source, known, chunk, key_names)
             partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])
             rows, numbers = deletes.find_in_sorted(columns, partition_id, null_mask)
         else:
             rows, numbers = _find_in_mixed(
-                _read_columns(parquet, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
+                _read_columns(source, known, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
             )
         addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
         if len(rows):
             ends = np.cumsum(known.rows[chunk])
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            (column,) = _read_columns(parquet, chunk[groups], [ADDRESS])
+            (column,) = _read_columns(source, known, chunk[groups], [ADDRESS])
             # From the row's place in the chunk to its place in the row groups that were read.
             moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
             addresses = column.to_numpy()[rows - moved[of_group]]
@@ -427,11 +426,11 @@ def lookup_tasks(
 
 def rows_to_read(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> int:
     """How many entries of the index a lookup decodes, by the statistics in the footers."""
-    rows = 0
-    for location in dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes, 1)):
-        known = footer(storage, location, deletes.key_types)
-        rows += int(known.rows[may_hold(known.ranges, deletes)].sum())
-    return rows
+    locations = dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes, 1))
+    return sum(
+        int(known.rows[may_hold(known.ranges, deletes)].sum())
+        for known in footers(storage, locations, deletes.key_types)
+    )
 
 
 def may_hold(ranges: KeyRanges, deletes: DeleteKeys) -> Int64Array:
@@ -483,8 +482,10 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
     return np.split(row_groups, np.flatnonzero(boundaries))
 
 
-def _read_columns(parquet: pq.ParquetFile, row_groups: Int64Array, names: Sequence[str]) -> list[pa.Array]:
-    table = parquet.read_row_groups(row_groups.tolist(), columns=list(names), use_threads=False)
+def _read_columns(
+    source: pa.NativeFile, known: Footer, row_groups: Int64Array, names: Sequence[str]
+) -> list[pa.Array]:
+    table = read_row_groups(source, known.metadata, row_groups.tolist(), names)
     return [contiguous(table[name]) for name in names]
 
 

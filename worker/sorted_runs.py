@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs as pafs
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
@@ -212,10 +211,9 @@ class IndexWarehouse:
         self.location = location.rstrip("/")
         self.storage = storage
         self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
-        filesystem, _ = storage.resolve(self.location)
-        if not isinstance(filesystem, pafs.LocalFileSystem):
+        if not storage.is_local(self.location):
             # With our credentials; and pypaimon's own waits ten minutes for a store that does not answer.
-            self._catalog.file_io.filesystem = filesystem
+            self._catalog.file_io.filesystem, _ = storage.resolve(self.location)
 
     def open(self, database: str, name: str) -> RunTable | None:
         """The table, or None if it does not exist."""

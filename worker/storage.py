@@ -115,6 +115,9 @@ class Storage:
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         return self.io.fs_by_scheme(scheme, netloc), path
 
+    def is_local(self, location: str) -> bool:
+        return isinstance(self.resolve(location)[0], pafs.LocalFileSystem)
+
     def open_input(self, location: str) -> pa.NativeFile:
         """A seekable file; local ones are memory-mapped, so that a lookup copies only what it reads.
 

@@ -38,6 +38,7 @@ from worker.job import Job, Outcome, PinnedTable, outcome
 from worker.plan import DataFile, balanced, plan_conversion
 from worker.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
 from worker.resolution import PendingDeletes
+from worker.row_groups import read_row_groups
 from worker.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehouse, RunFile
 from worker.sorting import Int64Array, contiguous
 from worker.storage import Storage
@@ -390,13 +391,12 @@ class SortedFile:
         location = self.file.location
         try:
             with self.storage.open_input(location) as source:
-                parquet = pq.ParquetFile(source, pre_buffer=True)
-                for groups in _chunks(parquet.metadata):
-                    columns = [*SYSTEM_COLUMNS, *self.schema.names]
-                    rows = parquet.read_row_groups(groups, columns=columns, use_threads=False)
+                metadata = pq.read_metadata(source)
+                for groups in _chunks(metadata):
+                    rows = read_row_groups(source, metadata, groups, [*SYSTEM_COLUMNS, *self.schema.names])
                     self._check_system_columns(rows)
                     rows = rows.select(self.schema.names).cast(self.schema)
-                    self._check(rows, parquet.metadata, groups)
+                    self._check(rows, metadata, groups)
                     yield rows
         except FileNotFoundError:
             self._cannot_be_read(f"{location} is missing")

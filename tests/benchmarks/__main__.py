@@ -52,7 +52,7 @@ def main(
                 _measure(dataset, plan.at(size), results, _speaker(status, name))
         status.update("planning")
         results.planning = measure_planning(2_000, 200) if quick else measure_planning()
-        about = machine(spark)
+        about = machine(spark, "pyspark", "pyarrow", "numpy", "pypaimon", "pyiceberg", "duckdb")
         spark.stop()
     command = _command(asked | {"kind": kind or []}, quick=quick)
     took = f"{command} took {(time.monotonic() - started) / 60:.1f} minutes on {about}"

@@ -77,16 +77,16 @@ def write_report(results: Results, machine: str, path: Path) -> str:
     return text
 
 
-def machine(spark: SparkSession) -> str:
-    """What the figures were measured on."""
-    jvm: Any = spark.sparkContext._jvm
-    packages = ("pyspark", "pyarrow", "numpy", "pypaimon", "pyiceberg", "duckdb")
-    versions = [
-        f"Python {platform.python_version()}",
-        f"Java {jvm.java.lang.System.getProperty('java.version')}",
-        f"Iceberg {ICEBERG_RUNTIME.rpartition(':')[2]}",
-        *(f"{name} {version(name)}" for name in packages),
-    ]
+def machine(spark: SparkSession | None, *packages: str) -> str:
+    """What the figures were measured on: Java and Iceberg if Spark took part, and some Python packages."""
+    versions = [f"Python {platform.python_version()}"]
+    if spark is not None:
+        jvm: Any = spark.sparkContext._jvm
+        versions += [
+            f"Java {jvm.java.lang.System.getProperty('java.version')}",
+            f"Iceberg {ICEBERG_RUNTIME.rpartition(':')[2]}",
+        ]
+    versions += [f"{name} {version(name)}" for name in packages]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, local disk. {', '.join(versions)}."
 
@@ -126,13 +126,13 @@ def _index_section(indexes: Sequence[IndexMeasurement]) -> list[str]:
         "## Index",
         "Whole jobs: a build, which merges the sorted runs of a large load by itself; one that is kept from"
         " doing so; and the compaction of what that left into one run.",
-        _table(
+        table(
             "key | rows | job | seconds | M rows/s/core | bytes/entry | runs | read | written | memory",
             ((index.kind, index.rows, name, *_index_figures(job)) for index, name, job in jobs),
         ),
         "### Sorted runs and lookups",
         "The same lookups in the runs of the unmerged build, and in the one that the compaction made.",
-        _table(
+        table(
             "key | rows | deletes | sorted runs | lookup | in one run",
             (
                 (index.kind, index.rows, one.deletes, index.unmerged.sorted_runs, one.before, one.after)
@@ -167,7 +167,7 @@ def _kind_section(kind: Kind, points: Sequence[Point], folder: Path) -> list[str
         pictures.append(_picture(f"Seconds of the lookup over rows, {kind} key", picture))
     return [
         f"## Finding rows by their {kind} key",
-        _table(
+        table(
             f"rows | deletes | {_NAMES} | planner's choice | row groups read",
             (
                 (
@@ -200,7 +200,7 @@ def _growth_section(results: Results) -> list[str]:
     return [
         "## Growth",
         "Slopes in log-log, of seconds over the rows N and over the deletes D: 0 is constant, 1 is linear.",
-        _table(f"key | growth | {_NAMES}", rows),
+        table(f"key | growth | {_NAMES}", rows),
     ]
 
 
@@ -220,7 +220,7 @@ def _exponent(points: Sequence[Point], size: str, name: Name) -> str:
 def _memory_section(results: Results) -> list[str]:
     return [
         "## Memory",
-        _table(
+        table(
             f"key | rows | deletes | at rest | {_NAMES}",
             (
                 (
@@ -243,7 +243,7 @@ def _readers_section(readings: Sequence[Reading]) -> list[str]:
         "## Readers",
         "`SELECT count(*), sum(value)` while the equality deletes are pending, and once they are deletion"
         " vectors (V3) or position deletes (V2). Memory is that of Spark's JVM, and of DuckDB's process.",
-        _table(
+        table(
             "reader | key | rows | deletes | format | pending | converted | memory pending | converted",
             (
                 (
@@ -263,7 +263,7 @@ def _readers_section(readings: Sequence[Reading]) -> list[str]:
     ]
 
 
-def _table(header: str, rows: Iterable[Sequence[object]]) -> str:
+def table(header: str, rows: Iterable[Sequence[object]]) -> str:
     lines = [header, " | ".join(["---", *["---:"] * header.count(" | ")])]
     lines += [" | ".join(map(_cell, row)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)

@@ -1,0 +1,265 @@
+"""`make bench-store`: lookups in an index in a store where each request waits, and what they ask for.
+
+The store is a folder behind HTTP, which answers GET, with ranges, and HEAD as S3 does, after a wait, and
+counts. No Iceberg table is needed: an index of sorted runs is written, and its keys are looked up.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+from tests.benchmarks.measure import Figure, mebibytes, timed
+from tests.benchmarks.report import machine, table
+from worker.footers import footer
+from worker.index import ADDRESS, PARTITION_ID
+from worker.lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
+from worker.read import NULL_MASK
+from worker.row_groups import REQUESTS
+from worker.sorted_runs import RunFile, RunWriter
+from worker.storage import Storage
+
+_REPORT = Path("docs/object-stores.md")
+_BUCKET = "index"
+_PART_ROWS = 5_000_000  # written at a time
+_THREADS = 2  # of a worker with two cores
+_KEYS = pa.schema([(NULL_MASK, pa.int32()), ("id", pa.int64())])
+
+
+@dataclass
+class Requests:
+    """What a store was asked for."""
+
+    count: int = 0
+    sent_bytes: int = 0
+    open: int = 0
+    most_at_once: int = 0
+
+
+class SlowStore:
+    """A folder as a store: every request waits. Buckets are its folders."""
+
+    def __init__(self, folder: Path, wait_seconds: float) -> None:
+        self._folder = folder
+        self._wait_seconds = wait_seconds
+        self._lock = threading.Lock()
+        self._requests = Requests()
+
+    @contextmanager
+    def served(self) -> Iterator[Storage]:
+        """Its client."""
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *_: object) -> None:
+                """Nobody reads it."""
+
+            def do_GET(self) -> None:
+                store.answer(self)
+
+            def do_HEAD(self) -> None:
+                store.answer(self)
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, name="store", daemon=True).start()
+            yield Storage(
+                {
+                    "s3.endpoint": f"http://127.0.0.1:{server.server_port}",
+                    "s3.access-key-id": "key",
+                    "s3.secret-access-key": "secret",
+                    "s3.region": "us-east-1",
+                }
+            )
+            server.shutdown()
+
+    def counted(self, work: Callable[[], object]) -> Requests:
+        """What it was asked for meanwhile."""
+        with self._lock:
+            self._requests = Requests()
+        work()
+        with self._lock:
+            return replace(self._requests)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        with self._lock:
+            asked = self._requests
+            asked.count += 1
+            asked.open += 1
+            asked.most_at_once = max(asked.most_at_once, asked.open)
+        time.sleep(self._wait_seconds)
+        path = self._folder / request.path.partition("?")[0].lstrip("/")
+        size = path.stat().st_size
+        first, last = 0, size - 1
+        asked_range = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        if asked_range:
+            first, last = int(asked_range[1]), min(int(asked_range[2]), last)
+        # Before the client can know: it would ask for the next.
+        with self._lock:
+            asked.open -= 1
+            asked.sent_bytes += (last - first + 1) * (request.command == "GET")
+        request.send_response(206 if asked_range else 200)
+        request.send_header("Content-Length", str(last - first + 1))
+        request.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        if asked_range:
+            request.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        request.end_headers()
+        if request.command == "GET":
+            with path.open("rb") as file:
+                file.seek(first)
+                request.wfile.write(file.read(last - first + 1))
+
+
+def write_index(folder: Path, runs: Sequence[int]) -> list[RunFile]:
+    """Sorted runs of these sizes in rows, keys dense over all of them; named as in the store."""
+    addresses = np.random.default_rng(0)
+    files = []
+    for run, rows in enumerate(runs):
+        writer = RunWriter(
+            Storage(), str(folder / _BUCKET), [PARTITION_ID, NULL_MASK, "id", ADDRESS], level=len(runs) - run
+        )
+        for start in range(0, rows, _PART_ROWS):
+            count = min(_PART_ROWS, rows - start)
+            keys = np.arange(start, start + count) * len(runs) + run
+            writer.write(
+                pa.table(
+                    {
+                        PARTITION_ID: np.zeros(count, np.int64),
+                        NULL_MASK: np.zeros(count, np.int32),
+                        "id": keys,
+                        ADDRESS: addresses.permutation(count) + start,
+                    }
+                )
+            )
+        files += writer.close()
+    return [replace(f, location=f"s3://{f.location.removeprefix(f'{folder}/')}") for f in files]
+
+
+def deletes_of(runs: Sequence[int], count: int) -> DeleteKeys:
+    """Random keys, the same number from each run as far as that goes."""
+    random = np.random.default_rng(1)
+    shares = [count * rows // sum(runs) for rows in runs]
+    shares[0] += count - sum(shares)
+    keys = np.concatenate(
+        [
+            random.choice(rows, share, replace=False) * len(runs) + run
+            for run, (rows, share) in enumerate(zip(runs, shares, strict=True))
+        ]
+    )
+    batch = pa.record_batch([np.zeros(len(keys), np.int32), keys], schema=_KEYS)
+    return DeleteKeys.of([(0, 1, batch)], _KEYS)
+
+
+def look_up(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> AddressMatches:
+    """As a job does: chosen by the footers, then in threads."""
+    rows_to_read(storage, files, deletes)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        tasks = lookup_tasks(storage, files, deletes, _THREADS)
+        return AddressMatches.combined(list(threads.map(lambda task: task.run(deletes), tasks)))
+
+
+def main(
+    rows: Annotated[int, typer.Option(help="of the index's largest sorted run")] = 50_000_000,
+    deletes: Annotated[list[int] | None, typer.Option(help="keys to look up; may be repeated")] = None,
+    wait_ms: Annotated[float, typer.Option(help="of every request")] = 20,
+    rounds: Annotated[int, typer.Option(help="of every measurement")] = 5,
+    report: Annotated[Path, typer.Option(help="the Markdown file to write")] = _REPORT,
+) -> None:
+    """Look keys up over a slow store, with many requests at a time and with one."""
+    runs = [rows, *([rows // 50] * 3)]
+    lines = []
+    with TemporaryDirectory() as directory:
+        files = write_index(Path(directory), runs)
+        size = sum(file.size_bytes for file in files)
+        store = SlowStore(Path(directory), wait_ms / 1000)
+        with store.served() as storage:
+            for count in deletes or [1, 100, 1_000, 10_000, 100_000]:
+                lines.append(_measured(store, storage, files, deletes_of(runs, count), rounds, size))
+    text = _TEXT.format(
+        machine=machine(None, "pyarrow", "numpy"),
+        rows=rows,
+        more=rows // 50,
+        size=mebibytes(size),
+        wait=wait_ms,
+        requests=REQUESTS,
+        table=table(_HEADER, lines),
+    )
+    report.write_text(text)
+    print(text)  # noqa: T201
+
+
+def _measured(
+    store: SlowStore,
+    storage: Storage,
+    files: Sequence[RunFile],
+    deletes: DeleteKeys,
+    rounds: int,
+    size: int,
+) -> list[object]:
+    def once() -> AddressMatches:
+        found = look_up(storage, files, deletes)
+        assert len(found.addresses) == len(deletes)
+        return found
+
+    footer.cache_clear()
+    cold = Figure((timed(once)[1],))
+    asked = store.counted(once)
+    many: list[float] = []
+    single: list[float] = []
+    for _ in range(rounds):  # in turn
+        many.append(timed(once)[1])
+        if len(single) < 2:
+            with patch("worker.row_groups.side_by_side", map):
+                single.append(timed(once)[1])
+    few = Figure(tuple(single))
+    usual = Figure(tuple(many))
+    return [
+        len(deletes),
+        asked.count,
+        asked.most_at_once,
+        mebibytes(asked.sent_bytes) if asked.sent_bytes >= 2**20 else f"{asked.sent_bytes / 1024:,.0f} KiB",
+        f"{asked.sent_bytes / size:.2%}",
+        usual,
+        cold,
+        few,
+        f"{few.median / usual.median:.1f} x",
+    ]
+
+
+_HEADER = (
+    "deletes | requests | most at once | read | of the index | lookup | with footers | one at a time | ratio"
+)
+_TEXT = """\
+# Lookups in object stores
+
+Made by `make bench-store` on {machine}
+
+An index of {rows:,} entries in its largest sorted run and {more:,} in each of three smaller ones, {size} in
+all, with int64 keys, lies in a store that speaks S3's HTTP and answers each request after {wait:g} ms.
+Random keys are looked up by two threads; all are found. `requests` are those of a lookup whose footers are
+known from an earlier job: two threads open files, and up to {requests} requests for ranges wait at a time.
+`with footers` is the first lookup, which reads these, too. Times are medians (least-most) of rounds that take
+turns; `one at a time` is what Arrow's reader does by itself in each of the two threads.
+
+{table}
+"""
+
+
+if __name__ == "__main__":
+    typer.run(main)

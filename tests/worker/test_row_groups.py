@@ -1,0 +1,96 @@
+"""Row groups are read with few requests, many at a time, and come as Arrow reads them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from worker.footers import footers
+from worker.row_groups import REQUESTS, read_row_groups
+from worker.storage import Storage
+
+ROWS = 64_000
+GROUPS = 64
+
+
+class Remote:
+    """A file of a store whose answers come once so many requests wait as can."""
+
+    def __init__(self, content: bytes, at_once: int) -> None:
+        self.content = content
+        self.asked: list[tuple[int, int]] = []
+        self._barrier = threading.Barrier(at_once)
+
+    def size(self) -> int:
+        return len(self.content)
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        self.asked.append((offset, size))
+        self._barrier.wait(30)
+        return self.content[offset : offset + size]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Ids, long words between them, and a column with a dictionary."""
+    random = np.random.default_rng(0)
+    words = pa.array([random.bytes(100) for _ in range(ROWS)])
+    rows = pa.table({"id": np.arange(ROWS), "word": words, "name": [f"n{i % 7}" for i in range(ROWS)]})
+    pq.write_table(rows, tmp_path / "x.parquet", row_group_size=ROWS // GROUPS, use_dictionary=["name"])
+    return tmp_path / "x.parquet"
+
+
+def test_the_column_chunks_of_many_row_groups_are_asked_for_at_once(path: Path) -> None:
+    metadata = pq.read_metadata(path)
+    remote = Remote(path.read_bytes(), REQUESTS)
+    groups = list(range(0, GROUPS, 2))[:REQUESTS]
+    rows = read_row_groups(remote, metadata, groups, ["id"])
+    assert rows.equals(pq.ParquetFile(path).read_row_groups(groups, columns=["id"]))
+    wanted = sum(metadata.row_group(group).column(0).total_compressed_size for group in groups)
+    assert sum(size for _, size in remote.asked) == wanted
+    assert len(remote.asked) == len(groups)
+
+
+def test_neighbours_are_one_request(path: Path) -> None:
+    metadata = pq.read_metadata(path)
+    remote = Remote(path.read_bytes(), 1)
+    rows = read_row_groups(remote, metadata, range(10, 20), ["id", "word", "name"])
+    assert rows.equals(pq.ParquetFile(path).read_row_groups(range(10, 20)))
+    assert len(remote.asked) == 1
+
+
+def test_what_was_not_foreseen_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.row_groups._column_chunks", lambda *_: [(0, 100), (5_000, 5_100)])
+    remote = Remote(path.read_bytes(), 1)
+    rows = read_row_groups(remote, pq.read_metadata(path), [3, 1], ["name", "id"])
+    assert rows.equals(pq.ParquetFile(path).read_row_groups([3, 1], columns=["name", "id"]))
+    assert len(remote.asked) > 2
+
+
+def test_a_store_that_fails_is_told(path: Path) -> None:
+    remote = Remote(path.read_bytes()[: 100 * 1024], 1)
+    with pytest.raises((OSError, pa.ArrowException)):
+        read_row_groups(remote, pq.read_metadata(path), [GROUPS - 1], ["word"])
+
+    class Broken(Remote):
+        def read_at(self, size: int, offset: int) -> bytes:
+            raise OSError(f"no answer for {size} bytes from {offset}")
+
+    with pytest.raises(OSError, match="no answer"):
+        read_row_groups(Broken(path.read_bytes(), 1), pq.read_metadata(path), [1], ["id"])
+
+
+def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(8)
+
+    def read(*_: object) -> Iterator[str]:
+        barrier.wait(30)
+        return iter(())
+
+    monkeypatch.setattr("worker.footers.footer", read)
+    monkeypatch.setattr(Storage, "is_local", lambda *_: False)
+    assert len(list(footers(Storage(), [f"{path}{i}" for i in range(8)], ()))) == 8
