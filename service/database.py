@@ -8,6 +8,7 @@ busy timeout helps there.
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -228,31 +229,56 @@ def _configure_postgresql(connection: Any, _record: Any) -> None:
 
 
 class _SqliteTurn:
-    """Lets the writers of this process take turns.
+    """Lets the writers of this process take turns, in the order in which they came.
 
-    SQLite's own wait looks now and then whether the lock is free: of many threads, some never get it in time.
+    SQLite's own wait looks now and then whether the lock is free, and a lock of Python's wakes any of those
+    who wait: of many threads, some never get it in time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting: deque[threading.Event] = deque()
 
     def begin(self, connection: Connection) -> None:
         if not connection.get_execution_options().get("icestream_writes", False):
             connection.exec_driver_sql("BEGIN")
             return
         # Who waited in vain still gets what SQLite says about it.
-        has_turn = self._lock.acquire(timeout=_TURN_SECONDS)
+        has_turn = self._take()
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except BaseException:
             if has_turn:
-                self._lock.release()
+                self._pass_on()
             raise
         connection.info["has_turn"] = has_turn
 
     def end(self, connection: Connection) -> None:
         if connection.info.pop("has_turn", False):
-            self._lock.release()
+            self._pass_on()
+
+    def _take(self) -> bool:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            turn = threading.Event()
+            self._waiting.append(turn)
+        if turn.wait(_TURN_SECONDS):
+            return True
+        with self._lock:
+            if turn.is_set():
+                return True
+            self._waiting.remove(turn)
+            return False
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._is_taken = False
 
 
 def _alembic_config(url: str) -> Config:

@@ -385,7 +385,7 @@ class EventView(Message):
 
 
 class PlannedJob(Message):
-    """When a kind of job starts next. What follows depends on what that job finds; see `cron_at`."""
+    """When jobs of a kind start."""
 
     kind: JobKind
     """Which kind of job."""
@@ -393,6 +393,8 @@ class PlannedJob(Message):
     """When one would start first, by itself or because it is queued already; null if none would."""
     why: str | None
     """The trigger that starts it, or the queued job and what it waits for; null if there is neither."""
+    then_at: list[datetime]
+    """When the next 24 would start, if each succeeds and leaves nothing to do, and nothing is written."""
     now: str
     """What the scheduler decides at this moment."""
     cron_at: list[datetime]

@@ -5,7 +5,7 @@ when they begin), and the latest of each kind in the table's health.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice, takewhile
@@ -30,6 +30,7 @@ from service.wording import counted, sized
 
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
 PREVIEWED = timedelta(hours=24)
+_PREVIEWED_STARTS = 24
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
 
@@ -361,9 +362,9 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
 
 
 def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
-    """What would start first of each kind within a day, if nothing is written to the table meanwhile.
+    """What would start of each kind within a day, if nothing is written to the table meanwhile.
 
-    What comes after that depends on what these jobs find.
+    After the first of a kind, that supposes that each succeeds and leaves nothing to do.
     """
     policy = effective_policy(session, table)
     state = _state(session, table, health, policy, now)
@@ -394,12 +395,14 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         of_kind = {at: each[kind] for at, each in decisions.items()}
         starts = ((at, each.sentence) for at, each in of_kind.items() if each.action is Action.TRIGGER)
         starts_at, why = queued.get(kind) or next(starts, (None, None))
+        repeats = _repeats(state, policy, kind, starts_at, until) if starts_at is not None else ()
         planned.append(
             PlannedJob(
                 kind=kind,
                 starts_at=starts_at,
                 why=why,
                 now=of_kind[now].sentence,
+                then_at=list(repeats),
                 cron_at=moments[kind],
             )
         )
@@ -411,6 +414,56 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         jobs=planned,
         windows_open_at=opens_at,
     )
+
+
+def _repeats(
+    state: TableState, policy: EffectivePolicy, kind: JobKind, first: datetime, until: datetime
+) -> Iterator[datetime]:
+    """When further jobs of a kind would start after the first one, until then; not all of very many."""
+    zone, at = policy.schedule.time_zone, first
+    cron = getattr(policy, kind.value).cron
+    for _ in range(_PREVIEWED_STARTS):
+        state = _after(state, kind, at)
+        moments = {*_deadlines(state, policy), *openings(policy.schedule.windows, zone, at, until)}
+        moments.update(islice(fires(cron, zone, at, until), _PREVIEWED_STARTS) if cron else ())
+        starts = (
+            moment
+            for moment in sorted(moments)
+            if at < moment <= until
+            and any(
+                decision.kind is kind and decision.action is Action.TRIGGER
+                for decision in decide(state, policy, moment)
+            )
+        )
+        following = next(starts, None)
+        if following is None:
+            return
+        at = following
+        yield at
+
+
+def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
+    """Once a job of a kind has succeeded and left nothing to do."""
+    before = state.last.get(kind)
+    idle = 0
+    if kind is JobKind.COMPACT and state.sorted_runs <= 1 and not state.dead_bytes:
+        idle = 1 + (before.idle if before is not None else 0)
+    state = replace(
+        state,
+        active=state.active - {kind},
+        held=state.held - {kind},
+        last={**state.last, kind: LastJob(at, idle=idle)},
+    )
+    match kind:
+        case JobKind.INDEX:
+            return replace(state, new=Volume(), has_index=True)
+        case JobKind.CONVERT:
+            left = state.pending_delete_files - state.convertible.files
+            return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
+        case JobKind.COMPACT:
+            return replace(state, sorted_runs=min(state.sorted_runs, 1), dead_ratio=0.0, dead_bytes=0)
+        case _:
+            return replace(state, unverified=Volume())
 
 
 def _queued(

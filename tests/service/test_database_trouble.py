@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlmodel import select
 
 from service.auth.models import ApiKey
+from service.database import _SqliteTurn
 from service.jobs.models import Event, Job
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
@@ -32,6 +34,35 @@ connection.execute("BEGIN IMMEDIATE")
 print("locked", flush=True)
 sys.stdin.read()
 """
+
+
+def test_writers_of_sqlite_take_turns_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = _SqliteTurn()
+    wrote: list[int] = []
+
+    def write(number: int) -> None:
+        assert turns._take()
+        wrote.append(number)
+        turns._pass_on()
+
+    assert turns._take()
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(5)]
+    for number, writer in enumerate(writers):
+        writer.start()
+        while len(turns._waiting) == number:
+            time.sleep(0.001)
+    turns._pass_on()
+    for writer in writers:
+        writer.join()
+    assert wrote == list(range(5))
+    # Who gave up waiting gets no turn that nobody would pass on.
+    assert turns._take()
+    monkeypatch.setattr("service.database._TURN_SECONDS", 0.01)
+    assert not turns._take()
+    turns._pass_on()
+    assert turns._take()
 
 
 @contextmanager

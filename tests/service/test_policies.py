@@ -1,6 +1,7 @@
 """Which policy holds for a table, and where each of its values comes from."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from service.auth.models import Role
+from service.index_health.models import TableHealth
 from service.settings import Settings
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -338,6 +340,36 @@ def test_the_preview_tells_what_would_start_when_and_why(
     assert jobs["convert"]["why"] == f"Job {requested['id']} is queued. Waits for a free worker."
     naive = {"kind": "verify", "run_at": "2026-01-01T00:00:00"}
     assert service.admin.post(f"/tables/{table['id']}/jobs", json=naive).status_code == 422
+
+
+def test_the_preview_tells_what_starts_again_and_again(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    make(
+        service,
+        "often",
+        index={"enabled": False},
+        compact={"cron": "0 */8 * * *", "min_interval_seconds": 0},
+        verify={"enabled": True, "age_seconds": 5 * 3600},
+    )
+    assert attach(service, "often", "table", table_id=table["id"]) == 200
+    iceberg.delete_keys("db.t", [2])
+    service.poll(table["id"])
+    with service.database.write() as session:
+        index = {"columns": ["id"], "equality_field_ids": [1], "generation": 1, "coverage": 1.0}
+        counts = dict.fromkeys(("files_covered", "files_total", "entries", "bytes", "sorted_runs"), 1)
+        session.get_one(TableHealth, table["id"]).key_sets = [index | counts | {"dead_ratio": 0.0}]
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    starts = {
+        job["kind"]: [datetime.fromisoformat(at) for at in (job["starts_at"], *job["then_at"]) if at]
+        for job in found["jobs"]
+    }
+    verified = starts["verify"]
+    assert len(verified) == 4
+    assert {later - at for at, later in pairwise(verified)} == {timedelta(hours=5)}
+    assert [at.hour % 8 for at in starts["compact"]] == [0, 0, 0]
+    # What it would convert is there once.
+    assert (len(starts["convert"]), starts["index"]) == (1, [])
 
 
 def test_the_windows_of_a_policy_are_bounded(service: Running) -> None:
