@@ -43,6 +43,12 @@ PROBLEMS: dict[str, ProblemType] = {
     "api-key-not-found": ProblemType(
         (404,), "No such API key", "No API key has the id in the path.", "List them: GET /api/v1/api-keys."
     ),
+    "api-key-rotated": ProblemType(
+        (409,),
+        "The key was rotated meanwhile",
+        "The secret that was to be replaced, by its `prefix`, is not the key's any more.",
+        "Use the secret that somebody has made meanwhile, or send the prefix that the key has now.",
+    ),
     "body-too-deep": ProblemType(
         (422,),
         "The request's body is nested too deep",

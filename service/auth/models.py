@@ -143,6 +143,8 @@ class RotationRequest(Message):
     """For how long the old secret stays good beside the new one; 0 ends it at once."""
     expires_at: UtcTime | None = None
     """When the key expires from now on; left out, that stays as it is."""
+    prefix: str | None = None
+    """First characters of the secret to be replaced: 409 if somebody was faster. Left out: any."""
 
 
 class ApiKeyView(Message):

@@ -105,7 +105,7 @@ def rotate_api_key(
     """Give a key a new secret at once; the old one, and the sessions that it opened, end with the grace.
 
     A secret that an earlier rotation had left good ends at once. Raises ConflictError for a key that is not
-    active, and for one whose secret is a setting.
+    active, for one whose secret is a setting, and for one that has another secret than the request says.
     """
     row = _get_api_key(session, key_id, for_update=True)
     authorize(session, principal, Role.ADMIN, "api_key.rotate", row.name, id=key_id)
@@ -123,6 +123,13 @@ def rotate_api_key(
             "This key cannot be rotated",
             "Its secret is a setting: ICESTREAM_BOOTSTRAP_KEY or ICESTREAM_BOOTSTRAP_WORKER_KEY.",
             "Start the service with another secret in that setting, then revoke this key.",
+        )
+    if request.prefix is not None and request.prefix != row.prefix:
+        raise ConflictError(
+            "api-key-rotated",
+            "The key was rotated meanwhile",
+            f"The secret of {row.name!r} begins with {row.prefix} now, not with {request.prefix}.",
+            "Use the secret that somebody has made meanwhile, or rotate the key as it is now.",
         )
     ends_at = now + timedelta(seconds=request.grace_seconds)
     secret = _new_key()

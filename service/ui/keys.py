@@ -73,12 +73,13 @@ def rotate_key(
     database: CurrentDatabase,
     sender: Admin,
     key_id: str,
-    grace_seconds: Annotated[int, Form()] = 0,
+    prefix: Annotated[str, Form()] = "",
+    grace_seconds: Annotated[int, Form(ge=0, le=30 * 86_400)] = 0,
 ) -> Response:
+    """prefix: of the secret that the page showed."""
+    asked = RotationRequest(grace_seconds=grace_seconds, prefix=prefix)
     with database.write() as session:
-        rotated = auth.rotate_api_key(
-            session, sender, key_id, RotationRequest(grace_seconds=min(max(grace_seconds, 0), 30 * 86_400))
-        )
+        rotated = auth.rotate_api_key(session, sender, key_id, asked)
     return _key_page(request, sender, rotated)
 
 

@@ -24,8 +24,8 @@ from service.errors import IcestreamError, UnauthenticatedError
 from service.headers import PAGE_POLICY
 from service.ui import formats
 
-_PASSING = frozenset({409, 500, 502, 503})
-"""What may go well another time with the same form."""
+_PASSING = frozenset({500, 502, 503})
+"""What may go well another time with the same form, besides a lost race."""
 EVERYTHING = 10_000
 """More than a page shows of anything that it does not page through."""
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
@@ -183,8 +183,8 @@ def _sent(request: Request, error: IcestreamError, principal: Principal | None) 
         fields = [pair for pair in fields if pair[0] != CSRF_FIELD]
         if principal is not None and principal.csrf_token is not None:
             fields.append((CSRF_FIELD, principal.csrf_token))
-    can_succeed = has_lost_session or error.status_code in _PASSING
-    return SentForm(request.url.path, fields, can_succeed)
+    is_passing = error.status_code in _PASSING or error.slug == "changed-at-the-same-time"
+    return SentForm(request.url.path, fields, has_lost_session or is_passing)
 
 
 def local_path(target: str) -> str:

@@ -67,6 +67,17 @@ def test_a_second_rotation_ends_the_grace_of_the_first(service: Running) -> None
     assert [is_good(service, key["key"]) for key in (first, second, third)] == [False, True, True]
 
 
+def test_a_rotation_replaces_only_the_secret_that_was_seen(service: Running) -> None:
+    key = make(service)
+    second = rotate(service, key, prefix=key["prefix"]).json()
+    refused = rotate(service, key, prefix=key["prefix"], grace_seconds=0)
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/api-key-rotated")
+    assert second["prefix"] in refused.json()["detail"]
+    assert is_good(service, key["key"])
+    assert is_good(service, second["key"])
+    assert rotate(service, key, prefix=second["prefix"]).status_code == 200
+
+
 def test_revoking_a_rotated_key_ends_both_secrets(service: Running) -> None:
     key = make(service)
     rotated = rotate(service, key).json()

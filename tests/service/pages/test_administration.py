@@ -255,6 +255,13 @@ def test_a_key_is_shown_once_rotated_and_revoked(service: Running, admin: Person
     second = secret()
     assert (is_good(first), is_good(second)) == (False, True)
     admin.open("/api-keys?search=grafana")
+    rotation = {"grace_seconds": 3600}
+    service.admin.post(f"/api-keys/{listed['id']}/rotate", json=rotation).raise_for_status()
+    overtaken = admin.send(f"/{listed['id']}/rotate", grace_seconds="0")
+    assert overtaken.status == 409
+    assert "The key was rotated meanwhile" in overtaken.text
+    assert is_good(second)
+    admin.open("/api-keys?search=grafana")
     revoked = admin.send(f"/{listed['id']}/revoke")
     assert not is_good(second)
     assert not revoked.offers(f"/{listed['id']}/rotate")
