@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -63,6 +63,7 @@ from service.values import RefuseNul
 from service.webhooks import endpoints as webhooks_endpoints
 from service.workers import endpoints as workers_endpoints
 from telemetry.logs import add_ids
+from telemetry.traces import adopt, current_traceparent, start_traces, stop_traces, trace_id_of
 
 _TAGS = [
     {"name": name, "description": description}
@@ -114,8 +115,10 @@ def create_app(settings: Settings) -> FastAPI:
         background.stop()
         app.state.catalogs.close()
         database.dispose()
+        stop_traces()
 
     database = Database(settings.database_url)
+    provider = start_traces("icestream-service")
     app = _Service(
         openapi_url=None,
         routes=_routes.routes,
@@ -124,6 +127,16 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Replaces equality deletes of Apache Iceberg tables by deletion vectors.",
         openapi_tags=_TAGS,
         lifespan=run,
+        telemetry={
+            "tracer_provider": provider,
+            "tracing": provider is not None,
+            # The log has the errors, and /metrics the figures.
+            "logs": False,
+            "metrics": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": _is_untraced,
+        },
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.stopping = threading.Event()
@@ -171,7 +184,9 @@ class Requests:
         request_id = given if _REQUEST_ID.match(given) else str(uuid.uuid4())
         scope.setdefault("state", {})["request_id"] = request_id
         audit.current_request_id.set(request_id)
-        add_ids(request_id=request_id)
+        adopt(dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1"))
+        trace_id = trace_id_of(current_traceparent())
+        add_ids(request_id=request_id, **({"trace_id": trace_id} if trace_id else {}))
         started, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -186,6 +201,12 @@ class Requests:
         finally:
             if self._is_logged and scope["path"] not in _PROBES:
                 _log_request(scope, status, time.monotonic() - started)
+
+
+def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
+    """What is asked again and again, or lasts, and the login, whose link holds a secret."""
+    path: str = scope.get("path", "")
+    return path in (*_PROBES, "/login", "/api/v1/events") or path.endswith(("/claim", "/heartbeat"))
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:

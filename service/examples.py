@@ -116,6 +116,7 @@ FIELDS: dict[str, Any] = {
     "AssignedTable.id": _TABLE,
     "AssignedTable.key_sets": [],
     "Assignment.leftovers": [],
+    "Assignment.traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     "Assignment.previous_attempts": [],
     "AttemptView.status": "succeeded",
     "AuditEntryView.action": "table.pause",

@@ -27,6 +27,7 @@ class Request:
 
     headers: Mapping[str, str]
     body: str
+    """What is no UTF-8 as surrogates."""
 
 
 Answers = dict[str, Answer | Callable[[Request], Answer]]
@@ -56,7 +57,9 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
             self._answer("")
 
         def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers.get("content-length", 0))).decode())
+            self._answer(
+                self.rfile.read(int(self.headers.get("content-length", 0))).decode("utf-8", "surrogateescape")
+            )
 
         def _answer(self, sent: str) -> None:
             path = self.path.partition("?")[0]

@@ -19,6 +19,7 @@ import httpx
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from telemetry.logs import add_process_ids
+from telemetry.traces import HEADER, current_traceparent
 from worker.reach import Reach
 from worker.redaction import Redaction
 from worker.storage import ALLOWED_LOCATIONS
@@ -143,6 +144,7 @@ class Assignment(_Body):
     """A job that this worker holds the lease of."""
 
     job: AssignedJob
+    traceparent: str | None = None
     attempt: int
     previous_attempts: list[PreviousAttempt] = []
     leftovers: list[Leftovers] = []
@@ -251,7 +253,10 @@ class ControlPlane:
 
     def _post(self, path: str, body: Mapping[str, Any], timeout: float = _TIMEOUT_SECONDS) -> httpx.Response:
         try:
-            response = self._client.post(path, json=body, timeout=timeout)
+            # Of an attempt, the calls are parts of its trace.
+            traceparent = current_traceparent()
+            headers = {HEADER: traceparent} if traceparent else {}
+            response = self._client.post(path, json=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise ControlPlaneError(f"the service does not answer: {error}") from error
         if response.status_code == httpx.codes.CONFLICT:

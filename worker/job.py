@@ -18,6 +18,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from telemetry.traces import span
 from worker import catalogs
 from worker.control_plane import AnnouncedPlan, Assignment, AttemptId
 from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_key_sets, open_index
@@ -171,7 +172,8 @@ class Job:
         self.reporter.progress(name, 0, 0, "")
         started = time.monotonic()
         try:
-            yield
+            with span(name):
+                yield
         finally:
             known = self.account.stage(name)
             known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)

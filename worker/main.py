@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from telemetry.logs import LogFormat, configure_logs, every_line
+from telemetry.traces import mark, span, start_traces, stop_traces, trace_id_of
 from worker.catalogs import secrets_of
 from worker.control_plane import (
     JVM_LOST,
@@ -277,10 +278,15 @@ class Worker:
         finished: dict[str, Any]
         account = Account()
         lines = LogLines(redaction)
+        ids: dict[str, str | int] = {
+            "job_id": job.id,
+            "attempt": assignment.attempt,
+            "table_id": assignment.table.id,
+        }
+        trace_id = trace_id_of(assignment.traceparent)
         with (
-            every_line(
-                redaction.text, job_id=job.id, attempt=assignment.attempt, table_id=assignment.table.id
-            ),
+            every_line(redaction.text, **ids, **({"trace_id": trace_id} if trace_id else {})),
+            span("attempt", assignment.traceparent, kind=job.kind, **ids) as traced,
             logged(lines),
             AttemptReporter(
                 report,
@@ -331,6 +337,7 @@ class Worker:
                 log.error("Spark has ended: this process ends too")
                 self._stopping.set()
                 finished = {"status": "failed", "error": _error(_without_spark())}
+            mark(traced, str(finished["status"]))
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
 
     def _finish(
@@ -438,6 +445,7 @@ def _end_in_time(runner: TaskRunner) -> None:
 def main() -> int:
     settings = WorkerSettings()  # the key comes from the environment
     configure_logs(settings.log_format)
+    start_traces("icestream-worker")
     control_plane = ControlPlane(settings.url, settings.api_key)
     if settings.alive_file is not None:
         # What an earlier process left says nothing about this one.
@@ -466,6 +474,7 @@ def main() -> int:
             worker.run(settings.worker_name)
     finally:
         control_plane.close()
+        stop_traces()
         code = 0 if runner.is_usable else 1
         if code == 0:
             spark.stop()

@@ -189,6 +189,19 @@ capabilities:
 {{- define "icestream.telemetryEnv" -}}
 - name: ICESTREAM_LOG_FORMAT
   value: {{ .Values.logs.format }}
+{{- with .Values.traces }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .sampleRatio | quote }}
+{{- with .env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "icestream.settings" -}}

@@ -104,6 +104,8 @@ class Job(SQLModel, table=True):
     """Heartbeats of all attempts: what an observer sees change, whatever the clock does."""
     cancel_requested_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     retry_of: str | None = None
+    traceparent: str | None = None
+    """What its attempts are parts of, as W3C's Trace Context writes it."""
     policy_digest: str = ""
     """Of the effective policy when it was queued: failures under another policy hold nothing up."""
     seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
@@ -423,6 +425,8 @@ class Assignment(Message):
 
     job: AssignedJob
     """What is to be done."""
+    traceparent: str | None
+    """Of the call that asked for the job, as W3C's Trace Context writes it; null if that was no trace."""
     attempt: int
     """Number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]

@@ -50,6 +50,7 @@ from service.workers.models import (
     Leftovers,
     Worker,
 )
+from telemetry.traces import begin_trace, current_traceparent, record_span
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
 _CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value)
@@ -136,6 +137,7 @@ def enqueue(
         ),
         timeout_seconds=policy.retries.timeout_seconds,
         retry_of=retry_of,
+        traceparent=current_traceparent(),
         policy_digest=policy.digest,
     )
     queued = _find_queued(session, job)
@@ -159,6 +161,8 @@ def enqueue(
             )
         _bring_forward(session, queued, job, now)
         return queued, False
+    if job.traceparent is None:
+        job.traceparent = begin_trace("schedule")
     why = f"requested by {requested_by}." if trigger == REQUEST else trigger
     record_job_event(session, job, "job.queued", f"Queued: {why}", now, trigger=trigger)
     return job, True
@@ -714,9 +718,12 @@ def _start_attempt(
         worker_id=worker.id,
     )
     session.flush()
+    waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
+    record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
     catalog = session.get_one(Catalog, table.catalog_id)
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
+        traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
         leftovers=_leftovers(session, job),

@@ -387,3 +387,29 @@ def test_the_workers_scratch_may_be_any_volume() -> None:
 
     assert scratch("small") == {"name": "scratch", "emptyDir": {"sizeLimit": "20Gi"}}
     assert set(scratch("production")) == {"name", "ephemeral"}
+
+
+def test_service_and_workers_are_told_where_traces_go_and_may_go_there() -> None:
+    key = {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": {"name": "o", "key": "h"}}}
+    endpoint = "http://collector:4318"
+    manifests = render("production", traces={"endpoint": endpoint, "sampleRatio": 0.1, "env": [key]})
+    for name in ("service", "worker"):
+        told = environment(pod(manifests, name))
+        assert (told["OTEL_EXPORTER_OTLP_ENDPOINT"], told["OTEL_TRACES_SAMPLER_ARG"]) == (endpoint, "0.1")
+        assert "OTEL_EXPORTER_OTLP_HEADERS" in told
+        rules = named(manifests, "NetworkPolicy", name)["spec"]["egress"]
+        assert {"port": 4318, "protocol": "TCP"} in [port for rule in rules for port in rule.get("ports", [])]
+    silent = render("production")
+    for name in ("service", "worker"):
+        assert not [word for word in environment(pod(silent, name)) if word.startswith("OTEL_")]
+        assert "4318" not in str(named(silent, "NetworkPolicy", name))
+
+
+def test_the_log_is_json_unless_values_say_otherwise_and_webhooks_find_their_keys() -> None:
+    secret = {"name": "WEBHOOK_ON_CALL", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}
+    manifests = render(logs={"format": "text", "requests": False}, webhooks={"env": [secret]})
+    assert "WEBHOOK_ON_CALL" in environment(pod(manifests, "service"))
+    assert "WEBHOOK_ON_CALL" not in environment(pod(manifests, "worker"))
+    for log_format, rendered in (("text", manifests), ("json", render())):
+        for name in ("service", "worker"):
+            assert environment(pod(rendered, name))["ICESTREAM_LOG_FORMAT"] == log_format

@@ -1,0 +1,146 @@
+"""One trace from the call that asks for a job to the stages of its attempt, as a collector gets it."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from service.settings import Settings
+from telemetry.logs import JsonFormatter
+from telemetry.traces import start_traces, stop_traces, trace_id_of
+from tests.http_server import Answer, Request, answering
+from tests.service.conftest import ADMIN_KEY, running
+from tests.service.queue_calls import add_tables
+from worker import main
+from worker.control_plane import Assignment, ControlPlane
+from worker.job import Account, JobError, Outcome
+from worker.job import Job as RunningJob
+from worker.main import Worker
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+class Runner:
+    is_usable = True
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The spans that a collector on loopback got, complete after `stop_traces`."""
+    spans: list[Any] = []
+
+    def take(sent: Request) -> Answer:
+        body = ExportTraceServiceRequest.FromString(sent.body.encode("utf-8", "surrogateescape"))
+        spans.extend(span for of in body.resource_spans for scope in of.scope_spans for span in scope.spans)
+        return Answer()
+
+    with answering({"/v1/traces": take}) as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        yield spans
+        stop_traces()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+
+
+def run(assignment: Assignment, _: object, reporter: Any, account: Account) -> Outcome:
+    """A job of two stages that fails in the second one, in the place of what needs Spark."""
+    runner: Any = Runner()
+    job = RunningJob(assignment, runner, reporter, account=account)
+    with job.stage("plan"):
+        pass
+    with job.stage("commit"):
+        raise JobError("broken", "Broken", "It broke.", "Mend it.")
+
+
+def test_one_trace_spans_the_request_the_wait_the_attempt_and_its_stages(
+    tmp_path: Path,
+    collected: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(main, "run_job", run)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False, log_requests=True)
+    with running(settings) as service:
+        root = logging.getLogger()
+        monkeypatch.setattr(root, "handlers", [*root.handlers, handler])
+        root.setLevel(logging.INFO)
+        (table,) = add_tables(service.database, ["u"])
+        asked = service.admin.post(
+            f"/tables/{table}/jobs", json={"kind": "index"}, headers={"traceparent": CALLER}
+        )
+        assert asked.status_code == 202, asked.text
+        with closing(ControlPlane(service.url, ADMIN_KEY)) as control_plane:
+            runner: Any = Runner()
+            worker = Worker(control_plane, runner)
+            control_plane.register("w")
+            assignment = control_plane.claim(0)
+            assert assignment is not None
+            assert worker.run_attempt(assignment)
+    stop_traces()
+    spans = {span.name: span for span in collected if span.trace_id.hex() == TRACE}
+    request, attempt = spans["POST /api/v1/tables/{table_id}/jobs"], spans["attempt"]
+    assert request.parent_span_id.hex() == CALLER.split("-")[2]
+    assert spans["wait"].parent_span_id == attempt.parent_span_id == request.span_id
+    assert spans["wait"].start_time_unix_nano <= spans["wait"].end_time_unix_nano
+    for stage in ("plan", "commit"):
+        assert spans[stage].parent_span_id == attempt.span_id
+    finish = next(span for name, span in spans.items() if name.endswith("/finish"))
+    assert finish.parent_span_id == attempt.span_id
+    told = attributes(attempt)
+    assert (told["icestream.job_id"], told["icestream.outcome"]) == (asked.json()["id"], "failed")
+    assert [name for name, span in spans.items() if span.status.code == 2] == ["commit", "attempt"]
+    assert "It broke" not in str(collected)
+    assert not [span.name for span in collected if span.name.endswith(("/claim", "/heartbeat"))]
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    logged = {line["message"].split()[0] for line in lines if line.get("trace_id") == TRACE}
+    assert {"POST", "Reported"} <= logged
+
+
+def test_a_job_of_a_policy_begins_a_trace_of_its_own(collected: list[Any]) -> None:
+    from telemetry.traces import begin_trace
+
+    assert begin_trace("schedule") is None
+    assert start_traces("test") is not None
+    begun = begin_trace("schedule")
+    stop_traces()
+    (span,) = collected
+    assert (span.name, span.trace_id.hex(), span.parent_span_id) == ("schedule", trace_id_of(begun), b"")
+
+
+def test_a_trace_is_passed_on_without_a_collector(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False)
+    with running(settings) as service:
+        (table,) = add_tables(service.database, ["u"])
+        for header in (CALLER, f"00-{'0' * 32}-00f067aa0ba902b7-01", "nonsense"):
+            service.admin.post(
+                f"/tables/{table}/jobs", json={"kind": "index"}, headers={"traceparent": header}
+            )
+            assignment = service.claim(service.start_worker())
+            assert assignment is not None
+            assert assignment["traceparent"] == (CALLER if header == CALLER else None)
+            service.finish(assignment, status="cancelled")
+
+
+def test_without_an_endpoint_nothing_of_the_sdk_is_loaded() -> None:
+    code = (
+        "import sys; from service.app import create_app; from service.settings import Settings;"
+        "import telemetry.traces as t; create_app(Settings(database_url='sqlite://'));"
+        "t.start_traces('x');"
+        "\nwith t.span('s'): pass\n"
+        "sdk = ('opentelemetry.sdk', 'opentelemetry.exporter')\n"
+        "sys.exit(any(name.startswith(sdk) for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
