@@ -17,6 +17,7 @@ _ASSETS = {
     "swagger-ui-bundle.js": (_SWAGGER, "text/javascript"),
     "favicon.png": (_SWAGGER, "image/png"),
     "start.js": (_OURS, "text/javascript"),
+    "page.css": (_OURS, "text/css"),
 }
 # Swagger UI's style sheet holds its icons as data.
 _POLICY = PAGE_POLICY.replace("img-src 'self'", "img-src 'self' data:")

@@ -404,6 +404,8 @@ def test_documentation_shows_every_call_within_its_security_policy(
     call.locator(".opblock-summary-control").click()
     expect(call.get_by_text("Queue a job.")).to_be_visible()
     expect(call.get_by_role("button", name="Try it out")).to_be_visible()
+    page.get_by_role("link", name="Icestream").click()
+    expect(page).to_have_url(f"{service.url}/login")
 
 
 def test_form_of_another_site_is_refused(signed_in: Page, service: RunningService) -> None:

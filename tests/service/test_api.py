@@ -46,6 +46,7 @@ def test_the_documentation_page_loads_nothing_from_elsewhere(service: Running) -
     page = service.admin.get(f"{service.url}/docs").text
     assert "https://" not in page
     assert service.admin.get(f"{service.url}/docs/swagger-ui-bundle.js").status_code == 200
+    assert service.admin.get(f"{service.url}/docs/page.css").status_code == 200
 
 
 def test_without_a_key_nothing_is_told(service: Running) -> None:
