@@ -114,7 +114,8 @@ BREAKS = [
     ("index", "commit_index", CUT),
     ("convert", "plan", answer(503)),
     ("convert", "read", HANG),
-    ("convert", "lookup", CUT),
+    ("convert", "read", truncate(1000)),  # within a file's content
+    ("convert", "lookup", truncate(1000)),
     ("convert", "deletes", CUT),
     ("convert", "commit", answer(503)),
     ("convert", "report", CUT),
@@ -169,11 +170,15 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert unnamed(table, server.properties()) == set()
 
 
-def test_a_slow_store_only_takes_longer(s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession) -> None:
+def test_a_slow_store_or_one_truncated_read_only_takes_longer(
+    s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession
+) -> None:
     s3_jobs.proxy.set(slow(0.02))
     try:
         s3_jobs.run("index")
+        s3_jobs.broken = ("read", truncate(1000, once=True))
         s3_jobs.run("convert")
+        assert s3_jobs.proxy.mode == PASS, "nothing was truncated"
     finally:
         s3_jobs.proxy.set(PASS)
     assert visible_rows(spark, table.identifier) == EXPECTED
