@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, compress, repeat
@@ -545,12 +544,14 @@ def _ordered(positions: Mapping[DataFile, BitMap64]) -> list[tuple[DataFile, Bit
 
 
 def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
-    with _unreadable(storage, vector):
+    def read() -> BitMap64:
         if vector.content_offset is None or vector.content_size_bytes is None:
             raise CorruptDeletionVectorError("the manifest does not say where the deletion vector lies")
         return read_deletion_vector(
             storage, vector.path, vector.content_offset, vector.content_size_bytes, vector.record_count
         )
+
+    return _readable(storage, vector, read)
 
 
 def _read_position_deletes(
@@ -558,7 +559,8 @@ def _read_position_deletes(
 ) -> list[tuple[str, Positions]]:
     """The deleted positions per data file that a file applies to; a path may come several times."""
     delete, paths = applied
-    with _unreadable(storage, delete):
+
+    def read() -> list[tuple[str, Positions]]:
         if delete.file_format not in FORMATS:
             raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
         wanted = pa.array(list(paths), pa.string())
@@ -571,17 +573,18 @@ def _read_position_deletes(
             raise ValueError(f"it holds {rows} rows, but its manifest says {delete.record_count}")
         return deleted
 
+    return _readable(storage, delete, read)
 
-@contextmanager
-def _unreadable(storage: Storage, delete: DeleteFile) -> Iterator[None]:
+
+def _readable(storage: Storage, delete: DeleteFile, read: Callable[[], T]) -> T:
     if delete.encrypted:
         raise UnreadableDeleteFileError(delete, "it is encrypted")
     try:
-        yield
+        return read()
     except FileNotFoundError as error:
         raise UnreadableDeleteFileError(delete, "it is missing", missing=True) from error
     except (OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
-        if storage.is_at_fault(error, delete.path):
+        if storage.is_at_fault(error, [delete.path], read):
             raise
         raise UnreadableDeleteFileError(delete, str(error)) from error
 

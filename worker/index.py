@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -226,12 +227,13 @@ def open_index(
             database, f"entries_{suffix}_g{generation}", schema, schema.names, {_KEY_TYPES_OPTION: key_types}
         )
     assert entries_table is not None
+    load = partial(load_index, key_set, generation, entries_table, files_table, warehouse.storage)
     try:
-        return load_index(key_set, generation, entries_table, files_table, warehouse.storage)
+        return load()
     except Exception as error:
         # Paimon's reader and Arrow's fail in many ways on a damaged file: it is one if the store gives it.
         for location in (files_table.location, entries_table.location):
-            _raise_if_at_fault(warehouse.storage, error, location)
+            _raise_if_at_fault(warehouse.storage, error, location, load)
         raise DamagedIndexError(f"the index can't be opened: {error}") from error
 
 
@@ -272,34 +274,38 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
     """
     for file in (*index.files.files, *index.entries.files):
         try:
-            with storage.open_input(file.location) as source:
-                for _ in pq.ParquetFile(source).iter_batches(use_threads=False):
-                    pass
+            decode(storage, file.location)
         except FileNotFoundError:
             return f"{file.location} is missing"
         except (OSError, pa.ArrowException) as error:
-            if storage.is_at_fault(error, file.location):
+            if storage.is_at_fault(error, [file.location], partial(decode, storage, file.location)):
                 raise
             return f"{file.location} can't be decoded: {error}"
     for table in (index.files_table, index.entries_table):
         try:
             table.read_history()
         except Exception as error:
-            _raise_if_at_fault(storage, error, table.location)
+            _raise_if_at_fault(storage, error, table.location, table.read_history)
             return f"a manifest or snapshot in {table.location} can't be read: {error}"
     return None
 
 
-def _raise_if_at_fault(storage: Storage, error: Exception, table_location: str) -> None:
+def decode(storage: Storage, location: str) -> None:
+    """Reads a file of the index to its end. Raises OSError or pa.ArrowException."""
+    with storage.open_input(location) as source:
+        for _ in pq.ParquetFile(source).iter_batches(use_threads=False):
+            pass
+
+
+def _raise_if_at_fault(
+    storage: Storage, error: Exception, table_location: str, read_again: Callable[[], object]
+) -> None:
     """Raises an error that may be the store's own, or tells of too little memory."""
-    if isinstance(error, MemoryError):
-        raise error
-    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         return
-    for folder in TABLE_FOLDERS:
-        for file in storage.list(f"{table_location}/{folder}"):
-            if storage.is_at_fault(error, file.location):
-                raise error
+    files = (file.location for folder in TABLE_FOLDERS for file in storage.list(f"{table_location}/{folder}"))
+    if storage.is_at_fault(error, files, read_again):
+        raise error
 
 
 def load_index(

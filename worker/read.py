@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from datetime import time as time_of_day
@@ -170,8 +169,23 @@ class KeyReader:
                 f"{file.path} is {file.file_format.upper()}; key columns are read from Parquet, ORC and Avro",
                 "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet).",
             )
-        with self._corrupt_unless_unreadable(file):
+        try:
             yield from self._read_columns(file, constants, required=required)
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException, ValueError, EOFError) as error:
+
+            def read_again() -> None:
+                for _ in self._read_columns(file, constants, required=required):
+                    pass
+
+            if self.storage.is_at_fault(error, [file.path], read_again):
+                raise
+            raise KeyColumnError(
+                "corrupt_file",
+                f"{file.path} is not a readable {file.file_format.upper()} file: {error}",
+                "Restore the file, or remove it from the table with its writer.",
+            ) from error
 
     def _read_columns(
         self, file: DataFile | DeleteFile, constants: Mapping[int, Any], *, required: bool
@@ -225,22 +239,6 @@ class KeyReader:
         else:
             paths = _named_paths(self.key_set.columns, schema)
         return {ids: path for ids, path in paths.items() if ids[-1] not in constants}
-
-    @contextmanager
-    def _corrupt_unless_unreadable(self, file: DataFile | DeleteFile) -> Iterator[None]:
-        """Says of a damaged file what is wrong; the store's own errors are worth a retry and go through."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except (OSError, pa.ArrowException, ValueError, EOFError) as error:
-            if self.storage.is_at_fault(error, file.path):
-                raise
-            raise KeyColumnError(
-                "corrupt_file",
-                f"{file.path} is not a readable {file.file_format.upper()} file: {error}",
-                "Restore the file, or remove it from the table with its writer.",
-            ) from error
 
     def _to_key_batch(
         self, columns: Mapping[int, pa.Array], projected: Mapping[int, _Projected], rows: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -140,23 +140,34 @@ class Storage:
             source.seek(offset)
             return bytes(source.read(length) if length is not None else source.read())
 
-    def is_at_fault(self, error: Exception, location: str) -> bool:
-        """Whether an error in reading a file is the store's or this process's own, or else damage.
+    def is_at_fault(
+        self, error: Exception, locations: Iterable[str], read_again: Callable[[], object]
+    ) -> bool:
+        """Whether an error in reading some files is the store's or this process's own, or else damage.
 
         Only the former can be helped by a retry. Arrow raises OSError for damaged pages too: it is damage if
-        every byte can be read.
+        reading them again fails, although every byte can be read.
         """
         if isinstance(error, MemoryError):
             return True
         if not isinstance(error, OSError):
             return False
         try:
+            read_again()
+        except MemoryError:
+            return True
+        except Exception:
+            return not all(self._can_be_read(location) for location in locations)
+        return True
+
+    def _can_be_read(self, location: str) -> bool:
+        try:
             with self.open_input(location) as source:
                 while source.read(16 * 1024**2):
                     pass
         except OSError:
-            return True
-        return False
+            return False
+        return True
 
     def write(self, location: str, content: bytes) -> None:
         with self.open_output(location) as sink:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from worker.index import (
     FileDictionary,
     IndexedFile,
     KeySetIndex,
+    decode,
     entries_schema,
     indexed_key_sets,
     newest_generation,
@@ -401,7 +403,7 @@ class SortedFile:
         except FileNotFoundError:
             self._cannot_be_read(f"{location} is missing")
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-            if self.storage.is_at_fault(error, location):
+            if self.storage.is_at_fault(error, [location], partial(decode, self.storage, location)):
                 raise
             self._cannot_be_read(f"{location} can't be decoded: {error}")
         else:

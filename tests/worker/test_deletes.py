@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
+from tests.worker.test_read import FlakyStorage
 from worker.catalogs import load_table
 from worker.commit import RowDelta, commit_row_delta
 from worker.deletes import (
@@ -95,6 +96,11 @@ class TestExistingDeletes:
         delete = position_delete_file(tmp_path / "p.parquet", [("same", 1), ("newer", 1)])
         files = [data_file("same", seq=2), data_file("newer", seq=3)]
         assert positions(existing_deletes(Storage(), files, [delete])) == {"same": [1]}
+
+    def test_a_store_that_is_well_again_at_the_second_look_has_no_damaged_file(self, tmp_path: Path) -> None:
+        delete = position_delete_file(tmp_path / "p.parquet", [("a", 1)])
+        with pytest.raises(OSError, match="NETWORK_CONNECTION"):
+            existing_deletes(FlakyStorage(), [data_file("a")], [delete])
 
     def test_deletes_of_another_partition_do_not_apply(self, tmp_path: Path) -> None:
         delete = position_delete_file(tmp_path / "p.parquet", [("a", 1)])

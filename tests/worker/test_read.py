@@ -276,6 +276,34 @@ def test_a_delete_file_without_its_equality_column_is_refused(tmp_path: Path) ->
         list(reader.read_delete_file(delete))
 
 
+class FlakyStorage(Storage):
+    """A store whose network fails once, for as long as its client goes on trying, and then is well."""
+
+    failures = 1
+
+    def open_input(self, location: str) -> pa.NativeFile:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 18")
+        return super().open_input(location)
+
+
+def test_a_store_that_is_well_again_at_the_second_look_has_no_damaged_file(tmp_path: Path) -> None:
+    metadata = table(NestedField(1, "id", LongType()))
+    path = tmp_path / "f"
+    file = parquet(path, [{"id": 1}], pa.schema([field("id", 1, pa.int64())]))
+    reader = key_reader(metadata, FlakyStorage(), resolve_key_set(metadata, [1]))
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"):
+        list(reader.read_data_file(file))
+    content = bytearray(path.read_bytes())
+    content[8] ^= 0xFF  # within a page
+    path.write_bytes(content)
+    reader = key_reader(metadata, FlakyStorage(), resolve_key_set(metadata, [1]))
+    with pytest.raises(KeyColumnError) as refusal:
+        list(reader.read_data_file(file))
+    assert refusal.value.code == "corrupt_file"
+
+
 @pytest.mark.parametrize("damage", ["truncated", "fewer rows"])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     metadata = table(NestedField(1, "id", LongType()))
