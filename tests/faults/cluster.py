@@ -84,7 +84,7 @@ class Cluster:
             timeout=30,
         )
         self.network.__enter__()
-        self._service = self._start(["-m", "tests.faults.service_build"], "service", {})
+        self._service = self.start(["-m", "tests.faults.service_build"], "service", {})
         wait_until(self._is_ready, "the service to be ready")
         self.post("/policies", {"name": "impatient", "settings": IMPATIENT})
         self.workers = [WorkerProcess(self, number) for number in range(workers)]
@@ -101,7 +101,7 @@ class Cluster:
         self.network.__exit__()
         self.http.close()
 
-    def _start(
+    def start(
         self, arguments: Sequence[str], name: str, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         folder = self.directory / name
@@ -208,7 +208,7 @@ class WorkerProcess:
         self._keeper.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return self._cluster._start(["-m", "tests.faults.worker_build"], self.name, self._environment)
+        return self._cluster.start(["-m", "tests.faults.worker_build"], self.name, self._environment)
 
     def _keep(self) -> None:
         while not self._closing.wait(0.1):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import venv
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,23 @@ def test_jobs_survive_executors_that_are_killed(
         cluster.run(subject.table_id, "compact")
     assert strays(subject.table, cluster.index_place.as_uri()) == set()
     assert "Spark's executors run tasks with the same packages" in worker.log
+
+
+def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    # One that is left to Spark: threads of the driver start it just as executors do.
+    place = {
+        "ICESTREAM_SPARK_MASTER": "local[1]",
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
+    }
+    process = cluster.start(["-m", "worker.main"], "unfit", {"ICESTREAM_WORKER_NAME": "unfit", **place})
+    assert process.wait(timeout=300) == 1
+    (told,) = cluster.get("/workers", search="unfit")["items"]
+    assert f"{python} on " in told["problem"]
+    assert f"pyarrow is missing ({version('pyarrow')} here)" in told["problem"]
+    assert told["alive"] is False
+    assert told["problem"] in (cluster.directory / "unfit.log").read_text()
