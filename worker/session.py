@@ -299,6 +299,12 @@ class TaskRunner:
         partitions = results.getNumPartitions()
         results.persist(StorageLevel.DISK_ONLY)
         earlier = latest = Work()
+        told = 0, 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            told = done, total
+            on_progress(done, total)
 
         def on_work_of_wave(work: Work) -> None:
             nonlocal latest
@@ -309,12 +315,15 @@ class TaskRunner:
             for wave in _parts(partitions, self.parallelism if self._is_limited else partitions):
                 self.watched(
                     partial(context.runJob, results, _count, wave),
-                    on_progress=partial(_report, on_progress, wave[0]),
+                    on_progress=partial(_report, tell, wave[0]),
                     on_work=on_work_of_wave,
                 )
                 earlier = latest
             for chosen in _parts(partitions, at_once):
-                yield from context.runJob(results, list, chosen)
+                # Spark computes again what lay on an executor that is gone: that may take as long, and be
+                # cancelled.
+                fetch = partial(context.runJob, results, list, chosen)
+                yield from self.watched(fetch, on_progress=lambda *_: on_progress(*told))
         finally:
             results.unpersist()
 

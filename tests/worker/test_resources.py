@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
+from worker import session
 from worker.job import Account
 from worker.pipeline import run_job
-from worker.session import TaskRunner
+from worker.session import JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +45,43 @@ def test_no_more_tasks_run_at_a_time_than_are_allowed(spark: SparkSession, local
     assert at_once(runner.limited(1)) == 1
     assert local_rows == 0 or at_once(runner) > 1  # on Spark that depends on its cores
     assert spark.sparkContext.getConf().get("spark.speculation") == "false"  # nor twice
+
+
+@dataclass(frozen=True, slots=True)
+class OnceMore:
+    """A task that hangs for a while when it runs a second time, and leaves a mark when that ends."""
+
+    directory: str
+    number: int
+
+    def run(self, _shared: None) -> int:
+        first, second = (Path(self.directory) / f"{self.number}-{run}" for run in ("first", "second"))
+        if not first.exists():
+            first.touch()
+            return self.number
+        time.sleep(20)
+        second.touch()
+        return self.number
+
+
+def test_what_spark_computes_again_for_an_executor_that_is_gone_can_be_cancelled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def on_progress(_done: int) -> None:
+        if is_lost:
+            raise JobCancelledError
+
+    is_lost = False
+    tasks = [OnceMore(str(tmp_path), number) for number in range(2 * session._RESULTS_AT_ONCE)]
+    results = TaskRunner(spark, -1).run(tasks, None, planned_rows=1, on_progress=on_progress)
+    assert next(results) == 0
+    context: Any = spark.sparkContext
+    for kept in context._jsc.getPersistentRDDs().values():
+        kept.unpersist(True)
+    is_lost = True
+    with pytest.raises(JobCancelledError):
+        list(results)
+    assert not list(tmp_path.glob("*-second"))
 
 
 def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
