@@ -3,6 +3,7 @@
 Iceberg's own server is in tests/worker/catalog_servers.py.
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +14,13 @@ from typing import Any, TypeAlias
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableRequest
+from pyspark.sql import SparkSession
+
+from worker.catalogs import java_map, java_message, java_properties, java_types
 
 Body: TypeAlias = dict[str, Any]
 
@@ -41,11 +46,14 @@ class RestCatalog:
 
 @contextmanager
 def running_rest_catalog(
-    catalog: Catalog, commit: Callable[[Body], object] | None = None
+    catalog: Catalog,
+    commit: Callable[[Body], object] | None = None,
+    vended: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[RestCatalog]:
     """Serves the tables of `catalog`.
 
     commit: carries out a request in the form of the protocol; PyIceberg's, which knows no tables of V3.
+    vended: credentials by the prefix of locations, for those who ask for them.
     """
 
     def commit_by_pyiceberg(body: Body) -> object:
@@ -57,7 +65,7 @@ def running_rest_catalog(
     answers: list[int] = []
     statuses: list[int] = []
     config = uvicorn.Config(
-        _app(catalog, requests, answers, statuses, commit or commit_by_pyiceberg),
+        _app(catalog, requests, answers, statuses, commit or commit_by_pyiceberg, vended or {}),
         host="127.0.0.1",
         port=0,
         log_level="warning",
@@ -76,12 +84,33 @@ def running_rest_catalog(
         thread.join(10)
 
 
+def commit_by_java(spark: SparkSession, name: str, properties: Mapping[str, str]) -> Callable[[Body], object]:
+    """Commits tables of any version to the same SQL catalog with Iceberg's own handlers."""
+    iceberg: Any = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    java = java_map(spark.sparkContext._jvm, java_properties("sql", properties))
+    backend = iceberg.CatalogUtil.buildIcebergCatalog(name, java, None)
+
+    def commit(body: Body) -> None:
+        name = body["identifier"]
+        identifier = iceberg.catalog.TableIdentifier.parse(".".join([*name["namespace"], name["name"]]))
+        request = iceberg.rest.requests.UpdateTableRequestParser.fromJson(json.dumps(body))
+        try:
+            iceberg.rest.CatalogHandlers.updateTable(backend, identifier, request)
+        except Py4JJavaError as error:
+            if any(name.endswith(".CommitFailedException") for name in java_types(error)):
+                raise CommitFailedException(java_message(error)) from None
+            raise
+
+    return commit
+
+
 def _app(
     catalog: Catalog,
     requests: list[str],
     answers: list[int],
     statuses_after_commit: list[int],
     commit: Callable[[Body], object],
+    vended: Mapping[str, Mapping[str, str]],
 ) -> FastAPI:
     app = FastAPI()
 
@@ -120,7 +149,11 @@ def _app(
         etag = {"ETag": f'"{table.metadata_location}"'}
         if request.headers.get("If-None-Match") == etag["ETag"]:
             return Response(status_code=304, headers=etag)
-        return JSONResponse(_loaded(table.metadata_location, table.metadata), headers=etag)
+        loaded = _loaded(table.metadata_location, table.metadata)
+        if request.headers.get("X-Iceberg-Access-Delegation") == "vended-credentials":
+            places = [{"prefix": prefix, "config": dict(config)} for prefix, config in vended.items()]
+            loaded["storage-credentials"] = places
+        return JSONResponse(loaded, headers=etag)
 
     @app.post("/v1/namespaces/{namespace}/tables/{name}")
     def update(namespace: str, name: str, body: Body, request: Request) -> Response:

@@ -8,12 +8,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
 from tests.faults.tables import commits_by_job, orphans, strays, unnamed
 from tests.jobs import Jobs, SqlCatalog
+from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from worker.job import JobError
 
@@ -181,5 +183,27 @@ def test_a_slow_store_or_one_truncated_read_only_takes_longer(
         assert s3_jobs.proxy.mode == PASS, "nothing was truncated"
     finally:
         s3_jobs.proxy.set(PASS)
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert equality_delete_files(spark, table.identifier) == []
+
+
+def test_a_table_is_converted_with_credentials_that_its_catalog_vends(
+    spark: SparkSession, catalog_file: Path, server: S3, table: TableBuilder, tmp_path: Path
+) -> None:
+    """The record knows the store's address alone; nothing else here knows a key."""
+    backend = s3_catalog(catalog_file, server)
+    vended = {
+        "s3://lake/": {"s3.access-key-id": "vended", "s3.secret-access-key": "for this table"},
+        "s3://other/": {"s3.access-key-id": "another", "s3.secret-access-key": "for others"},
+    }
+    known = {key: value for key, value in backend.properties.items() if "key" not in key}
+    with (
+        BackingCatalog(backend.name, **backend.properties) as tables,
+        running_rest_catalog(tables, commit_by_java(spark, backend.name, backend.properties), vended) as rest,
+    ):
+        asking = {**known, "uri": rest.url, "header.X-Iceberg-Access-Delegation": "vended-credentials"}
+        record = SqlCatalog("vending", asking, "rest")
+        outcome = Jobs(spark, record, table.identifier, tmp_path).run("convert")
+    assert outcome.result["rows_deleted"] == ROWS // 3
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []

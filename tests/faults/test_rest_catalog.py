@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -10,9 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, visible_rows
@@ -25,8 +22,7 @@ from tests.faults.tables import (
     table_with_deletes,
 )
 from tests.jobs import Jobs
-from tests.rest_catalog import Body, RestCatalog, running_rest_catalog
-from worker.catalogs import java_map, java_message, java_properties, java_types
+from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
 from worker.job import JobError
 
 pytestmark = pytest.mark.integration
@@ -41,24 +37,9 @@ _numbers = count(1)
 @pytest.fixture(scope="module")
 def rest(spark: SparkSession, catalog: Catalog) -> Iterator[RestCatalog]:
     """The same tables as Spark's catalog `faults`, which stays well."""
-    iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
-    properties = java_map(spark.sparkContext._jvm, java_properties("sql", catalog.properties))
-    backend = iceberg.CatalogUtil.buildIcebergCatalog(catalog.name, properties, None)
-
-    def commit(body: Body) -> None:
-        name = body["identifier"]
-        identifier = iceberg.catalog.TableIdentifier.parse(".".join([*name["namespace"], name["name"]]))
-        request = iceberg.rest.requests.UpdateTableRequestParser.fromJson(json.dumps(body))
-        try:
-            iceberg.rest.CatalogHandlers.updateTable(backend, identifier, request)
-        except Py4JJavaError as error:
-            if any(name.endswith(".CommitFailedException") for name in java_types(error)):
-                raise CommitFailedException(java_message(error)) from None
-            raise
-
     with (
         SqlCatalog(catalog.name, **catalog.properties) as tables,
-        running_rest_catalog(tables, commit) as rest,
+        running_rest_catalog(tables, commit_by_java(spark, catalog.name, catalog.properties)) as rest,
     ):
         yield rest
 
