@@ -16,7 +16,7 @@ from typing import Any, Literal
 LogFormat = Literal["text", "json"]
 Redact = Callable[[str], str]
 _LINE = "%(asctime)s %(levelname)s %(message)s"
-_TALKATIVE = ("httpx", "py4j")
+_TALKATIVE = ("httpx", "py4j", "pyiceberg.io")
 """They tell every call."""
 _ids: ContextVar[Mapping[str, object]] = ContextVar("ids_of_lines", default=MappingProxyType({}))
 

@@ -373,9 +373,10 @@ class Poller:
         health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
         session.add(health)
         session.flush()
-        decide_at = schedule(session, table, health, now)
-        record_sample(session, table, health, now)
-        lags_at = begins_to_lag_at(health, effective_policy(session, table), now)
+        policy = effective_policy(session, table)
+        decide_at = schedule(session, table, health, now, policy)
+        record_sample(session, table, health, policy, now)
+        lags_at = begins_to_lag_at(health, policy, now)
         decided = {decision["action"] for decision in health.decisions.values()}
         return Polled(
             is_reachable=True,

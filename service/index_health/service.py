@@ -170,15 +170,20 @@ def begins_to_lag_at(health: TableHealth, policy: EffectivePolicy, now: datetime
     return lags_at if lags_at >= now else None
 
 
-def get_health(session: Session, table: EnrolledTable) -> HealthView:
-    """The health of a table now."""
+def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy | None = None) -> HealthView:
+    """The health of a table now. policy: of the table, if it is known already."""
     now = utc_now()
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
     key_sets = [KeySetReport.model_validate(item) for item in health.key_sets]
     totals = total(key_sets)
     paused = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
     status, reason, remedy = judge(
-        health, key_sets, effective_policy(session, table), last_failure(session, table.id), paused, now
+        health,
+        key_sets,
+        policy or effective_policy(session, table),
+        last_failure(session, table.id),
+        paused,
+        now,
     )
     return HealthView(
         table_id=table.id,
@@ -274,17 +279,21 @@ def last_failure(session: Session, table_id: str) -> Job | None:
     return job if job is not None and job.status == JobStatus.FAILED.value else None
 
 
-def store_status(session: Session, table: EnrolledTable, health: TableHealth) -> HealthView:
+def store_status(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy | None = None
+) -> HealthView:
     """Keep the status of now for lists, which can't judge every table anew."""
-    view = get_health(session, table)
+    view = get_health(session, table, policy)
     health.status, health.status_reason = view.status.value, view.status_reason
     session.add(health)
     return view
 
 
-def record_sample(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> None:
+def record_sample(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+) -> None:
     """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
-    view = store_status(session, table, health)
+    view = store_status(session, table, health, policy)
     last = _last_sample(session, table.id)
     alike = {"id", "at", "resolution", "unconvertible", "key_sets"}
     sample = HealthSample(

@@ -527,13 +527,19 @@ def _deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]
             yield pause_ends
 
 
-def schedule(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> datetime | None:
-    """Queue what the table's policy asks for; record each decision.
+def schedule(
+    session: Session,
+    table: EnrolledTable,
+    health: TableHealth,
+    now: datetime,
+    policy: EffectivePolicy | None = None,
+) -> datetime | None:
+    """Queue what the table's policy asks for (`policy`, if it is known already); record each decision.
 
     Returns when time alone may make another decision; None if it never does.
     """
     queue.correct_times(session, table, now)
-    policy = effective_policy(session, table)
+    policy = policy or effective_policy(session, table)
     state = _state(session, table, health, policy, now)
     decisions = dict(health.decisions)
     if state.held and state.spent is None:
