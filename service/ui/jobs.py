@@ -48,9 +48,7 @@ def show_jobs(
         "jobs/list.html",
         reader,
         jobs=page.items,
-        next_page=str(request.url.include_query_params(cursor=page.next_cursor))
-        if page.next_cursor
-        else None,
+        next_cursor=page.next_cursor,
         statuses=list(JobStatus),
         kinds=list(JobKind),
         chosen_statuses=status or [],

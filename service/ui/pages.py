@@ -86,7 +86,7 @@ def render(
         path=request.url.path,
         here=here,
         has_cursor="cursor" in request.query_params,
-        is_filtered=bool(request.query_params.keys() - {"sort", "limit"}),
+        is_filtered=bool(request.query_params.keys() - {"sort", "limit", "cursor"}),
         principal=principal,
         csrf_token=(principal.csrf_token or "") if principal else "",
         can_operate=can_operate,

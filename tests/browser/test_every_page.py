@@ -51,6 +51,7 @@ def _look(page: Page, url: str) -> list[str]:
     answer = page.goto(url)
     assert answer is not None
     problems = _weaknesses(answer)
+    page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         problems.append("wider than the window")
     if page.locator("[style], script:not([src]), style").count():

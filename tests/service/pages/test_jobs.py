@@ -8,6 +8,7 @@ import pytest
 from sqlmodel import select
 
 from service.auth.models import Role
+from service.database import new_id, utc_now
 from service.jobs.models import EventView, Job, JobView
 from service.ui.job_story import stages_of, work_of
 from tests.browser.running_service import convert_result, index_report
@@ -206,6 +207,23 @@ def test_chosen_jobs_are_cancelled_together_and_what_cannot_be_is_told(
     admin.send("/jobs/bulk", job_ids=waits, action="retry")
     newest = service.admin.get("/jobs", params={"table_id": table}).json()["items"][0]
     assert (newest["retry_of"], newest["status"]) == (waits, "queued")
+
+
+def test_jobs_are_paged_and_every_page_keeps_the_filters(service: Running, admin: Person, table: str) -> None:
+    first = request_job(service, table, "index")
+    service.admin.post(f"/jobs/{first}/cancel")
+    with service.database.write() as session:
+        job = session.get_one(Job, first)
+        for _ in range(50):
+            session.add(Job.model_validate(job.model_dump() | {"id": new_id(), "created_at": utc_now()}))
+    path = f"/jobs?table_id={table}&status=cancelled"
+    newest = admin.open(path)
+    assert first[:8] not in newest.text
+    older = admin.follow("Next page")
+    assert first[:8] in older.text
+    assert "status=cancelled" in older.path
+    assert "Next page" not in older.links
+    assert admin.follow("First page").text == newest.text
 
 
 def test_a_viewer_cannot_pause_the_system_or_cancel_a_job(service: Running, table: str) -> None:
