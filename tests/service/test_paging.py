@@ -23,6 +23,7 @@ from service.jobs.models import Event, Job
 from service.openapi import DOCUMENT
 from service.paging import PageRequest
 from service.policies.service import list_policies
+from service.webhooks.models import Webhook
 from service.workers.models import Worker
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -50,9 +51,20 @@ def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
     return service.enroll()
 
 
-def path_of(list_path: str, service: Running, table: dict[str, Any]) -> str:
+@pytest.fixture
+def webhook_id(service: Running) -> str:
+    """A webhook with a delivery that waits."""
+    with service.database.write() as session:
+        webhook = Webhook(name="w", url="https://example.com", kinds=["job"], secret="env:S", created_by="n")
+        session.add(webhook)
+        found = webhook.id
+    assert service.admin.post(f"/webhooks/{found}/test").is_success
+    return found
+
+
+def path_of(list_path: str, service: Running, table: dict[str, Any], webhook_id: str) -> str:
     job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).json()
-    return list_path.format(table_id=table["id"], job_id=job["id"], catalog_id="local")
+    return list_path.format(table_id=table["id"], job_id=job["id"], catalog_id="local", webhook_id=webhook_id)
 
 
 def walk(service: Running, path: str, **query: Any) -> list[dict[str, Any]]:
@@ -176,7 +188,7 @@ def is_sorted(items: list[dict[str, Any]], sort: str) -> bool:
 
 
 def test_every_list_can_be_read_in_every_order_that_it_offers(
-    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any], webhook_id: str
 ) -> None:
     iceberg.delete_keys("db.t", [1])
     service.start_worker()
@@ -185,7 +197,7 @@ def test_every_list_can_be_read_in_every_order_that_it_offers(
     assert service.admin.post("/patterns", json=standing).status_code == 201
     for list_path, parameters in LISTS.items():
         (sort,) = [parameter["schema"] for parameter in parameters if parameter["name"] == "sort"]
-        path = path_of(list_path, service, table)
+        path = path_of(list_path, service, table, webhook_id)
         for choice in sort["enum"]:
             assert is_sorted(walk(service, path, limit=1, sort=choice), choice), (path, choice)
         assert walk(service, path) == walk(service, path, sort=sort["default"])
