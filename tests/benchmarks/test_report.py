@@ -8,6 +8,7 @@ import pytest
 from tests.benchmarks.competitors import Name
 from tests.benchmarks.datasets import Kind
 from tests.benchmarks.measure import Figure, PeakMemory, slope
+from tests.benchmarks.planning import Planning
 from tests.benchmarks.plots import plot_over_deletes
 from tests.benchmarks.report import Results, write_report
 from tests.benchmarks.sweep import Measured, Point
@@ -43,6 +44,14 @@ def test_report_states_the_planner_s_worst_choice_and_the_growth(tmp_path: Path)
     assert "N = 4,000" not in text  # a single point has no slope
     plots = sorted(path.name for path in (tmp_path / "report").iterdir())
     assert plots == ["int64-1000.svg", "int64-4000.svg", "int64-lookup.svg"]
+
+
+def test_planning_is_told_by_file(tmp_path: Path) -> None:
+    planning = Planning(1_000, 100, 2, 2**20, 1.5, 0.25, 0.5, 550_000, 250_000, 2**21)
+    text = write_report(Results(planning=planning), "A machine.", tmp_path / "report.md")
+    assert "1,000 data files and 100 equality delete files in 2 manifests (1 MiB)" in text
+    assert "| read the live files from the manifests | 1.5 | 1 MiB | 500 B |" in text
+    assert "| open the index's list of files | 0.50 | 0 MiB | 250 B |" in text
 
 
 def test_plots_are_small_and_the_same_every_time_on_white(tmp_path: Path) -> None:
