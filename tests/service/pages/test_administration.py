@@ -98,6 +98,7 @@ def test_a_change_that_somebody_else_overtook_saves_nothing(service: Running, ad
     assert refused.status == 412
     assert "It was changed meanwhile" in refused.text
     assert "There now: theirs" in refused.text
+    assert 'aria-describedby="description-there "' in refused.html
     assert dict(refused.form("/edit").fields)["description"] == "mine"
     assert service.admin.get("/policies/shared").json()["description"] == "theirs"
     # Who has seen what is there now may put the own in its place.
