@@ -32,6 +32,7 @@ from worker.deletes import (
     DeleteGranularity,
     UnreadableDeleteFileError,
     WrittenDeletes,
+    count_names,
     existing_deletes,
     plan_deletes,
     remove_written,
@@ -362,7 +363,7 @@ class Plan:
         self._number = number
         self._batch = batch
         self._outputs = unannounced(table, number)
-        self._locations: list[tuple[DeleteFileLocations, int]] = []  # and of how many data files
+        self._locations: list[tuple[DeleteFileLocations, int]] = []  # and how many names
         self.may_be_committed = False
 
     def resolve(self, *, is_first: bool) -> Part:
@@ -535,13 +536,14 @@ class Plan:
         metadata, assignment = self.table.metadata, self.job.assignment
         number = len(self._locations)
         locations = output_locations(assignment.job.id, assignment.attempt, self._outputs, number)
-        self._locations.append((locations, len(files)))
+        granularity = DeleteGranularity.of_table(metadata.properties)
+        self._locations.append((locations, count_names(len(files), metadata.format_version, granularity)))
         return DeletesTask(
             self.table.storage,
             {file: union(positions, file) for file in files},
             _deletes_of(files, self.table.files.position_deletes),
             metadata.format_version,
-            DeleteGranularity.of_table(metadata.properties),
+            granularity,
             locations,
             moves,
             self.dry_run,
@@ -592,7 +594,7 @@ class Plan:
 
         Raises ClockAheadError.
         """
-        files_per_task = max((data_files for _, data_files in self._locations), default=0)
+        files_per_task = max((names for _, names in self._locations), default=0)
         known = {"tasks": len(self._locations), "files_per_task": files_per_task, "removes": removes}
         self.job.reporter.announce(self._outputs.model_copy(update=known))
         ahead = self.job.reporter.seconds_ahead  # as the answer says
@@ -611,8 +613,8 @@ class Plan:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
         if self.dry_run:
             return
-        for locations, data_files in self._locations:
-            remove_written(self.table.storage, locations, self.table.metadata.format_version, data_files)
+        for locations, names in self._locations:
+            remove_written(self.table.storage, locations, self.table.metadata.format_version, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,13 +700,15 @@ class DeletesTask:
                     del positions[file]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
         storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
-        written = write_planned(storage, plan, self.locations)
+        written = write_planned(
+            storage, plan, self.locations, list(self.positions), [one.data_file for one in blocked]
+        )
         return DeletesOutcome(
             WrittenDeletes() if self.dry_run else written,
             sum(file.file_size_bytes for file in written.added),
             plan.rows_deleted,
             plan.data_files_touched,
-            plan.delete_files_added,
+            written.delete_files_added,
             plan.removed,
             tuple(blocked),
             missing,

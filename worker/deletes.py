@@ -191,8 +191,8 @@ class WrittenDeletes:
 class DeleteFileLocations:
     """Where a table's new delete files go, by name: under its data, as its location properties say.
 
-    Names start with a prefix of the caller's that no other attempt or commit uses, and count up from zero: so
-    an attempt's files can be found again by name after it died (`remove_written`).
+    Names start with a prefix of the caller's that no other attempt or commit uses, and have a number: so an
+    attempt's files can be found again by name after it died (`remove_written`).
     """
 
     def __init__(self, table_location: str, table_properties: Mapping[str, str], prefix: str) -> None:
@@ -210,11 +210,9 @@ class DeleteFileLocations:
     def parquet(self, ordinal: int) -> str:
         return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.parquet")
 
-    def names(self, data_files: int) -> Iterator[str]:
-        """All that may be written for so many data files, in either format."""
-        return chain.from_iterable(
-            map(location, range(data_files)) for location in (self.puffin, self.parquet)
-        )
+    def names(self, count: int) -> Iterator[str]:
+        """The first `count` of each format."""
+        return chain.from_iterable(map(location, range(count)) for location in (self.puffin, self.parquet))
 
 
 def write_deletes(
@@ -233,7 +231,7 @@ def write_deletes(
     """
     existing = existing_deletes(storage, new_positions, position_deletes)
     plan = plan_deletes(new_positions, existing, format_version, granularity)
-    return write_planned(storage, plan, locations)
+    return write_planned(storage, plan, locations, list(new_positions))
 
 
 def existing_deletes(
@@ -369,19 +367,48 @@ def sharing_a_file(
     return [file for file in data_files if file.path in left]
 
 
-def write_planned(storage: Storage, plan: DeletesPlan, locations: DeleteFileLocations) -> WrittenDeletes:
-    """Writes what a plan says.
+def write_planned(
+    storage: Storage,
+    plan: DeletesPlan,
+    locations: DeleteFileLocations,
+    data_files: Sequence[DataFile],
+    blocked: Iterable[DataFile] = (),
+) -> WrittenDeletes:
+    """Writes what a plan says for a task.
 
-    OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): Spark may run
-    a task twice, and the names are the same, so a run that fails late could delete what was committed.
+    data_files: all of the task's. blocked: those of them whose existing deletes could not be read.
+
+    Spark may run a task twice, and one run may overwrite what the other wrote and the driver committed. So a
+    name stands for the same bytes in each run, whatever could be read: it counts data files of the task, not
+    files written, and a partition of which some data files are blocked gets other names, one a data file.
+    OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): a run that
+    fails late could delete what was committed.
     """
+    ordinals = {file: n for n, file in enumerate(sorted(data_files, key=lambda file: file.path))}
     if plan.format_version >= 3:
-        added = write_deletion_vectors(storage, locations.puffin, plan.positions)
+        added = write_deletion_vectors(storage, lambda file: locations.puffin(ordinals[file]), plan.positions)
     else:
-        added = write_position_deletes(storage, locations.parquet, plan.positions, plan.granularity)
+        by_partition = plan.granularity is DeleteGranularity.PARTITION
+        broken = {file.partition for file in blocked} if by_partition else set()
+        whole = {file: found for file, found in plan.positions.items() if file.partition not in broken}
+        rest = {file: found for file, found in plan.positions.items() if file.partition in broken}
+        added = write_position_deletes(
+            storage, lambda file: locations.parquet(ordinals[file]), whole, plan.granularity
+        ) + write_position_deletes(
+            storage,
+            lambda file: locations.parquet(len(ordinals) + ordinals[file]),
+            rest,
+            DeleteGranularity.FILE,
+        )
     return WrittenDeletes(
         tuple(added), plan.removed, tuple(file.path for file in plan.positions), plan.rows_deleted
     )
+
+
+def count_names(data_files: int, format_version: int, granularity: DeleteGranularity) -> int:
+    """How many names in each format a task of so many data files may use; see `write_planned`."""
+    may_break = format_version < 3 and granularity is DeleteGranularity.PARTITION
+    return data_files * (2 if may_break else 1)
 
 
 def written_files(storage: Storage, names: Sequence[str]) -> list[str]:
@@ -397,28 +424,27 @@ def delete_files(storage: Storage, names: Sequence[str]) -> int:
         return sum(threads.map(storage.delete, names))
 
 
-def remove_written(
-    storage: Storage, locations: DeleteFileLocations, format_version: int, data_files: int
-) -> int:
-    """Deletes the files that were written under a prefix for so many data files; returns how many there were.
+def remove_written(storage: Storage, locations: DeleteFileLocations, format_version: int, names: int) -> int:
+    """Deletes the files that were written under so many names of a prefix; returns how many there were.
 
     Only for files that are known not to be committed.
     """
     location = locations.puffin if format_version >= 3 else locations.parquet
-    return delete_files(storage, [location(ordinal) for ordinal in range(data_files)])
+    return delete_files(storage, [location(ordinal) for ordinal in range(names)])
 
 
 def write_deletion_vectors(
-    storage: Storage, location: Callable[[int], str], positions: Mapping[DataFile, BitMap64]
+    storage: Storage, location: Callable[[DataFile], str], positions: Mapping[DataFile, BitMap64]
 ) -> list[NewDeleteFile]:
     """Writes a Puffin file per data file, ordered by path, with its vector; none where there is no position.
 
-    location: where the n-th file (from 0) goes. Each vector carries the spec and partition of its data file.
+    location: where the file of a data file goes. Each vector carries its data file's spec and partition.
 
     Not many vectors in one file, as Iceberg's own writers do: its expiry deletes a file as soon as one of its
     vectors was replaced (see `sharing_a_file`), and DuckDB 1.5.5 takes one of a file for another.
     """
-    return _write_each(storage, location, _ordered(positions), _write_deletion_vector)
+    ordered = _ordered(positions)
+    return _write_each(storage, [location(file) for file, _ in ordered], ordered, _write_deletion_vector)
 
 
 def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
@@ -441,30 +467,31 @@ def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile,
 
 def write_position_deletes(
     storage: Storage,
-    location: Callable[[int], str],
+    location: Callable[[DataFile], str],
     positions: Mapping[DataFile, BitMap64],
     granularity: DeleteGranularity,
 ) -> list[NewDeleteFile]:
     """Writes Parquet position delete files for V2, one per data file or per partition.
 
-    location: where the n-th file (from 0) goes.
+    location: where the file goes whose first rows are of a data file.
     Rows are sorted by path and position (spec, "Position Delete Files").
     """
     groups: dict[object, list[tuple[DataFile, BitMap64]]] = defaultdict(list)
     for file, bitmap in _ordered(positions):
         groups[file if granularity is DeleteGranularity.FILE else file.partition].append((file, bitmap))
-    return _write_each(storage, location, list(groups.values()), _write_position_delete_file)
+    names = [location(group[0][0]) for group in groups.values()]
+    return _write_each(storage, names, list(groups.values()), _write_position_delete_file)
 
 
 def _write_each(
     storage: Storage,
-    location: Callable[[int], str],
+    names: Sequence[str],
     groups: Sequence[T],
     write: Callable[[Storage, str, T], NewDeleteFile],
 ) -> list[NewDeleteFile]:
     """Writes the file of each group."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        return list(threads.map(write, repeat(storage), map(location, range(len(groups))), groups))
+        return list(threads.map(write, repeat(storage), names, groups))
 
 
 def _write_position_delete_file(

@@ -4,6 +4,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.factories import Catalog, TableBuilder, live_delete_files, visible_ro
 from tests.worker.test_read import FlakyStorage
 from worker.catalogs import load_table
 from worker.commit import RowDelta, commit_row_delta
+from worker.conversion import DeletesTask
 from worker.deletes import (
     FILES_AT_ONCE,
     DeleteFileLocations,
@@ -28,6 +30,7 @@ from worker.deletes import (
     ExistingDeletes,
     UnreadableDeleteFileError,
     WrittenDeletes,
+    count_names,
     delete_files,
     existing_deletes,
     plan_deletes,
@@ -110,7 +113,7 @@ class TestExistingDeletes:
     def test_a_deletion_vector_hides_older_position_deletes(self, tmp_path: Path) -> None:
         file = data_file("a")
         [written] = write_deletion_vectors(
-            Storage(), lambda n: f"{tmp_path}/{n}.puffin", {file: BitMap64([4])}
+            Storage(), lambda file: f"{tmp_path}/{file.path}.puffin", {file: BitMap64([4])}
         )
         vector = delete_file(
             written.path,
@@ -331,6 +334,53 @@ class TestWrite:
         assert remove_written(Storage(), locations, version, len(new)) == len(new)
         assert not list(tmp_path.rglob("*.*"))
 
+    @pytest.mark.parametrize(
+        ("version", "granularity"),
+        [(3, DeleteGranularity.FILE), (2, DeleteGranularity.FILE), (2, DeleteGranularity.PARTITION)],
+    )
+    def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
+        self, version: int, granularity: DeleteGranularity, tmp_path: Path
+    ) -> None:
+        """A name is never given to other content, whichever run of a task comes last."""
+        partitions = [PartitionKey(1, f'["{region}"]') for region in ("eu", "us")]
+        files = [data_file(f"f{n}", partition=partitions[n // 3]) for n in range(6)]
+        # What says which rows of two of these are gone already can be read in some runs only.
+        existing = [
+            replace(
+                position_delete_file(tmp_path / f"old{n}.parquet", [(f"f{n}", 1)]),
+                partition=partitions[0],
+                referenced_data_file=f"f{n}",
+            )
+            for n in (0, 1)
+        ]
+        names = count_names(len(files), version, granularity)
+        locations = DeleteFileLocations(str(tmp_path / "table"), {}, "p")
+        task = DeletesTask(
+            Storage(),
+            {file: np.array([n, 50]) for n, file in enumerate(files)},
+            existing,
+            version,
+            granularity,
+            locations,
+            moves=False,
+            dry_run=False,
+        )
+        seen: dict[str, bytes] = {}
+        contents = [Path(old.path).read_bytes() for old in existing]
+        for missing in ((), (0,), (1,), (0, 1)):
+            for n, (old, content) in enumerate(zip(existing, contents, strict=True)):
+                Path(old.path).unlink(missing_ok=True)
+                if n not in missing:
+                    Path(old.path).write_bytes(content)
+            outcome = task.run(None)
+            assert {one.data_file.path for one in outcome.blocked} == {f"f{n}" for n in missing}
+            written = {path: Path(path).read_bytes() for path in outcome.written.locations}
+            assert written.keys() <= set(locations.names(names))
+            assert all(seen.setdefault(path, content) == content for path, content in written.items())
+            assert {path: Path(path).read_bytes() for path in seen} == seen
+        assert remove_written(Storage(), locations, version, names) == len(seen)
+        assert not list((tmp_path / "table").rglob("*.*"))
+
     @pytest.mark.parametrize("version", [2, 3])
     def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
         self, version: int, tmp_path: Path
@@ -379,7 +429,7 @@ class TestWrite:
         monkeypatch.setattr("worker.deletes._ROW_GROUP_ROWS", 4)
         new = {data_file(path): BitMap64([9, 1, 5]) for path in ("c", "a", "b")}
         [written] = write_position_deletes(
-            Storage(), lambda n: f"{tmp_path}/{n}.parquet", new, DeleteGranularity.PARTITION
+            Storage(), lambda file: f"{tmp_path}/{file.path}.parquet", new, DeleteGranularity.PARTITION
         )
         file = pq.ParquetFile(written.path)
         assert file.read().to_pydict() == {
