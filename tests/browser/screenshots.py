@@ -4,6 +4,7 @@ For people to look at. The figures are a plausible installation: the tables and 
 real, what the worker reports is played, and the past day of measurements is written to the database.
 """
 
+import base64
 import math
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, sync_playwright
 from sqlalchemy import delete
+from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
 from service.database import Database, new_id, utc_now
@@ -111,6 +113,7 @@ def furnish(service: RunningService) -> Pages:
     past = write_past(service, orders, dry_run, done, indexed)
     pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
     service.wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11)
+    webhook = make_webhook(service)
     return Pages(
         {
             "overview": "/",
@@ -137,6 +140,9 @@ def furnish(service: RunningService) -> Pages:
             "patterns": "/patterns",
             "pattern": f"/patterns/{pattern['id']}",
             "pattern-new": "/patterns/new",
+            "webhooks": "/webhooks",
+            "webhook": f"/webhooks/{webhook}",
+            "webhook-new": "/webhooks/new",
             "keys": "/api-keys",
             "key-new": "/api-keys/new",
             "audit": "/audit",
@@ -145,6 +151,25 @@ def furnish(service: RunningService) -> Pages:
         },
         {"login": "/login"},
     )
+
+
+def make_webhook(service: RunningService) -> str:
+    """Nobody listens at its address."""
+    database = make_url(service.database_url).database
+    assert database is not None
+    key = Path(database).with_name("webhook-key")
+    key.write_text("whsec_" + base64.b64encode(bytes(32)).decode())
+    webhook = service.post(
+        "/webhooks",
+        name="on-call",
+        url="http://127.0.0.1:9/icestream",
+        kinds=["job.failed", "table"],
+        secret=f"file:{key}",
+    )
+    path = f"/webhooks/{webhook['id']}"
+    service.post(f"{path}/test")
+    service.wait_until(lambda: service.get(f"{path}/deliveries")["items"][0]["error"])
+    return str(webhook["id"])
 
 
 def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[str, str]:
