@@ -35,7 +35,7 @@ from worker.index import (
     owners,
     sort_entries,
 )
-from worker.row_groups import read_row_groups
+from worker.row_groups import RowGroups
 from worker.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.sorting import Int64Array
 from worker.storage import Storage
@@ -178,7 +178,7 @@ class CompactionTask:
         known = _footer(self.storage, file, self.schema)
         groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location) as source:
-            entries = read_row_groups(source, known.metadata, groups, self.schema.names)
+            entries = RowGroups(source, known.metadata).read(groups, self.schema.names)
         entries = _rows_inside(entries.cast(self.schema), key_range)
         is_live = live.contain(entries[ADDRESS].to_numpy())
         return entries if is_live.all() else entries.filter(pa.array(is_live))

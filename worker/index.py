@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
-from worker.row_groups import read_row_groups
+from worker.row_groups import RowGroups
 from worker.sorted_runs import (
     TABLE_FOLDERS,
     IndexWarehouse,
@@ -346,7 +346,7 @@ def _read_rows(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) ->
     for file in files:
         with storage.open_input(file.location) as source:
             metadata = pq.read_metadata(source)
-            tables.append(read_row_groups(source, metadata, range(metadata.num_row_groups), schema.names))
+            tables.append(RowGroups(source, metadata).read(range(metadata.num_row_groups), schema.names))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 

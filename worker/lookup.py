@@ -23,7 +23,7 @@ from worker.index import ADDRESS, PARTITION_ID, FileDictionary
 from worker.matching import KeyMatcher, match_sorted
 from worker.plan import DataFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
-from worker.row_groups import read_row_groups
+from worker.row_groups import RowGroups
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.sorting import Int64Array, contiguous, sort_rows
 from worker.storage import Storage
@@ -312,21 +312,21 @@ class LookupTask:
         self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
     ) -> AddressMatches:
         """Keys first, then the addresses of the row groups where something was found."""
-        ranges = known.ranges
+        ranges, row_groups = known.ranges, RowGroups(source, known.metadata)
         key_names = deletes.key_names[1:]
         if ranges.uniform()[chunk[0]]:
-            columns = _read_columns(source, known, chunk, key_names)
+            columns = _read_columns(row_groups, chunk, key_names)
             partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])
             rows, numbers = deletes.find_in_sorted(columns, partition_id, null_mask)
         else:
             rows, numbers = _find_in_mixed(
-                _read_columns(source, known, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
+                _read_columns(row_groups, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
             )
         addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
         if len(rows):
             ends = np.cumsum(known.rows[chunk])
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            (column,) = _read_columns(source, known, chunk[groups], [ADDRESS])
+            (column,) = _read_columns(row_groups, chunk[groups], [ADDRESS])
             # From the row's place in the chunk to its place in the row groups that were read.
             moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
             addresses = column.to_numpy()[rows - moved[of_group]]
@@ -482,10 +482,8 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
     return np.split(row_groups, np.flatnonzero(boundaries))
 
 
-def _read_columns(
-    source: pa.NativeFile, known: Footer, row_groups: Int64Array, names: Sequence[str]
-) -> list[pa.Array]:
-    table = read_row_groups(source, known.metadata, row_groups.tolist(), names)
+def _read_columns(row_groups: RowGroups, chosen: Int64Array, names: Sequence[str]) -> list[pa.Array]:
+    table = row_groups.read(chosen.tolist(), names)
     return [contiguous(table[name]) for name in names]
 
 

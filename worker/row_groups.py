@@ -9,7 +9,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,19 +24,21 @@ _REQUEST_BYTES = 8 * 1024**2  # at most, if more than one column chunk is asked 
 _threads = ThreadPoolExecutor(REQUESTS, "fetch")
 
 
-def read_row_groups(
-    source: pa.NativeFile, metadata: pq.FileMetaData, row_groups: Iterable[int], names: Sequence[str]
-) -> pa.Table:
-    """The columns `names` of some row groups, in their order. Raises as Arrow does.
+class RowGroups:
+    """The row groups of one file. What was read of a remote file is kept, encoded, for what is read next."""
 
-    What is read of a remote file is held in memory, encoded, while it is decoded. No column is nested.
-    """
-    groups = list(row_groups)
-    if not isinstance(source, pa.MemoryMappedFile):
-        ranges = _merged(_column_chunks(metadata, groups, names))
-        source = pa.PythonFile(_Fetched(source, ranges), mode="r")
-    parquet = pq.ParquetFile(source, metadata=metadata)
-    return parquet.read_row_groups(groups, columns=list(names), use_threads=False)
+    def __init__(self, source: pa.NativeFile, metadata: pq.FileMetaData) -> None:
+        self._metadata = metadata
+        self._remote = None if isinstance(source, pa.MemoryMappedFile) else _Fetched(source)
+        self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
+
+    def read(self, row_groups: Iterable[int], names: Sequence[str]) -> pa.Table:
+        """The columns `names`, none of them nested, of row groups in their order. Raises as Arrow does."""
+        groups = list(row_groups)
+        if self._remote is not None:
+            self._remote.fetch(_column_chunks(self._metadata, groups, names))
+        parquet = pq.ParquetFile(self._source, metadata=self._metadata)
+        return parquet.read_row_groups(groups, columns=list(names), use_threads=False)
 
 
 def side_by_side(request: Callable[[A], B], asked: Iterable[A]) -> Iterator[B]:
@@ -72,17 +74,30 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Fetched(io.RawIOBase):
-    """A file of which some ranges were read at once, and the rest is read when it is asked for."""
+    """A file of which some ranges were asked for at once, and the rest is read when it is needed."""
 
-    def __init__(self, source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
         self._size: int = source.size()
-        self._starts = [start for start, _ in ranges]
-        self._parts: list[pa.Buffer] = [
-            pa.py_buffer(part)
-            for part in side_by_side(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)
-        ]
+        self._parts: dict[int, pa.Buffer] = {}
+        self._starts: list[int] = []
         self._at = 0
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """ranges: (start, end) in bytes, ascending; what is there already is not read again."""
+        missing = _merged((start, end) for start, end in ranges if self._held(start, end) is None)
+        parts = side_by_side(lambda bounds: self._source.read_at(bounds[1] - bounds[0], bounds[0]), missing)
+        for (start, _), part in zip(missing, parts, strict=True):
+            self._parts[start] = pa.py_buffer(part)
+        self._starts = sorted(self._parts)
+
+    def _held(self, start: int, end: int) -> pa.Buffer | None:
+        place = bisect_right(self._starts, start) - 1
+        if place < 0:
+            return None
+        first = self._starts[place]
+        part = self._parts[first]
+        return part.slice(start - first, end - start) if end - first <= len(part) else None
 
     def readable(self) -> bool:
         return True
@@ -97,13 +112,9 @@ class _Fetched(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
-    def read(self, size: int = -1) -> pa.Buffer | bytes:  # Arrow takes any buffer
-        size = self._size - self._at if size < 0 else size
-        at, self._at = self._at, self._at + size
-        place = bisect_right(self._starts, at) - 1
-        if place >= 0:
-            part = self._parts[place].slice(min(at - self._starts[place], len(self._parts[place])))
-            if len(part) >= size:
-                return part.slice(0, size)
-        found: bytes = self._source.read_at(size, at)
-        return found
+    def read(self, size: int = -1) -> Any:
+        """Bytes, or a buffer of Arrow's."""
+        start = self._at
+        self._at = end = min(self._size, start + size) if size >= 0 else self._size
+        held = self._held(start, end)
+        return self._source.read_at(end - start, start) if held is None else held

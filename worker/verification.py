@@ -40,7 +40,7 @@ from worker.job import Job, Outcome, PinnedTable, outcome
 from worker.plan import DataFile, balanced, plan_conversion
 from worker.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
 from worker.resolution import PendingDeletes
-from worker.row_groups import read_row_groups
+from worker.row_groups import RowGroups
 from worker.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehouse, RunFile
 from worker.sorting import Int64Array, contiguous
 from worker.storage import Storage
@@ -395,7 +395,8 @@ class SortedFile:
             with self.storage.open_input(location) as source:
                 metadata = pq.read_metadata(source)
                 for groups in _chunks(metadata):
-                    rows = read_row_groups(source, metadata, groups, [*SYSTEM_COLUMNS, *self.schema.names])
+                    columns = [*SYSTEM_COLUMNS, *self.schema.names]
+                    rows = RowGroups(source, metadata).read(groups, columns)
                     self._check_system_columns(rows)
                     rows = rows.select(self.schema.names).cast(self.schema)
                     self._check(rows, metadata, groups)

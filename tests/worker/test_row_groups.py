@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from worker.footers import footers
-from worker.row_groups import REQUESTS, read_row_groups
+from worker.row_groups import REQUESTS, RowGroups
 from worker.storage import Storage
 
 ROWS = 64_000
@@ -48,7 +48,7 @@ def test_the_column_chunks_of_many_row_groups_are_asked_for_at_once(path: Path) 
     metadata = pq.read_metadata(path)
     remote = Remote(path.read_bytes(), REQUESTS)
     groups = list(range(0, GROUPS, 2))[:REQUESTS]
-    rows = read_row_groups(remote, metadata, groups, ["id"])
+    rows = RowGroups(remote, metadata).read(groups, ["id"])
     assert rows.equals(pq.ParquetFile(path).read_row_groups(groups, columns=["id"]))
     wanted = sum(metadata.row_group(group).column(0).total_compressed_size for group in groups)
     assert sum(size for _, size in remote.asked) == wanted
@@ -58,15 +58,29 @@ def test_the_column_chunks_of_many_row_groups_are_asked_for_at_once(path: Path) 
 def test_neighbours_are_one_request(path: Path) -> None:
     metadata = pq.read_metadata(path)
     remote = Remote(path.read_bytes(), 1)
-    rows = read_row_groups(remote, metadata, range(10, 20), ["id", "word", "name"])
+    rows = RowGroups(remote, metadata).read(range(10, 20), ["id", "word", "name"])
     assert rows.equals(pq.ParquetFile(path).read_row_groups(range(10, 20)))
     assert len(remote.asked) == 1
+
+
+def test_what_a_request_brought_along_is_not_asked_for_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.row_groups._GAP_BYTES", 1024**2)
+    metadata = pq.read_metadata(path)
+    remote = Remote(path.read_bytes(), 1)
+    row_groups = RowGroups(remote, metadata)
+    ids = row_groups.read(range(5), ["id"])
+    (asked,) = remote.asked  # with what lies between
+    assert row_groups.read([1, 3], ["name"]).num_rows == 2 * ROWS // GROUPS
+    assert remote.asked == [asked]
+    assert ids.equals(pq.ParquetFile(path).read_row_groups(range(5), columns=["id"]))
 
 
 def test_what_was_not_foreseen_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.row_groups._column_chunks", lambda *_: [(0, 100), (5_000, 5_100)])
     remote = Remote(path.read_bytes(), 1)
-    rows = read_row_groups(remote, pq.read_metadata(path), [3, 1], ["name", "id"])
+    rows = RowGroups(remote, pq.read_metadata(path)).read([3, 1], ["name", "id"])
     assert rows.equals(pq.ParquetFile(path).read_row_groups([3, 1], columns=["name", "id"]))
     assert len(remote.asked) > 2
 
@@ -74,14 +88,14 @@ def test_what_was_not_foreseen_is_asked_for(path: Path, monkeypatch: pytest.Monk
 def test_a_store_that_fails_is_told(path: Path) -> None:
     remote = Remote(path.read_bytes()[: 100 * 1024], 1)
     with pytest.raises((OSError, pa.ArrowException)):
-        read_row_groups(remote, pq.read_metadata(path), [GROUPS - 1], ["word"])
+        RowGroups(remote, pq.read_metadata(path)).read([GROUPS - 1], ["word"])
 
     class Broken(Remote):
         def read_at(self, size: int, offset: int) -> bytes:
             raise OSError(f"no answer for {size} bytes from {offset}")
 
     with pytest.raises(OSError, match="no answer"):
-        read_row_groups(Broken(path.read_bytes(), 1), pq.read_metadata(path), [1], ["id"])
+        RowGroups(Broken(path.read_bytes(), 1), pq.read_metadata(path)).read([1], ["id"])
 
 
 def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
