@@ -33,7 +33,7 @@ from service.index_health.reports import health_of
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused
-from service.jobs.scheduler import Action, schedule
+from service.jobs.scheduler import schedule
 from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
 from service.locations import normalize_location
@@ -59,8 +59,6 @@ class Polled:
     is_reachable: bool
     head: str | None = None
     """Where the table's metadata lay."""
-    is_settled: bool = False
-    """Only another head, news or time can change anything."""
     decide_at: datetime | None = None
     """When time can."""
 
@@ -279,7 +277,7 @@ class Poller:
             lane.busy -= 1
             table.is_busy, table.polled, table.head = False, known, found.head
             table.next_at, table.fresh_until, table.decide_at = now + self._interval(), 0.0, found.decide_at
-            if found.is_settled and found.head is not None:
+            if found.head is not None:
                 # Looked at anyway now and then, whatever else there may be that decisions depend on.
                 table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
@@ -377,11 +375,9 @@ class Poller:
         decide_at = schedule(session, table, health, now, policy)
         record_sample(session, table, health, policy, now)
         lags_at = begins_to_lag_at(health, policy, now)
-        decided = {decision["action"] for decision in health.decisions.values()}
         return Polled(
             is_reachable=True,
             head=loaded.metadata_location,
-            is_settled=Action.TRIGGER.value not in decided,
             decide_at=min(filter(None, (decide_at, lags_at)), default=None),
         )
 

@@ -160,13 +160,13 @@ def test_a_table_is_read_again_only_when_its_head_or_a_moment_of_its_policy_asks
         # Once more only because the delete has become as old as the policy lets it.
         assert (catalogs.loads["lake.db.t"], decision()) == (2, "below-triggers")
         hours = 1
-        tick_until(poller, lambda: decision() == "active")
+        tick_until(poller, lambda: decision() == "age")
         let_polls_pass(service, poller, table, 2)
-        assert catalogs.loads["lake.db.t"] == 4
+        assert catalogs.loads["lake.db.t"] == 3
         assert health(service, table)["status"] == "healthy"
         hours = 2
         tick_until(poller, lambda: stored_status(service, table) == "lagging")
-        assert catalogs.loads["lake.db.t"] == 5
+        assert catalogs.loads["lake.db.t"] == 4
     assert (304 in answers) == (lake["type"] == "rest")
 
 
