@@ -242,16 +242,18 @@ def measure_polling(
             stop = threading.Event()
             with ThreadPoolExecutor(_READERS) as readers:
                 reading = [readers.submit(_read, url, list(enrolled), stop) for _ in range(_READERS)]
+                watched_at = time.monotonic()
                 try:
                     ages, unseen = _watch(database, enrolled, seconds)
                 finally:
                     stop.set()
+                watched_seconds = time.monotonic() - watched_at
                 reads = [latency for each in reading for latency in each.result()]
             rss_bytes = _peak_rss_bytes(process.pid)
     database.dispose()
     iceberg.close()
     counts = Counter(group.kind for group, _ in enrolled.values())
-    return Polling(counts, interval, first_seconds, seconds, ages, unseen, reads, rss_bytes)
+    return Polling(counts, interval, first_seconds, watched_seconds, ages, unseen, reads, rss_bytes)
 
 
 def _groups(
