@@ -73,7 +73,9 @@ format: install ## Format the code
 
 .PHONY: openapi
 openapi: install ## Write openapi/openapi.json anew
-	@$(BIN)/icestream openapi > openapi/openapi.json
+	@# Not at once: the command reads the document that is there.
+	@$(BIN)/icestream openapi > openapi/openapi.json.new
+	@mv openapi/openapi.json.new openapi/openapi.json
 
 .PHONY: release-contract
 release-contract: install ## Make openapi/openapi.json the contract that later versions must keep

@@ -105,7 +105,7 @@ def update_policy(
     if_match: IfMatch,
     response: Response,
 ) -> PolicyView:
-    """Change a policy (settings as a whole); needs If-Match."""
+    """Change a policy (settings as a whole); needs If-Match, and of the system's policy an admin."""
     updated = service.update_policy(session, settings, caller, policy_id, body, if_match)
     set_etag(response, updated.version)
     return updated

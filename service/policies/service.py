@@ -217,9 +217,13 @@ def update_policy(
     patch: PolicyPatch,
     if_match: str,
 ) -> PolicyView:
-    """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once."""
+    """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once.
+
+    That of the whole system is changed by those who may attach another one there.
+    """
     row = get_policy(session, policy_id, for_update=True)
-    authorize(session, principal, Role.OPERATOR, "policy.update", row.name)
+    is_of_system = session.get_one(PolicyAttachment, SYSTEM_TARGET).policy_id == row.id
+    authorize(session, principal, _needed_at(is_system=is_of_system), "policy.update", row.name)
     _refuse_built_in(row)
     check_version(if_match, row.version)
     if patch.name is not None and patch.name != row.name:
@@ -272,7 +276,7 @@ def attach_policy(
 ) -> AttachmentView | None:
     """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
     target, catalog_id, table = _target_of(session, request)
-    needed = Role.ADMIN if request.level is Level.SYSTEM else Role.OPERATOR
+    needed = _needed_at(is_system=request.level is Level.SYSTEM)
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
     if request.policy is None and request.level is Level.SYSTEM:
         raise InvalidError(
@@ -297,6 +301,11 @@ def attach_policy(
         table.updated_at = utc_now()
         session.add(table)
     return None if row is None else _attachment_view(session, row)
+
+
+def _needed_at(*, is_system: bool) -> Role:
+    """Who may say what holds for the whole system, or only somewhere."""
+    return Role.ADMIN if is_system else Role.OPERATOR
 
 
 def find_attachment(session: Session, request: AttachmentRequest) -> AttachmentView | None:
