@@ -37,7 +37,7 @@ from service.jobs.scheduler import schedule
 from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
 from service.locations import normalize_location
-from service.policies.models import Policy, PolicyAttachment
+from service.policies.models import Level, Policy, PolicyAttachment
 from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
@@ -137,7 +137,12 @@ class Poller:
 
     def _list(self, session: Session) -> None:
         """Follow which tables there are, and what is known of them."""
-        attached = session.exec(select(func.count(), func.max(PolicyAttachment.updated_at))).one()
+        # What is attached to a single table is told by the table's version.
+        attached = session.exec(
+            select(func.count(), func.max(PolicyAttachment.updated_at)).where(
+                PolicyAttachment.level != Level.TABLE.value
+            )
+        ).one()
         policies = (*attached, session.exec(select(func.max(Policy.updated_at))).one())
         general = (policies, is_system_paused(session))
         rows = session.execute(

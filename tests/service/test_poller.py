@@ -232,6 +232,31 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 
+def test_what_is_attached_to_one_table_is_no_news_to_others(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    quiet = settled(service, iceberg)
+    table = service.enroll()
+    with polling(service) as (poller, catalogs):
+
+        def verify() -> str:
+            return str(health(service, table)["decisions"].get("verify", {}).get("code"))
+
+        def is_followed(code: str) -> bool:
+            return verify() == code
+
+        body = {"name": "checked", "settings": {"verify": {"enabled": True}}}
+        assert service.admin.post("/policies", json=body).status_code == 201
+        tick_until(poller, lambda: is_followed("policy-off") and catalogs.loads["local.db.quiet"] == 1)
+        place = {"level": "table", "table_id": table["id"]}
+        for policy, code in (("checked", "no-index"), (None, "policy-off")):
+            attached = service.admin.put("/policy-attachments", json=place | {"policy": policy})
+            assert attached.is_success
+            tick_until(poller, lambda code=code: is_followed(code))  # type: ignore[misc]
+            let_polls_pass(service, poller, quiet, 2)
+        assert catalogs.loads["local.db.quiet"] == 1
+
+
 def test_a_table_that_is_removed_is_forgotten(service: Running, iceberg: IcebergCatalog) -> None:
     table = settled(service, iceberg)
     with polling(service) as (poller, catalogs):
