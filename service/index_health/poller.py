@@ -74,14 +74,16 @@ class _Tracked:
     """The same at the last poll; other than `known` if there is news."""
     next_at: float = 0.0
     fresh_until: float = 0.0
-    """While its head stays, no look at it can find anything else until then, or until `decide_at`."""
+    """While its head stays, no look at it can find anything else until `decide_at`; after this, it is read
+    again anyway. 0 if the head has moved, or is not known."""
     decide_at: datetime | None = None
     head: str | None = None
     is_busy: bool = False
 
-    def is_fresh(self, now: float, moment: datetime) -> bool:
+    def is_settled(self, moment: datetime) -> bool:
+        """Whether only its head can tell anything new, also while it waits to be read anyway."""
         is_decided = self.decide_at is None or moment < self.decide_at
-        return self.known == self.polled and now < self.fresh_until and is_decided
+        return self.known == self.polled and self.fresh_until > 0 and is_decided
 
 
 @dataclass
@@ -94,7 +96,7 @@ class _Lane:
     busy: int = 0
     """Polls under way."""
     sweeps: int = 0
-    fresh: deque[str] = field(default_factory=deque)
+    settled: deque[str] = field(default_factory=deque)
     """Tables whose heads are to be compared, those that wait longest first; made anew with each tick."""
     failures: int = 0
     next_at: float = 0.0
@@ -198,32 +200,36 @@ class Poller:
         if self._is_stopping or now < lane.next_at:
             return
         due: list[tuple[bool, float, str]] = []
-        fresh: list[tuple[float, str]] = []
+        settled: list[tuple[float, str]] = []
         for table_id, table in lane.tables.items():
             has_news = table.known != table.polled
             if table.is_busy:
                 continue
-            if table.is_fresh(now, moment):
-                if now >= table.next_at:
-                    fresh.append((table.next_at, table_id))
-            elif now >= table.next_at or has_news or table.fresh_until:
-                due.append((not has_news, table.next_at, table_id))
+            is_settled = table.is_settled(moment)
+            if is_settled and now >= table.next_at:
+                settled.append((table.next_at, table_id))
+            if is_settled and now < table.fresh_until:
+                continue
+            if now >= table.next_at or has_news or table.fresh_until:
+                # Comparing heads meanwhile takes no table's turn away.
+                turn = min(table.next_at, table.fresh_until or table.next_at)
+                due.append((not has_news, turn, table_id))
         # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
         room = max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
         for _, _, table_id in heapq.nsmallest(room, due):
             lane.tables[table_id].is_busy = True
             lane.busy += 1
             lane.threads.submit(self._poll_and_plan, lane, table_id, lane.tables[table_id])
-        lane.fresh = deque(table_id for _, table_id in sorted(fresh))
-        self._start_sweeps(catalog_id, lane, now, moment)
+        lane.settled = deque(table_id for _, table_id in sorted(settled))
+        self._start_sweeps(catalog_id, lane, moment)
 
-    def _start_sweeps(self, catalog_id: str, lane: _Lane, now: float, moment: datetime) -> None:
-        while lane.fresh and lane.sweeps < self._settings.polls_per_catalog:
+    def _start_sweeps(self, catalog_id: str, lane: _Lane, moment: datetime) -> None:
+        while lane.settled and lane.sweeps < self._settings.polls_per_catalog:
             chosen: dict[str, _Tracked] = {}
-            while lane.fresh and len(chosen) < AT_ONCE[lane.type]:
-                table_id = lane.fresh.popleft()
+            while lane.settled and len(chosen) < AT_ONCE[lane.type]:
+                table_id = lane.settled.popleft()
                 table = lane.tables.get(table_id)
-                if table is not None and not table.is_busy and table.is_fresh(now, moment):
+                if table is not None and not table.is_busy and table.is_settled(moment):
                     table.is_busy, chosen[table_id] = True, table
             if chosen:
                 lane.sweeps += 1
@@ -262,13 +268,13 @@ class Poller:
             lane.sweeps -= 1
             if not same:
                 # So it is when the catalog fails: then the polls of these tables find out more.
-                lane.fresh.clear()
+                lane.settled.clear()
             for table_id, table in tables.items():
                 table.is_busy, table.next_at = False, now + self._interval()
                 if table_id not in same:
                     table.fresh_until = table.next_at = 0.0
             if not self._is_stopping:
-                self._start_sweeps(catalog_id, lane, now, utc_now())
+                self._start_sweeps(catalog_id, lane, utc_now())
 
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
         known = table.known

@@ -232,6 +232,23 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 
+def test_heads_are_compared_also_while_tables_wait_to_be_read_anyway(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.index_health.poller._LONGEST_FRESH_SECONDS", 0.0)
+    quiet = settled(service, iceberg)
+    with polling(service) as (poller, catalogs):
+        # Read again and again, until it gets no turn any more, as if many others went before.
+        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > 2)
+        monkeypatch.setattr("service.index_health.poller._QUEUED_POLLS", 0)
+        tick_until(poller, lambda: not any(lane.busy for lane in poller._lanes.values()))
+        read = catalogs.loads["local.db.quiet"]
+        let_polls_pass(service, poller, quiet, 2)
+        assert catalogs.loads["local.db.quiet"] == read
+        monkeypatch.setattr("service.index_health.poller._QUEUED_POLLS", 1)
+        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > read)
+
+
 def test_what_is_attached_to_one_table_is_no_news_to_others(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
