@@ -52,7 +52,8 @@ test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 
 .PHONY: thorough
 thorough: install ## Run the tests that are too many alike for every change: a worker killed at each of its points
-	@scripts/install_system_packages java
+	@scripts/install_system_packages java jdk maven postgresql chromium
+	scripts/install_helm >/dev/null
 	$(BIN)/pytest -m thorough $(ARGS)
 
 .PHONY: fast

@@ -1,8 +1,10 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlmodel import Session, col, select
 
@@ -35,6 +37,8 @@ _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
 _WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
 _LAG_PATIENCE = 2
 """Lagging begins at this many times the age at which the policy converts."""
+_OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
+"""Problems of a catalog, and not of a single table of it."""
 _COMPACTION_PATIENCE = 2
 """Degraded begins where a lookup costs so many times what it does when the policy compacts."""
 
@@ -84,7 +88,7 @@ def judge(
             HealthStatus.BLOCKED,
             f"{counted(len(health.unconvertible), 'equality delete file')} cannot be converted. The first, "
             f"{first['file_path']}: {first['reason']}",
-            first.get("remedy") or "See `unconvertible` for the reason of each file.",
+            first.get("remedy") or "Go by the reason that is told for each of the files.",
         )
     if last_failure is not None:
         error = last_failure.error or {}
@@ -111,7 +115,7 @@ def judge(
             "Check that the list of workers has one that runs; add workers if all are busy.",
         )
     compaction = (
-        "The policy compacts by itself; see `decisions` for when."
+        "The policy compacts by itself; the table's plan says when."
         if policy.compact.enabled
         else "Request a compact job."
     )
@@ -235,6 +239,39 @@ def summarize(session: Session, now: datetime) -> Summary:
         pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
         oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
     )
+
+
+@dataclass(frozen=True)
+class FailedPoll:
+    """A table that cannot be looked at, and why."""
+
+    table_id: str
+    table: str
+    catalog_id: str
+    catalog: str
+    error: Mapping[str, Any]
+    """`code`, `title`, `detail` and `remedy`."""
+
+    @property
+    def is_of_catalog(self) -> bool:
+        """Whether all tables of the catalog fail likewise."""
+        return self.error["code"] in _OF_CATALOGS
+
+
+def failed_polls(session: Session) -> list[FailedPoll]:
+    """All enrolled tables whose last poll failed, by catalog and name."""
+    rows = session.exec(
+        select(EnrolledTable, Catalog, TableHealth.poll_error)
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .where(col(EnrolledTable.deleted_at).is_(None), col(TableHealth.poll_error).is_not(None))
+        .order_by(Catalog.name, EnrolledTable.name)
+    )
+    return [
+        FailedPoll(table.id, table.name, catalog.id, catalog.name, error)
+        for table, catalog, error in rows
+        if error is not None
+    ]
 
 
 def total_pending(session: Session, since: datetime) -> list[tuple[datetime, int]]:

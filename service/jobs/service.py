@@ -105,8 +105,14 @@ def list_jobs(
     return read_page(session, query, page, SORTING, lambda rows: views(session, rows))
 
 
-def count_jobs(session: Session) -> Counter[tuple[JobStatus, JobKind]]:
-    query = select(Job.status, Job.kind, func.count()).group_by(Job.status, Job.kind)
+def count_jobs(
+    session: Session, statuses: Sequence[JobStatus] = tuple(JobStatus)
+) -> Counter[tuple[JobStatus, JobKind]]:
+    query = (
+        select(Job.status, Job.kind, func.count())
+        .where(col(Job.status).in_([status.value for status in statuses]))
+        .group_by(Job.status, Job.kind)
+    )
     return Counter({(JobStatus(status), JobKind(kind)): count for status, kind, count in session.exec(query)})
 
 

@@ -1,14 +1,18 @@
 """The first page: is all well, and what needs a person?"""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 from typing import Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from sqlmodel import Session
 
 from service.auth.access import Admin, Viewer
+from service.auth.models import Principal, Role
 from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.discovery import patterns
@@ -24,12 +28,18 @@ from service.ui.forms import see
 from service.ui.pages import EVERYTHING, PageRoute, address_of, render
 from service.ui.plot import plot
 from service.ui.tables import rows_of
+from service.webhooks import service as webhooks
 from service.workers import service as workers
+from service.workers.models import WorkerView
 
 router = APIRouter(route_class=PageRoute)
 _ACTIVE = (JobStatus.RUNNING, JobStatus.QUEUED)
+"""In the order in which they are shown."""
+_JOBS_SHOWN = 20
+_UNFIT_FOR = timedelta(hours=1)
+"""A worker that cannot run jobs ends at once: whether one is still missed can't be known for longer."""
 _DAY = timedelta(hours=24)
-_TROUBLED = (HealthStatus.BLOCKED, HealthStatus.UNKNOWN, HealthStatus.LAGGING, HealthStatus.DEGRADED)
+_TROUBLED = (HealthStatus.BLOCKED, HealthStatus.LAGGING, HealthStatus.DEGRADED)
 _SHOWN = 10
 """Tables and concerns of a kind; lists of their own have the others."""
 
@@ -51,7 +61,15 @@ def show_overview(
 ) -> Response:
     now = utc_now()
     summary = index_health.summarize(session, now)
-    active = jobs.list_jobs(session, PageRequest(limit=100), statuses=_ACTIVE)
+    # A page for each: else many that were queued later would hide what runs.
+    active = [
+        job
+        for status in _ACTIVE
+        for job in jobs.list_jobs(session, PageRequest(limit=_JOBS_SHOWN), statuses=[status]).items
+    ]
+    numbers = Counter[JobStatus]()
+    for (status, _), number in jobs.count_jobs(session, _ACTIVE).items():
+        numbers[status] += number
     page = tables.list_tables(session, settings, PageRequest(limit=_SHOWN))
     over_time = index_health.total_pending(session, now - timedelta(days=7))
     return render(
@@ -63,7 +81,7 @@ def show_overview(
         by_status=[(status, summary.tables[status]) for status in HealthStatus if summary.tables[status]],
         rows=rows_of(session, page.items),
         more_tables=page.next_cursor is not None,
-        concerns=list(_concerns(session, settings)),
+        concerns=list(_concerns(session, settings, reader)),
         pending_plot=plot(
             "Pending equality deletes of all tables",
             [*over_time, (now, summary.pending_equality_deletes)],
@@ -74,8 +92,9 @@ def show_overview(
         if over_time
         else None,
         converted=jobs.converted_since(session, now - _DAY),
-        active=active.items,
-        more_active=active.next_cursor is not None,
+        active=active[:_JOBS_SHOWN],
+        running=numbers[JobStatus.RUNNING],
+        waiting=numbers[JobStatus.QUEUED],
         workers=workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items,
         catalogs=catalogs.list_catalogs(session, PageRequest(limit=1)).items,
         system=jobs.system_view(session),
@@ -91,20 +110,19 @@ def pause_system(database: CurrentDatabase, sender: Admin, action: Literal["paus
     return see("/")
 
 
-def _concerns(session: Session, settings: Settings) -> Iterator[Concern]:
+def _concerns(session: Session, settings: Settings, reader: Principal) -> Iterator[Concern]:
     """The gravest first."""
+    yield from _failed_polls(session)
     for status in _TROUBLED:
         found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
         for table in found.items:
             health = index_health.get_health(session, tables.get_table(session, table.id))
-            if status is HealthStatus.UNKNOWN and health.poll_error is None:
-                continue  # It waits for its first look.
             yield Concern(
                 f"{table.name} is {health.status.value}",
                 health.status_reason,
                 health.what_to_do,
                 f"/tables/{table.id}",
-                "bad" if status in (HealthStatus.BLOCKED, HealthStatus.UNKNOWN) else "warn",
+                "bad" if status is HealthStatus.BLOCKED else "warn",
             )
         if found.next_cursor is not None:
             yield Concern(f"More tables are {status.value}", "", None, f"/tables?status={status.value}")
@@ -124,3 +142,55 @@ def _concerns(session: Session, settings: Settings) -> Iterator[Concern]:
                 pattern.failures[0].remedy,
                 f"/patterns/{pattern.id}",
             )
+    yield from _unfit_workers(session, settings)
+    # Only admins can see or mend webhooks.
+    if reader.role.allows(Role.ADMIN):
+        for webhook in webhooks.list_webhooks(session, PageRequest(limit=EVERYTHING), enabled=False).items:
+            if webhook.disabled_because is not None:
+                yield Concern(
+                    f"Webhook {webhook.name} was switched off",
+                    webhook.disabled_because,
+                    "Correct its address, or switch it on again: what waits is sent then.",
+                    f"/webhooks/{webhook.id}",
+                )
+
+
+def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:
+    """Workers that could not start lately, unless they were started again since and can."""
+    latest: dict[str, WorkerView] = {}
+    for worker in workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items:
+        latest.setdefault(worker.name, worker)
+    for worker in latest.values():
+        if worker.problem is not None and worker.last_seen_at > utc_now() - _UNFIT_FOR:
+            yield Concern(
+                f"Worker {worker.name} cannot run jobs",
+                worker.problem,
+                "Correct that, and start the worker again.",
+                f"/workers?{urlencode({'search': worker.name})}",
+            )
+
+
+def _failed_polls(session: Session) -> Iterator[Concern]:
+    """A catalog that fails is one concern, however many tables it has."""
+    failed = index_health.failed_polls(session)
+    own = [poll for poll in failed if not poll.is_of_catalog]
+    of_catalogs = (poll for poll in failed if poll.is_of_catalog)
+    for catalog_id, polls in groupby(of_catalogs, lambda poll: poll.catalog_id):
+        first, *others = polls
+        yield Concern(
+            f"Catalog {first.catalog} fails, and {plural(1 + len(others), 'table')} with it",
+            first.error["detail"],
+            first.error["remedy"],
+            f"/catalogs/{catalog_id}",
+            "bad",
+        )
+    for poll in own[:_SHOWN]:
+        yield Concern(
+            f"{poll.table} is {HealthStatus.UNKNOWN.value}",
+            poll.error["detail"],
+            poll.error["remedy"],
+            f"/tables/{poll.table_id}",
+            "bad",
+        )
+    if len(own) > _SHOWN:
+        yield Concern("More tables are unknown", "", None, f"/tables?status={HealthStatus.UNKNOWN.value}")

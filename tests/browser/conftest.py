@@ -1,5 +1,6 @@
 """Debian's Chromium, one service for all tests, and a page that is watched for what no page may do."""
 
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from playwright.sync_api import ConsoleMessage, Page, Request
 from tests.browser.running_service import RunningService, running_service
 
 CHROMIUM: dict[str, Any] = {
-    "executable_path": "/usr/bin/chromium",
+    "executable_path": shutil.which("chromium"),
     "args": [
         "--no-sandbox",
         "--disable-gpu",

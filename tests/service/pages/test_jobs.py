@@ -5,12 +5,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlmodel import select
+from sqlmodel import col, delete, select
 
 from service.auth.models import Role
 from service.database import new_id, utc_now
 from service.jobs.models import EventView, Job, JobView
+from service.tables.models import EnrolledTable
 from service.ui.job_story import stages_of, work_of
+from service.webhooks.models import Webhook
 from tests.browser.running_service import convert_result, index_report
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -189,6 +191,81 @@ def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     assert "All is well" not in admin.page.text
     admin.send("/system/resume")
     assert "All is well" in admin.page.text
+
+
+def test_what_runs_is_counted_and_shown_first_however_much_was_queued_later(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    runs = request_job(service, table)
+    assignment = claim(service, worker, runs)
+    queued = request_job(service, table, "verify")
+    with service.database.write() as session:
+        job, row = session.get_one(Job, queued), session.get_one(EnrolledTable, table)
+        others = []
+        for number in range(100):
+            branch = {"id": new_id(), "branch": f"b{number}"}
+            others.append(EnrolledTable.model_validate(row.model_dump() | branch))
+        session.add_all(others)
+        session.flush()
+        for other in others:
+            later = {"id": new_id(), "table_id": other.id, "created_at": utc_now()}
+            session.add(Job.model_validate(job.model_dump() | later))
+        added = [other.id for other in others]
+    shown = words(admin.open("/"))
+    assert "Jobs running 1 101 waiting" in shown
+    assert runs[:8] in shown
+    assert "The first 20 of 102." in shown
+    service.finish(assignment, status="failed", error=FAILED)
+    with service.database.write() as session:
+        session.exec(delete(Job).where(col(Job.table_id).in_(added)))
+        session.exec(delete(EnrolledTable).where(col(EnrolledTable.id).in_(added)))
+
+
+def test_the_overview_names_catalogs_workers_and_webhooks_that_fail(service: Running, admin: Person) -> None:
+    directory = service.settings.data_dir / "away"
+    directory.mkdir()
+    catalog = IcebergCatalog(directory, "away")
+    for name in ("far.one", "far.two"):
+        catalog.create(name)
+    made = service.register(catalog)
+    tables = [service.enroll(name, catalog="away") for name in ("far.one", "far.two")]
+    catalog.close()
+    service.background.poller._catalogs.close()
+    (directory / "cat.db").unlink()
+    for table in tables:
+        service.poll(table["id"])
+    unfit = {"name": "crippled", "hostname": "host", "pid": 1, "version": "1", "problem": "Java is missing."}
+    service.admin.post("/workers", json=unfit).raise_for_status()
+    with service.database.write() as session:
+        webhook = Webhook(
+            name="gone",
+            url="http://127.0.0.1:9/",
+            kinds=["job.failed"],
+            secret="file:/nowhere",
+            created_by="admin",
+            enabled=False,
+            disabled_because="The receiver answered 410 Gone.",
+        )
+        session.add(webhook)
+    shown = admin.open("/")
+    assert shown.links["Catalog away fails, and 2 tables with it"].endswith(f"/catalogs/{made['id']}")
+    assert "cat.db does not exist" in shown.text
+    assert "far.one is unknown" not in shown.text
+    assert "Java is missing." in shown.text
+    assert "crippled" in admin.follow("Worker crippled cannot run jobs").text
+    assert (
+        "410 Gone" in admin.open(shown.links["Webhook gone was switched off"].removeprefix(service.url)).text
+    )
+    with Person(service, Role.VIEWER) as viewer:
+        assert "Webhook gone" not in viewer.open("/").text
+
+    service.admin.post("/workers", json=unfit | {"problem": None}).raise_for_status()
+    for table in tables:
+        service.admin.delete(f"/tables/{table['id']}").raise_for_status()
+    service.admin.delete(f"/webhooks/{webhook.id}").raise_for_status()
+    shown = admin.open("/")
+    for name in ("Catalog away", "Worker crippled", "Webhook gone"):
+        assert name not in shown.text
 
 
 def test_chosen_jobs_are_cancelled_together_and_what_cannot_be_is_told(

@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 from sqlmodel import delete
 
+from service.audit import service as audit
+from service.auth import service as auth
 from service.auth.models import Role
+from service.catalogs import service as catalogs
 from service.database import utc_now
 from service.index_health.models import HealthSample
+from service.policies import service as policies
+from service.tables import service as tables
+from service.webhooks import service as webhooks
+from service.workers import service as workers
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -66,6 +73,23 @@ def test_tables_are_found_by_name_status_and_place(
     assert "No table fits these filters" in admin.page.text
     assert "farm.cows" in admin.open("/tables?search=COW&namespace=farm&catalog=local").links
     assert "farm.pigs" not in admin.page.links
+
+
+def test_every_list_is_shown_in_each_of_its_orders(admin: Person, table: dict[str, Any]) -> None:
+    lists = {
+        "/tables": tables.SORTING,
+        "/catalogs": catalogs.SORTING,
+        "/policies": policies.SORTING,
+        "/workers": workers.SORTING,
+        "/webhooks": webhooks.SORTING,
+        "/api-keys": auth.SORTING,
+        "/audit": audit.SORTING,
+    }
+    for path, sorting in lists.items():
+        for sort in (sign + name for name in sorting.columns for sign in ("", "-")):
+            assert admin.open(f"{path}?sort={sort}").status == 200, (path, sort)
+    admin.open("/tables")
+    assert admin.follow("Status").path == "/tables?sort=-status"
 
 
 def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[str, Any]) -> None:

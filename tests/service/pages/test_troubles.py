@@ -27,6 +27,7 @@ PAGES = [route for route, _ in ROUTES if is_page(route)]
 OF_CALLS = re.compile(
     r"/api/v\d|\b(GET|POST|PUT|PATCH|DELETE) (/|it\b|the\b|those\b|what\b)|\bPATCH\b"
     r"|\bIf-Match\b|\bETag\b|\bRetry-After\b|\bIdempotency-Key\b"
+    r"|\b[Ss]ee `\w+`"
 )
 """What only who calls the API knows."""
 FOR_PROGRAMS = {
