@@ -392,9 +392,10 @@ class PlannedJob(Message):
     kind: JobKind
     """Which kind of job."""
     starts_at: datetime | None
-    """When one would start first, by itself or because it is queued already; null if none would."""
+    """When one would start next, by itself or because it is queued already; null if none would."""
     why: str | None
-    """The trigger that starts it, or the queued job and what it waits for; null if there is neither."""
+    """The trigger that starts it, the queued job and what it waits for, or the job that runs before it; null
+    if none would start."""
     then_at: list[datetime]
     """When the next 24 would start, if each succeeds and leaves nothing to do, and nothing is written."""
     now: str

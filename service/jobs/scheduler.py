@@ -364,7 +364,7 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
 def preview(session: Session, table: EnrolledTable, health: TableHealth, now: datetime) -> PolicyPreview:
     """What would start of each kind within a day, if nothing is written to the table meanwhile.
 
-    After the first of a kind, that supposes that each succeeds and leaves nothing to do.
+    After the first of a kind, or the running one, that supposes that each succeeds and leaves nothing to do.
     """
     policy = effective_policy(session, table)
     state = _state(session, table, health, policy, now)
@@ -391,11 +391,21 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
     }
     planned = []
     queued = _queued(session, table, state, now, until)
+    running = _running(session, table)
     for kind in SCHEDULED:
         of_kind = {at: each[kind] for at, each in decisions.items()}
-        starts = ((at, each.sentence) for at, each in of_kind.items() if each.action is Action.TRIGGER)
-        starts_at, why = queued.get(kind) or next(starts, (None, None))
-        repeats = _repeats(state, policy, kind, starts_at, until) if starts_at is not None else ()
+        if kind in running and kind not in queued:
+            repeats = _repeats(state, policy, kind, now, until)
+            starts_at = next(repeats, None)
+            why = (
+                None
+                if starts_at is None
+                else f"Job {running[kind]} is running; this supposes that it succeeds soon."
+            )
+        else:
+            starts = ((at, each.sentence) for at, each in of_kind.items() if each.action is Action.TRIGGER)
+            starts_at, why = queued.get(kind) or next(starts, (None, None))
+            repeats = iter(()) if starts_at is None else _repeats(state, policy, kind, starts_at, until)
         planned.append(
             PlannedJob(
                 kind=kind,
@@ -494,6 +504,16 @@ def _queued(
         )
         for job in jobs
     }
+
+
+def _running(session: Session, table: EnrolledTable) -> dict[JobKind, str]:
+    """Ids of jobs that run."""
+    jobs = session.exec(
+        select(Job.kind, Job.id).where(
+            Job.table_id == table.id, ~col(Job.dry_run), Job.status == JobStatus.RUNNING.value
+        )
+    )
+    return {JobKind(kind): job_id for kind, job_id in jobs}
 
 
 def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:

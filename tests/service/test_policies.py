@@ -386,6 +386,17 @@ def test_the_preview_tells_what_starts_again_and_again(
     # What it would convert is there once.
     assert (len(starts["convert"]), starts["index"]) == (1, [])
 
+    requested = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "verify"}).json()
+    claimed = service.claim(service.start_worker())
+    assert claimed is not None
+    assert claimed["job"]["id"] == requested["id"]
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    (verify,) = (job for job in found["jobs"] if job["kind"] == "verify")
+    begin = datetime.fromisoformat(found["from_time"])
+    starts_at = [datetime.fromisoformat(at) for at in (verify["starts_at"], *verify["then_at"])]
+    assert starts_at == [begin + timedelta(hours=hours) for hours in (5, 10, 15, 20)]
+    assert verify["why"] == f"Job {requested['id']} is running; this supposes that it succeeds soon."
+
 
 def test_the_windows_of_a_policy_are_bounded(service: Running) -> None:
     windows = [{"start": f"{n // 60:02d}:{n % 60:02d}", "end": "00:00"} for n in range(51)]
