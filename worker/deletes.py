@@ -500,7 +500,12 @@ def _write_position_delete_file(
     with (
         storage.open_output(location) as sink,
         pq.ParquetWriter(
-            sink, _PARQUET_SCHEMA, compression="zstd", use_dictionary=["file_path"], store_schema=False
+            sink,
+            _PARQUET_SCHEMA,
+            compression="zstd",
+            use_dictionary=["file_path"],
+            store_schema=False,
+            write_page_checksum=True,  # as parquet-java does; the next conversion merges what it finds here
         ) as writer,
     ):
         for rows in _row_groups(group):

@@ -293,7 +293,8 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
 def decode(storage: Storage, location: str) -> None:
     """Reads a file of the index to its end. Raises OSError or pa.ArrowException."""
     with storage.open_input(location) as source:
-        for _ in pq.ParquetFile(source).iter_batches(use_threads=False):
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        for _ in parquet.iter_batches(use_threads=False):
             pass
 
 

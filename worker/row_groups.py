@@ -37,7 +37,7 @@ class RowGroups:
         groups = list(row_groups)
         if self._remote is not None:
             self._remote.fetch(_column_chunks(self._metadata, groups, names))
-        parquet = pq.ParquetFile(self._source, metadata=self._metadata)
+        parquet = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
         return parquet.read_row_groups(groups, columns=list(names), use_threads=False)
 
 

@@ -106,6 +106,8 @@ class RunWriter:
                 use_dictionary=False,
                 column_encoding=_encodings(physical.schema),
                 write_page_index=False,
+                # Neither zstd nor an encoding notices a flipped bit: it would be another row's address.
+                write_page_checksum=True,
             )
         self._writer.write_table(physical, row_group_size=ROW_GROUP_ROWS)
         keys = [rows[name] for name in self._primary_key]

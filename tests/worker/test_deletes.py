@@ -441,6 +441,24 @@ class TestWrite:
         assert not written.lower_bounds
         assert written.file_size_bytes == Path(written.path).stat().st_size
 
+    def test_a_flipped_bit_in_positions_that_we_wrote_is_noticed(self, tmp_path: Path) -> None:
+        """The next conversion merges them; zstd and the encodings notice by far not all."""
+        hidden = data_file("a", rows=100_000)
+        rows = BitMap64(np.unique(np.random.default_rng(0).integers(0, hidden.record_count, 9_000)))
+        [written] = write_position_deletes(
+            Storage(), lambda _: f"{tmp_path}/p.parquet", {hidden: rows}, DeleteGranularity.FILE
+        )
+        path = Path(written.path)
+        intact, chunk = path.read_bytes(), pq.read_metadata(path).row_group(0).column(1)
+        for back in range(1, chunk.total_compressed_size - 100, chunk.total_compressed_size // 40):
+            damaged = bytearray(intact)
+            damaged[chunk.data_page_offset + chunk.total_compressed_size - back] ^= 1
+            path.unlink()  # what an earlier read has mapped stays what it was
+            path.write_bytes(damaged)
+            delete = delete_file(str(path), rows=len(rows))
+            with pytest.raises(UnreadableDeleteFileError):
+                existing_deletes(Storage(), [hidden], [delete])
+
     def test_groups_add_up_after_pickling(self, tmp_path: Path) -> None:
         groups = [
             write_deletes(

@@ -10,7 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from worker.footers import footers
+from worker.index import ADDRESS, PARTITION_ID, decode
+from worker.read import NULL_MASK
 from worker.row_groups import REQUESTS, RowGroups
+from worker.sorted_runs import write_run
 from worker.storage import Storage
 
 ROWS = 64_000
@@ -108,3 +111,38 @@ def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: 
     monkeypatch.setattr("worker.footers.footer", read)
     monkeypatch.setattr(Storage, "is_local", lambda *_: False)
     assert len(list(footers(Storage(), [f"{path}{i}" for i in range(8)], ()))) == 8
+
+
+def test_a_flipped_bit_in_a_page_of_the_index_is_noticed(tmp_path: Path) -> None:
+    """Encodings notice some: others would be the address of another row."""
+    random = np.random.default_rng(0)
+    entries = pa.table(
+        {
+            PARTITION_ID: np.zeros(ROWS, np.int64),
+            NULL_MASK: np.zeros(ROWS, np.int32),
+            "id": random.integers(1, 9, ROWS).cumsum(),
+            ADDRESS: random.permutation(ROWS),
+        }
+    )
+    storage = Storage()
+    (run,) = write_run(storage, str(tmp_path), entries, primary_key=entries.schema.names)
+    path = Path(run.location)
+    intact, metadata = path.read_bytes(), pq.read_metadata(path)
+    noticed = unnoticed = 0
+    for name in ("id", ADDRESS):
+        chunk = metadata.row_group(0).column(metadata.schema.names.index(name))
+        for back in range(1, 200, 7):
+            damaged = bytearray(intact)
+            damaged[chunk.data_page_offset + chunk.total_compressed_size - back] ^= 1
+            path.unlink()  # what an earlier read has mapped stays what it was
+            path.write_bytes(damaged)
+            with storage.open_input(run.location) as source, pytest.raises((OSError, pa.ArrowException)):
+                RowGroups(source, metadata).read([0], [name])
+            noticed += 1
+            with pytest.raises((OSError, pa.ArrowException)):
+                decode(storage, run.location)
+            try:
+                unnoticed += pq.ParquetFile(path).read_row_group(0, [name]).num_rows > 0
+            except (OSError, pa.ArrowException):
+                continue
+    assert noticed > unnoticed > 0  # by whoever does not look at the checksums
