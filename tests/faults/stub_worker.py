@@ -88,9 +88,16 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _stand_in("worker.pipeline", run_job=run_job)
     _stand_in("worker.job", Account=Account, JobError=JobError)
-    cancelled = type("JobCancelledError", (Exception,), {})
+    errors = [type(name, (Exception,), {}) for name in ("Cancelled", "TimedOut", "Unfit")]
+    cancelled, timed_out, unfit = errors
+    _stand_in("worker.executors", UnfitExecutorsError=unfit, check_executors=None)
     _stand_in(
-        "worker.session", JobCancelledError=cancelled, TaskRunner=object, JvmWatch=object, create_spark=None
+        "worker.session",
+        JobCancelledError=cancelled,
+        JobTimedOutError=timed_out,
+        TaskRunner=object,
+        JvmWatch=object,
+        create_spark=None,
     )
 
     import worker.main
