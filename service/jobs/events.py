@@ -55,10 +55,14 @@ def list_events(
     table_id: str | None = None,
     levels: Sequence[str] = (),
     kind: str | None = None,
+    but_for: Sequence[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[EventView]:
-    """Events of a job or a table; `kind` is one of them, such as `job.queued`, or a group, such as `job`."""
+    """Events of a job or a table; `kind` is one of them, such as `job.queued`, or a group, such as `job`.
+
+    but_for: kinds that are left out, none of them a group.
+    """
     query = select(Event)
     if job_id is not None:
         query = query.where(Event.job_id == job_id)
@@ -69,6 +73,8 @@ def list_events(
     if kind:
         in_group = func.substr(Event.kind, 1, len(kind) + 1) == f"{kind}."
         query = query.where(or_(col(Event.kind) == kind, in_group))
+    if but_for:
+        query = query.where(col(Event.kind).not_in(but_for))
     query = within(query, col(Event.at), since, until)
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 

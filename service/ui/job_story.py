@@ -73,7 +73,7 @@ class Figure:
 def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[Stage]:
     """The stages of the latest attempt in order; the worker's own times if it reported them.
 
-    events: all of the job, oldest first.
+    events: those of its progress at least, oldest first.
     """
     reported = (job.result or {}).get("stages") or []
     if reported:

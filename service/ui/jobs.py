@@ -1,6 +1,6 @@
 """The pages of jobs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -11,15 +11,18 @@ from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import BulkRequest, EventView, JobView
+from service.jobs.models import BulkRequest, EventView
 from service.jobs.status import JobKind, JobStatus
-from service.paging import PageRequest
+from service.paging import Page, PageRequest
 from service.tables import service as tables
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
 from service.ui.pages import EVERYTHING, PageRoute, render
 
 router = APIRouter(route_class=PageRoute)
+EVENTS_SHOWN = 1000
+"""Of a kind, the latest ones; the API has all."""
+_PROGRESS, _LOG = "job.progress", "job.log"
 
 
 @router.get("/jobs")
@@ -73,16 +76,17 @@ def act_on_jobs(request: Request, database: CurrentDatabase, sender: Operator, t
 @router.get("/jobs/{job_id}")
 def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str) -> Response:
     job = jobs.get_job(session, job_id)
-    happened = _events_of(session, job)
+    log = _latest_events(session, job_id, kind=_LOG)
     now = utc_now()
     return render(
         request,
         "jobs/show.html",
         reader,
         job=job,
-        events=[event for event in happened if event.kind not in ("job.progress", "job.log")],
-        log=[event for event in happened if event.kind == "job.log"],
-        stages=stages_of(job, happened, now),
+        events=_latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items[::-1],
+        log=log.items[::-1],
+        more_log=log.next_cursor is not None,
+        stages=stages_of(job, _latest_events(session, job_id, kind=_PROGRESS).items[::-1], now),
         figures=figures_of(job),
         key_set_table=key_set_table(job),
         differences=differences_of(job),
@@ -104,5 +108,7 @@ def retry_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Respo
     return RedirectResponse(f"/jobs/{again.id}", 303)
 
 
-def _events_of(session: Session, job: JobView) -> list[EventView]:
-    return events.list_events(session, PageRequest(limit=EVERYTHING), job_id=job.id).items
+def _latest_events(session: Session, job_id: str, **which: Any) -> Page[EventView]:
+    """The latest first; `which` as `list_events` takes it."""
+    page = PageRequest(limit=EVENTS_SHOWN, sort="-id")
+    return events.list_events(session, page, job_id=job_id, **which)

@@ -64,12 +64,21 @@ function remember(page) {
   for (const part of page.querySelectorAll("[data-live]")) served.set(part.id, part.outerHTML);
 }
 
+const NAMES = ["id", "href", "name", "value", "aria-label"];
+
+// Those elements of a part that another one can be taken for after the part was replaced.
+function alike(part, element) {
+  return [...part.querySelectorAll(element.localName)].filter((other) =>
+    NAMES.every((name) => other.getAttribute(name) === element.getAttribute(name)));
+}
+
 function replaceChanged(page) {
   for (const fresh of page.querySelectorAll("main [data-live]")) {
     const shown = document.getElementById(fresh.id);
     if (!shown || served.get(fresh.id) === fresh.outerHTML) continue;
     served.set(fresh.id, fresh.outerHTML);
-    const focused = shown.contains(document.activeElement) ? document.activeElement.id : "";
+    const focused = shown.contains(document.activeElement) ? document.activeElement : null;
+    const place = focused ? alike(shown, focused).indexOf(focused) : -1;
     // The element itself stays, so that screen readers announce what changes in it.
     const checked = new Set([...shown.querySelectorAll("input:checked")].map((box) => box.value));
     const scrolled = [...shown.querySelectorAll(".scroll, .log")].map((box) => [
@@ -83,7 +92,7 @@ function replaceChanged(page) {
       box.scrollTo(left, atEnd ? box.scrollHeight : top);
     });
     enliven(shown);
-    if (focused) document.getElementById(focused)?.focus();
+    if (place >= 0) (alike(shown, focused)[place] ?? alike(shown, focused).at(-1))?.focus({ preventScroll: true });
   }
   document.title = page.title;
 }

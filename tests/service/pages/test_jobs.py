@@ -12,6 +12,7 @@ from service.database import new_id, utc_now
 from service.jobs.models import EventView, Job, JobView
 from service.tables.models import EnrolledTable
 from service.ui.job_story import stages_of, work_of
+from service.ui.jobs import EVENTS_SHOWN
 from service.webhooks.models import Webhook
 from tests.browser.running_service import convert_result, index_report
 from tests.service.conftest import Running
@@ -112,6 +113,26 @@ def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
     assert (lookup.seconds, lookup.per_second, lookup.seconds_left) == (20, 5, 60)
     assert (plan.seconds, plan.per_second, plan.seconds_left) == (10, None, None)
     service.finish(assignment, status="failed", error=FAILED)
+
+
+def test_a_long_log_shows_its_end_and_hides_no_stage(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    assignment = claim(service, worker, job)
+    path = f"/jobs/{job}/attempts/{assignment['attempt']}/heartbeat"
+    for stage in ("plan", "lookup"):
+        service.admin.post(path, json={"progress": {"stage": stage}}).raise_for_status()
+        lines = [{"kind": "log", "message": f"{stage} line {number};"} for number in range(EVENTS_SHOWN)]
+        service.admin.post(path, json={"events": lines}).raise_for_status()
+    service.finish(assignment, status="failed", error=FAILED)
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "plan line" not in shown
+    assert shown.index("lookup line 0;") < shown.index(f"lookup line {EVENTS_SHOWN - 1};")
+    assert "The latest 1,000 lines" in shown
+    assert "Plan: pin the snapshot" in shown
+    assert "Look keys up in the index" in shown
+    assert "The store is away" in shown
 
 
 def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(

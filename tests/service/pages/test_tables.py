@@ -174,6 +174,17 @@ def test_a_table_is_removed_with_or_without_its_index(
     assert admin.page.path.startswith("/jobs/" if drop_index else "/tables")
 
 
+def test_a_removal_that_was_refused_is_not_called_live(
+    service: Running, admin: Person, table: dict[str, Any]
+) -> None:
+    assert "data-events" in admin.open(f"/tables/{table['id']}").html
+    for action in ("pause", "resume"):
+        service.admin.post(f"/tables/{table['id']}/{action}").raise_for_status()
+    refused = admin.send("/delete")
+    assert refused.status == 412
+    assert "data-events" not in refused.html
+
+
 def test_a_viewer_is_offered_nothing_and_a_removal_is_refused(
     service: Running, table: dict[str, Any]
 ) -> None:
