@@ -44,6 +44,10 @@ from service.wording import counted
 _CONNECT_SECONDS = 5.0
 _SHOWN_TABLES = 50
 _LISTED_NAMESPACES = 200
+_ADDRESSES = ("uri", "oauth2-server-uri", "glue.endpoint", "s3.endpoint")
+"""Properties that may name a server."""
+_WITH_REQUESTS = frozenset(("uri", "oauth2-server-uri"))
+"""Those that are asked through `requests`; the others trust certificates of their own."""
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "thrift": 9083}
 _Identifier = tuple[str, ...]
 
@@ -127,53 +131,55 @@ class CatalogProbe:
         return f"{counted(references, 'reference')} resolved." if references else None
 
     @property
-    def _servers(self) -> list[tuple[str, str, int]]:
-        """(scheme, host, port) of each server of the catalog itself."""
+    def _servers(self) -> list[tuple[str, str, str, int]]:
+        """(property, scheme, host, port) of each server that the record names."""
         found = []
-        for uri in self._seen.properties.get("uri", "").split(","):
-            parts = urlsplit(uri)
-            scheme = parts.scheme.partition("+")[0]
-            if scheme in _PORTS and parts.hostname:
-                found.append((scheme, parts.hostname, parts.port or _PORTS[scheme]))
+        for key in _ADDRESSES:
+            for uri in self._seen.properties.get(key, "").split(","):
+                parts = urlsplit(uri)
+                scheme = parts.scheme.partition("+")[0]
+                if scheme in _PORTS and parts.hostname:
+                    found.append((key, scheme, parts.hostname, parts.port or _PORTS[scheme]))
         return found
 
     def _resolve_names(self) -> str | None:
-        found = {host: addresses_of(self._settings, host, port) for _, host, port in self._servers}
+        found = {host: addresses_of(self._settings, host, port) for _, _, host, port in self._servers}
         return " ".join(f"{host} is {', '.join(addresses)}." for host, addresses in found.items()) or None
 
     def _connect(self) -> str | None:
-        for _, host, port in self._servers:
-            with self._connection(host, port):
+        for key, _, host, port in self._servers:
+            with self._connection(key, host, port):
                 pass
-        return " ".join(f"{host} port {port} accepts connections." for _, host, port in self._servers) or None
+        said = (f"{host} port {port} accepts connections." for _, _, host, port in self._servers)
+        return " ".join(said) or None
 
     @contextmanager
-    def _connection(self, host: str, port: int) -> Iterator[socket.socket]:
+    def _connection(self, key: str, host: str, port: int) -> Iterator[socket.socket]:
         address = addresses_of(self._settings, host, port)[0]
         try:
             connection = socket.create_connection((address, port), _CONNECT_SECONDS)
         except TimeoutError:
             raise StepFailed(
                 f"{host} ({address}) does not answer at port {port} within {_CONNECT_SECONDS:.0f} s.",
-                "Check the address; a firewall or network policy may drop what the service sends there.",
+                f"Check `{key}`; a firewall or network policy may drop what the service sends there.",
             ) from None
         except OSError as error:
             raise StepFailed(
                 f"{host} ({address}) refuses connections at port {port}: {error.strerror or error}.",
-                "Check the port in `uri`, and that the catalog is running.",
+                f"Check the port in `{key}`, and that the server is running.",
             ) from None
         with connection:
             yield connection
 
     def _shake_hands(self) -> str | None:
         said = []
-        for scheme, host, port in self._servers:
-            if scheme != "https":
+        for key, scheme, host, port in self._servers:
+            if scheme != "https" or key not in _WITH_REQUESTS:
                 continue
             context = ssl.create_default_context(
                 cafile=os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
             )
-            with self._connection(host, port) as connection:
+            with self._connection(key, host, port) as connection:
                 try:
                     with context.wrap_socket(connection, server_hostname=host) as secure:
                         said.append(f"{host} shows a valid certificate ({secure.version()}).")
@@ -181,12 +187,12 @@ class CatalogProbe:
                     raise StepFailed(
                         f"The certificate of {host} is not trusted: {error.verify_message}.",
                         "Give the service the certificate of its authority (REQUESTS_CA_BUNDLE names a file) "
-                        "or give the catalog a certificate for this name.",
+                        "or give the server a certificate for this name.",
                     ) from None
                 except (ssl.SSLError, OSError) as error:
                     raise StepFailed(
                         f"{host} port {port} does not speak TLS: {getattr(error, 'reason', None) or error}.",
-                        "Use http:// in `uri` if the catalog has no TLS, or its TLS port.",
+                        f"Use http:// in `{key}` if the server has no TLS, or its TLS port.",
                     ) from None
         return " ".join(said) or None
 
@@ -194,7 +200,8 @@ class CatalogProbe:
         self._seen.source = open_source(self._settings, self._catalog)
         if self._kind is CatalogType.HADOOP:
             return None
-        if self._kind is CatalogType.SQL:
+        if self._kind in (CatalogType.SQL, CatalogType.GLUE):
+            # Opening them asks them nothing.
             self._seen.source.namespaces()
         return "The catalog lets this service in."
 
@@ -252,9 +259,13 @@ class CatalogProbe:
                 sink.write(b"icestream")
             filesystem.delete_file(path)
         except OSError as error:
+            said = " ".join(str(error).split())[:400]
+            cause = _explain_code(error, said)
             raise StepFailed(
-                f"The index warehouse {place} cannot be written to: {' '.join(str(error).split())[:400]}",
-                "Let the service and the workers write there, or set another index_warehouse on the catalog.",
+                f"The index warehouse {place} cannot be written to: {said}",
+                "Let the service and the workers write there, or set another index_warehouse on the catalog."
+                if cause is None
+                else cause.remedy,
             ) from None
         return f"Files can be written to {place} and deleted."
 
@@ -301,6 +312,59 @@ class CatalogProbe:
         )
 
 
+_CODES = (
+    (
+        "AccessDeniedException",
+        "The catalog knows the credentials, but forbids what is asked",
+        "Grant this principal glue:GetDatabases, glue:GetTables and glue:GetTable.",
+    ),
+    (
+        "UnrecognizedClientException|InvalidSignatureException",
+        "The catalog refuses the credentials",
+        "Check `glue.access-key-id`, `glue.secret-access-key` and `glue.session-token`, and the secrets that "
+        "they refer to.",
+    ),
+    (
+        "ExpiredTokenException",
+        "The credentials have expired",
+        "Renew `glue.access-key-id`, `glue.secret-access-key` and `glue.session-token` together.",
+    ),
+    (
+        "NoCredentialsError",
+        "There are no credentials",
+        "Set `glue.access-key-id` and `glue.secret-access-key`, or give the service's machine a role.",
+    ),
+    (
+        "EndpointConnectionError",
+        "The catalog cannot be reached",
+        "Check `glue.endpoint` or, without one, `glue.region`, and what the network lets through.",
+    ),
+    (
+        "INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH",
+        "The object store refuses the credentials",
+        "Check `s3.access-key-id` and `s3.secret-access-key`, and the secrets that they refer to.",
+    ),
+    (
+        "NETWORK_CONNECTION",
+        "The object store cannot be reached",
+        "Check `s3.endpoint` or, without one, `s3.region`, and what the network lets through.",
+    ),
+    (
+        "TTransportException",
+        "The metastore cannot be reached, or ended the connection",
+        "Check `uri`, and that the metastore is running and wants neither TLS nor another way to sign in.",
+    ),
+)
+"""What the libraries of AWS and Thrift call an error, or its class; in words; what to do."""
+
+
+def _explain_code(error: Exception, said: str) -> StepFailed | None:
+    for code, words, remedy in _CODES:
+        if re.search(rf"\b({code})\b", f"{type(error).__name__} {said}"):
+            return StepFailed(f"{words}: {said}", remedy)
+    return None
+
+
 _NOT_REST = "The server answers, but not as an Iceberg REST catalog does"
 
 
@@ -330,6 +394,8 @@ def explain(catalog: Catalog, error: Exception) -> StepFailed:
         return explain(catalog, UnauthorizedError(said))
     if isinstance(error, RESTError | ValueError) and catalog.type == CatalogType.REST.value:
         return StepFailed(f"{_NOT_REST}: {said}", "Check the path in `uri`: it ends before /v1/config.")
+    if (cause := _explain_code(error, said)) is not None:
+        return cause
     if isinstance(error, RequestsConnectionError):
         return StepFailed(f"The connection broke: {said}", "Check `uri`, and that the catalog is running.")
     if isinstance(error, OperationalError | ProgrammingError):

@@ -180,8 +180,9 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
     session = botocore.session.get_session()
     timeouts = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=settings.catalog_timeout_seconds)
     session.set_default_client_config(timeouts)
-    bounded = {GLUE_MAX_RETRIES: _GLUE_RETRIES, **given, "botocore_session": session}
-    return GuardedGlueCatalog(name, **bounded)
+    # A record has text, of which botocore makes no number.
+    retries = int(given.get(GLUE_MAX_RETRIES, _GLUE_RETRIES))
+    return GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
 
 
 def _database_url(settings: Settings, uri: str) -> str:

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from pyiceberg.catalog.sql import SqlCatalogBaseTable
 from sqlalchemy import create_engine, text
+from thrift.transport.TTransport import TTransportException
 
+from service.catalogs.check import explain
+from service.catalogs.models import Catalog
 from tests.http_server import Answer, answering, rest_catalog
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -76,6 +80,81 @@ def test_a_catalog_that_works_passes_every_step(service: Running, iceberg: Icebe
 )
 def test_a_server_that_is_not_there(service: Running, uri: str, failed: str, words: str, remedy: str) -> None:
     expect(check(service, "rest", {"uri": uri}), failed, words, remedy)
+
+
+CLOSED = "http://127.0.0.1:1"
+GLUE = {
+    "glue.region": "r",
+    "glue.access-key-id": "key-of-this-test",
+    "glue.secret-access-key": "env:GLUE_SECRET",
+    "glue.max-retries": "1",
+}
+
+
+@pytest.fixture
+def glue_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLUE_SECRET", "secret-of-this-test")
+
+
+@pytest.mark.usefixtures("glue_secret")
+@pytest.mark.parametrize(
+    ("kind", "key", "properties"),
+    [
+        ("glue", "glue.endpoint", GLUE),
+        ("glue", "s3.endpoint", GLUE),
+        ("rest", "oauth2-server-uri", {}),
+        ("hive", "uri", {}),
+    ],
+)
+def test_each_server_that_a_record_names_is_tried(
+    service: Running, kind: str, key: str, properties: dict[str, str]
+) -> None:
+    with answering({}) as server:
+        open_at = {"rest": {"uri": server.url}, "glue": {"glue.endpoint": server.url}}.get(kind, {})
+        closed = {key: CLOSED if kind != "hive" else "thrift://127.0.0.1:1"}
+        checked = check(service, kind, properties | open_at | closed)
+    expect(checked, "connect", "refuses connections at port 1", f"`{key}`")
+
+
+@pytest.mark.usefixtures("glue_secret")
+@pytest.mark.parametrize(
+    ("code", "words", "remedy"),
+    [
+        ("AccessDeniedException", "forbids what is asked", "glue:GetDatabases"),
+        ("UnrecognizedClientException", "refuses the credentials", "`glue.access-key-id`"),
+        ("ExpiredTokenException", "have expired", "`glue.session-token`"),
+    ],
+)
+def test_glue_refuses(service: Running, code: str, words: str, remedy: str) -> None:
+    with answering({"/": Answer({"__type": code, "message": "no"}, 400)}) as server:
+        expect(check(service, "glue", GLUE | {"glue.endpoint": server.url}), "credentials", words, remedy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words", "remedy"),
+    [
+        ("glue", NoCredentialsError(), "There are no credentials", "`glue.access-key-id`"),
+        ("glue", EndpointConnectionError(endpoint_url=CLOSED), "cannot be reached", "`glue.region`"),
+        (
+            "rest",
+            OSError("When reading: AWS Error INVALID_ACCESS_KEY_ID during HeadObject operation: no"),
+            "The object store refuses the credentials",
+            "`s3.access-key-id`",
+        ),
+        (
+            "rest",
+            OSError("When reading: AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7"),
+            "The object store cannot be reached",
+            "`s3.endpoint`",
+        ),
+        ("hive", TTransportException(message="read 0 bytes"), "ended the connection", "`uri`"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_libraries_raise_is_explained(kind: str, error: Exception, words: str, remedy: str) -> None:
+    told = explain(Catalog(name="c", type=kind, properties={}), error)
+    assert words in told.detail
+    assert remedy in told.remedy
 
 
 @pytest.mark.parametrize(
