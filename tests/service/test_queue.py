@@ -13,7 +13,7 @@ from service.catalogs.models import Catalog
 from service.database import Database
 from service.errors import ConflictError
 from service.jobs import queue
-from service.jobs.models import Assignment, Event, Job
+from service.jobs.models import Assignment, Event, Job, SystemState
 from service.jobs.status import JobKind, JobStatus
 from service.tables.models import EnrolledTable
 from service.workers.models import (
@@ -448,14 +448,18 @@ def test_a_pause_that_no_job_has_shows_a_clock_that_was_set_back_unseen(database
     assert found.available_at == now + timedelta(seconds=found.max_backoff_seconds)
 
 
-@pytest.mark.parametrize("pause", ["table", "catalog"])
+@pytest.mark.parametrize("pause", ["table", "catalog", "system"])
 def test_nothing_of_a_paused_table_is_claimed(database: Database, pause: str) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
     request(database, table)
     with database.write() as session:
         row = session.get_one(EnrolledTable, table)
-        paused = row if pause == "table" else session.get_one(Catalog, row.catalog_id)
+        paused = {
+            "table": row,
+            "catalog": session.get_one(Catalog, row.catalog_id),
+            "system": session.get(SystemState, 1) or SystemState(),
+        }[pause]
         paused.paused = True
         session.add(paused)
     assert claim(database, worker) is None
