@@ -114,6 +114,7 @@ def furnish(service: RunningService) -> Pages:
     pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
     service.wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11)
     webhook = make_webhook(service)
+    policy = service.post("/policies", name="nightly", settings={"convert": {"age_seconds": 3600}})["id"]
     return Pages(
         {
             "overview": "/",
@@ -132,9 +133,11 @@ def furnish(service: RunningService) -> Pages:
             "workers": "/workers",
             "policies": "/policies",
             "policy": "/policies/standard",
+            "policy-form": f"/policies/{policy}/edit",
             "policy-new": "/policies/new?like=standard",
             "catalogs": "/catalogs",
             "catalog": "/catalogs/local",
+            "catalog-form": "/catalogs/local/edit",
             "catalog-new": "/catalogs/new",
             "candidates": "/catalogs/local/candidates?all_tables=true",
             "patterns": "/patterns",
@@ -149,7 +152,7 @@ def furnish(service: RunningService) -> Pages:
             "register": "/tables/new",
             "not-found": "/tables/no-such-table",
         },
-        {"login": "/login"},
+        {"login": "/login", "problem": "/problems/catalog-unreachable"},
     )
 
 

@@ -6,10 +6,13 @@ from itertools import product
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Response
+from starlette.routing import compile_path
 
+from tests.access import DECISIONS
 from tests.browser.conftest import Misdeeds
 from tests.browser.running_service import RunningService, running_service
 from tests.browser.screenshots import THEMES, WIDTHS, Pages, furnish
+from tests.service.test_access import is_page
 
 pytestmark = pytest.mark.integration
 
@@ -45,6 +48,23 @@ def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     context.close()
     assert {name: problems for name, problems in found.items() if problems} == {}
     assert misdeeds == []
+
+
+def test_every_page_is_looked_at(furnished: tuple[RunningService, Pages]) -> None:
+    _, pages = furnished
+    routes = [
+        route.partition(" ")[2]
+        for decided in DECISIONS.values()
+        for route in decided
+        if route.startswith("GET ") and is_page(route) and not route.startswith("GET /static/")
+    ]
+    # As in the service, a route without parameters goes before one with them.
+    routes.sort(key=lambda route: route.count("{"))
+    seen = {
+        next(route for route in routes if compile_path(route)[0].match(path.partition("?")[0]))
+        for path in (pages.anonymous | pages.signed_in).values()
+    }
+    assert set(routes) - seen == set()
 
 
 def _look(page: Page, url: str) -> list[str]:
