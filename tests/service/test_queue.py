@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import select
 
@@ -463,6 +463,13 @@ def test_nothing_of_a_paused_table_is_claimed(database: Database, pause: str) ->
         paused.paused = True
         session.add(paused)
     assert claim(database, worker) is None
+
+
+def test_a_database_in_a_file_is_read_while_it_is_written(new_database_url: Callable[[str], str]) -> None:
+    database = Database(new_database_url("sqlite"))
+    with database.write() as session:
+        assert session.connection().scalar(text("PRAGMA journal_mode")) == "wal"
+    database.dispose()
 
 
 def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None:
