@@ -132,7 +132,7 @@ def test_a_rest_catalog_that_does_not_answer_is_told_in_words(service: Running) 
     service.admin.post("/catalogs", json=body)
     checked = service.admin.post("/catalogs/rest/check").json()
     assert checked["ok"] is False
-    assert "that the catalog is running" in checked["remedy"]
+    assert "that the server is running" in checked["remedy"]
 
 
 def test_tables_of_a_rest_catalog_are_found_and_enrolled(service: Running, iceberg: IcebergCatalog) -> None:

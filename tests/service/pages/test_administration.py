@@ -311,6 +311,10 @@ def test_workers_are_found_by_name_and_whether_they_are_alive(service: Running, 
     assert "unfit" in shown
     assert why in shown
     assert "icestream_workers_alive 1.0" in service.admin.get(f"{service.url}/metrics").text
+    # Once it is mended, it needs nobody's attention: the overview of other tests says that all is well.
+    assert "Worker unable cannot run jobs" in admin.open("/").text
+    service.admin.post("/workers", json=body | {"problem": None})
+    assert "Worker unable cannot run jobs" not in admin.open("/").text
 
 
 def test_what_a_role_may_not_do_is_not_offered_and_refused_if_tried(
