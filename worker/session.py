@@ -332,7 +332,7 @@ class TaskRunner:
         action: Callable[[], A],
         *,
         on_progress: Callable[[int, int], None],
-        on_work: OnWork = lambda _: None,
+        on_work: OnWork | None = None,
     ) -> A:
         """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
         context = self.spark.sparkContext
@@ -352,8 +352,12 @@ class TaskRunner:
         try:
             while thread.is_alive():
                 thread.join(timeout=0.5)
-                work, total = self._work_of(group, has_ended=not thread.is_alive())
-                on_work(work)
+                # Nobody waits for the last figures of what is not counted, such as each fetch of results.
+                work, total = self._work_of(
+                    group, waits_for_last=on_work is not None and not thread.is_alive()
+                )
+                if on_work is not None:
+                    on_work(work)
                 on_progress(work.tasks_on_spark, total)
         except BaseException:
             context.cancelJobGroup(group)
@@ -364,11 +368,11 @@ class TaskRunner:
             raise failure[0]
         return outcome[0]
 
-    def _work_of(self, group: str, *, has_ended: bool) -> tuple[Work, int]:
+    def _work_of(self, group: str, *, waits_for_last: bool) -> tuple[Work, int]:
         """What the Spark jobs of a group came to, all attempts at their stages, and of how many tasks."""
         context: Any = self.spark.sparkContext
         core, tracker, jvm = context._jsc.sc(), context.statusTracker(), context._jvm
-        if has_ended:
+        if waits_for_last:
             # Spark counts in a thread of its own. What it has not counted by then is not told.
             with suppress(Py4JJavaError):
                 core.listenerBus().waitUntilEmpty(COUNTING_MILLISECONDS)
