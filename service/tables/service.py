@@ -206,7 +206,8 @@ def enroll_pattern(
             result.already_enrolled.append(view(session, settings, existing))
             continue
         try:
-            result.enrolled.append(enroll_table(session, settings, principal, single, table))
+            with session.begin_nested():  # what fails leaves no audit entry that it was done
+                result.enrolled.append(enroll_table(session, settings, principal, single, table))
         except IcestreamError as error:
             result.failed.append(miss(table.identifier, error))
     return result

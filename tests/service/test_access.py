@@ -1,5 +1,6 @@
 """Every route as every caller: who is let through, how the others are answered, and what the log keeps."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -7,7 +8,9 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
+from sqlmodel import select
 
+from service.audit.models import AuditEntry
 from service.auth.access import Access, Anyone, Viewer, check_every_route_declares_access
 from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
@@ -65,6 +68,7 @@ def test_every_route_lets_through_whom_it_was_decided_to(service: Running, calle
     bearer = service.client(role) if role else service.client_with({})
     browser = service.client_with({})
     wrong = []
+    recorded: Counter[str] = Counter()
     for route, who in ROUTES:
         client, options = bearer, {}
         if role and is_page(route):
@@ -75,7 +79,12 @@ def test_every_route_lets_through_whom_it_was_decided_to(service: Running, calle
             is_let_through = who in CALLERS[caller]
             if not (was_let_through if is_let_through else was_refused)(answer, route, caller):
                 wrong.append(f"{route} answered {answer.status_code}")
+        if not is_let_through and (role or is_write(route)):
+            recorded[route.replace("/api/v1", "")] += 1
     assert wrong == []
+    with service.database.read() as session:
+        denied = session.exec(select(AuditEntry.action).where(AuditEntry.outcome == "denied"))
+        assert Counter(denied) == recorded, "each refusal once, but reads of strangers"
 
 
 def was_let_through(answer: httpx.Response, route: str, caller: str) -> bool:
