@@ -122,8 +122,8 @@ def test_what_was_allowed_and_came_to_nothing_leaves_no_entry(
     service.register(iceberg)
     table = service.enroll()
     written = Written(service)
-    asked = {"json": {"kind": "convert"}, "headers": {"Idempotency-Key": "k"}}
-    answers = [service.admin.post(f"/tables/{table['id']}/jobs", **asked) for _ in range(2)]
+    path, once = f"/tables/{table['id']}/jobs", {"Idempotency-Key": "k"}
+    answers = [service.admin.post(path, json={"kind": "convert"}, headers=once) for _ in range(2)]
     assert answers[0].json() == answers[1].json()
     assert written.read() == [("job.convert", "allowed")]
     with service.database.write() as session:
