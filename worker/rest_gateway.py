@@ -203,6 +203,7 @@ class _GuardedRestCatalog(RestCatalog):
 
     def _refuse_redirect(self, response: Response, *_: Any, **__: Any) -> None:
         if response.is_redirect:
+            response.close()  # nobody reads it
             location = self._redaction(response.request).text(response.headers["location"])
             raise CatalogRedirectsError(
                 f"{response.request.url} redirects to {location}. It is not followed: the credentials would "

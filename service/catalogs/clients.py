@@ -231,6 +231,7 @@ def _guard(adapter: Any, settings: Settings) -> None:
 
 def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:
     if response.is_redirect:
+        response.close()  # nobody reads it
         request: PreparedRequest = response.request
         raise UnreachableError(
             "catalog-redirects",

@@ -1,5 +1,6 @@
 """Whatever a catalog answers, a worker and its Java reach only allowed hosts, and load no code by name."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,8 @@ def test_a_redirect_is_not_followed(catalog_server: HttpServer) -> None:
         with pytest.raises(CatalogRedirectsError, match=f"redirects to {inside.url}/x"):
             RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
         assert inside.requests == []
+    del gateway
+    gc.collect()  # warns of connections that are still open, which is an error
 
 
 def test_a_token_that_expired_is_fetched_again(catalog_server: HttpServer) -> None:
