@@ -20,6 +20,7 @@ from service.index_health.models import (
     TableHealth,
 )
 from service.jobs.models import Job
+from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
 from service.jobs.status import JobStatus
 from service.paging import Page, PageRequest, Sorting, read_page, within
@@ -180,7 +181,8 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
     key_sets = [KeySetReport.model_validate(item) for item in health.key_sets]
     totals = total(key_sets)
-    paused = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
+    catalog = session.get_one(Catalog, table.catalog_id)
+    paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))
     status, reason, remedy = judge(
         health,
         key_sets,

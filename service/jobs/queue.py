@@ -314,17 +314,18 @@ def _has_room(session: Session, catalog: Catalog) -> bool:
     if limit is None or session.get_bind().dialect.name == "sqlite":
         return True
     session.execute(select(func.pg_advisory_xact_lock(func.hashtext(catalog.id))))
-    return running_of_catalog(session, catalog.id) < limit
+    return running_by_catalog(session).get(catalog.id, 0) < limit
 
 
-def running_of_catalog(session: Session, catalog_id: str) -> int:
+def running_by_catalog(session: Session) -> dict[str, int]:
+    """Numbers of running jobs by ids of catalogs; those without one are absent."""
     query = (
-        select(func.count())
-        .select_from(Job)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-        .where(Job.status == JobStatus.RUNNING.value, EnrolledTable.catalog_id == catalog_id)
+        select(EnrolledTable.catalog_id, func.count())
+        .join(Job, col(Job.table_id) == col(EnrolledTable.id))
+        .where(Job.status == JobStatus.RUNNING.value)
+        .group_by(EnrolledTable.catalog_id)
     )
-    return session.exec(query).one()
+    return dict(session.exec(query).all())
 
 
 def _hold(session: Session, job: Job, table: EnrolledTable, now: datetime) -> bool:

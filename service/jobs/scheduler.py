@@ -20,7 +20,7 @@ from service.jobs import queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
 from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPreview
-from service.jobs.service import pause_reason, waiting_for
+from service.jobs.service import pause_reason, read_others, waiting_for
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
@@ -495,12 +495,13 @@ def _queued(
             Job.available_at <= until,
         )
         .order_by(col(Job.available_at).desc())
-    )
+    ).all()
     catalog = session.get_one(Catalog, table.catalog_id)
+    others = read_others(session, jobs)
     return {
         JobKind(job.kind): (
             max(job.available_at, now),
-            f"Job {job.id} is queued. {waiting_for(session, job, table, catalog)}",
+            f"Job {job.id} is queued. {waiting_for(job, table, catalog, others)}",
         )
         for job in jobs
     }
@@ -619,7 +620,11 @@ def _state(
         kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED if kind.value in kinds
     }
     return TableState(
-        paused=pause_reason(session, table, session.get_one(Catalog, table.catalog_id)),
+        paused=pause_reason(
+            table,
+            session.get_one(Catalog, table.catalog_id),
+            is_system_paused=queue.is_system_paused(session),
+        ),
         has_keys=health.has_keys,
         new=Volume(health.new_data_files, health.new_rows, health.new_bytes),
         pending_delete_files=health.pending_equality_delete_files,

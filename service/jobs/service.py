@@ -1,7 +1,7 @@
 """What users do with jobs: request, look at, cancel, retry; and pausing the whole system."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -232,13 +232,13 @@ def pause_system(session: Session, principal: Principal, *, paused: bool) -> Sys
     return system_view(session)
 
 
-def pause_reason(session: Session, table: EnrolledTable, catalog: Catalog) -> str | None:
+def pause_reason(table: EnrolledTable, catalog: Catalog, *, is_system_paused: bool) -> str | None:
     """Why no job of a table starts, or None."""
     if table.paused and table.deleted_at is None:
         return f"table {table.name} is paused"
     if catalog.paused:
         return f"catalog {catalog.name} is paused"
-    return "the system is paused" if queue.is_system_paused(session) else None
+    return "the system is paused" if is_system_paused else None
 
 
 def view(session: Session, job: Job) -> JobView:
@@ -252,17 +252,30 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
     rows = select(Attempt).where(col(Attempt.job_id).in_(list(attempts))).order_by(col(Attempt.attempt))
     for row in session.exec(rows):
         attempts[row.job_id].append(AttemptView.model_validate(row, from_attributes=True))
+    tables = {
+        table.id: table
+        for table in session.exec(
+            select(EnrolledTable).where(col(EnrolledTable.id).in_({job.table_id for job in jobs}))
+        )
+    }
+    catalogs = {
+        catalog.id: catalog
+        for catalog in session.exec(
+            select(Catalog).where(col(Catalog.id).in_({table.catalog_id for table in tables.values()}))
+        )
+    }
+    others = read_others(session, [job for job in jobs if job.status == JobStatus.QUEUED.value])
     result = []
     for job in jobs:
-        table = session.get_one(EnrolledTable, job.table_id)
-        catalog = session.get_one(Catalog, table.catalog_id)
+        table = tables[job.table_id]
+        catalog = catalogs[table.catalog_id]
         result.append(
             JobView(
                 **job.model_dump(include=JobView.model_fields.keys() & Job.model_fields.keys()),
                 table=table.name,
                 catalog=catalog.name,
                 branch=table.branch,
-                waiting_for=waiting_for(session, job, table, catalog),
+                waiting_for=waiting_for(job, table, catalog, others),
                 cancel_requested=job.cancel_requested_at is not None,
                 attempts=attempts[job.id],
             )
@@ -270,11 +283,40 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
     return result
 
 
-def waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Catalog) -> str | None:
+@dataclass(frozen=True)
+class Others:
+    """What goes on besides some queued jobs."""
+
+    is_system_paused: bool
+    writers: Mapping[str, Job]
+    """Running jobs that write tables of theirs, by the tables' UUIDs."""
+    running: Mapping[str, int]
+    """Number of jobs that run, by the ids of catalogs."""
+
+
+def read_others(session: Session, queued: Sequence[Job]) -> Others:
+    """For any number of queued jobs with the same few queries; none for no jobs."""
+    if not queued:
+        return Others(is_system_paused=False, writers={}, running={})
+    writers = session.exec(
+        select(Job).where(
+            col(Job.table_uuid).in_({job.table_uuid for job in queued}),
+            Job.status == JobStatus.RUNNING.value,
+            col(Job.writes),
+        )
+    )
+    return Others(
+        is_system_paused=queue.is_system_paused(session),
+        writers={job.table_uuid: job for job in writers},
+        running=queue.running_by_catalog(session),
+    )
+
+
+def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others) -> str | None:
     """What holds a queued job up, in a sentence; None for other jobs."""
     if job.status != JobStatus.QUEUED.value:
         return None
-    paused = pause_reason(session, table, catalog)
+    paused = pause_reason(table, catalog, is_system_paused=others.is_system_paused)
     if paused is not None:
         return f"Waits: {paused}."
     if job.held_because is not None:
@@ -283,16 +325,11 @@ def waiting_for(session: Session, job: Job, table: EnrolledTable, catalog: Catal
         if job.attempt == 0:
             return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC, as requested."
         return f"Waits until {job.available_at:%H:%M:%S} UTC before the next attempt."
-    if job.writes:
-        running = session.exec(
-            select(Job).where(
-                Job.table_uuid == job.table_uuid, Job.status == JobStatus.RUNNING.value, col(Job.writes)
-            )
-        ).first()
-        if running is not None:
-            return f"Waits for job {running.id} ({running.kind}), which writes the same table."
+    if job.writes and job.table_uuid in others.writers:
+        running = others.writers[job.table_uuid]
+        return f"Waits for job {running.id} ({running.kind}), which writes the same table."
     limit = catalog.max_running_jobs
-    if limit is not None and queue.running_of_catalog(session, catalog.id) >= limit:
+    if limit is not None and others.running.get(catalog.id, 0) >= limit:
         return f"Waits: {counted(limit, 'job')} of catalog {catalog.name} run, as many as it allows."
     return "Waits for a free worker."
 
@@ -310,7 +347,8 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
 
 
 def _refuse_paused(session: Session, table: EnrolledTable) -> None:
-    reason = pause_reason(session, table, session.get_one(Catalog, table.catalog_id))
+    catalog = session.get_one(Catalog, table.catalog_id)
+    reason = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
     if reason is not None:
         raise ConflictError(
             "paused",

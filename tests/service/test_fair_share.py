@@ -4,7 +4,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import event, update
 from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
@@ -13,7 +13,7 @@ from service.database import Database
 from service.index_health.models import TableHealth
 from service.jobs.models import Event, Job
 from service.jobs.scheduler import preview, schedule
-from service.jobs.service import view
+from service.jobs.service import view, views
 from service.jobs.status import JobKind
 from service.policies.models import AttachmentRequest, Level, PolicyPatch, PolicyRequest
 from service.policies.service import attach_policy, create_policy, update_policy
@@ -120,6 +120,33 @@ def test_no_more_jobs_of_a_catalog_run_than_are_allowed(database: Database) -> N
     assert free.table.id == other
     finish(database, claimed[0], 1, "succeeded")
     assert claim(database, add_worker(database)) is not None
+
+
+def test_a_page_of_jobs_takes_as_many_statements_as_a_single_one(database: Database) -> None:
+    tables = [
+        table
+        for catalog in ("local", "other")
+        for table in add_tables(database, [f"{catalog}-{number}" for number in range(10)], catalog)
+    ]
+    jobs = [request(database, table, now=START) for table in tables]
+    claim(database, add_worker(database))
+    statements: list[str] = []
+
+    def count(_: object, __: object, statement: str, *___: object) -> None:
+        statements.append(statement)
+
+    def views_of(ids: list[str]) -> int:
+        statements.clear()
+        with database.read() as session:
+            found = views(session, session.exec(select(Job).where(col(Job.id).in_(ids))).all())
+        assert len(found) == len(ids)
+        return len(statements)
+
+    event.listen(database.engine, "before_cursor_execute", count)
+    try:
+        assert views_of(jobs) == views_of(jobs[-1:])
+    finally:
+        event.remove(database.engine, "before_cursor_execute", count)
 
 
 class Budgeted:
