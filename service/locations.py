@@ -26,6 +26,15 @@ def normalize_location(location: str) -> str:
     return f"{_SAME_SCHEME.get(scheme, scheme)}://{authority}{path.rstrip('/')}"
 
 
+def local_path(location: str) -> str | None:
+    """The path of a local file as it is written, `..` included; None for a place elsewhere."""
+    match = _SCHEME.match(location)
+    if match is not None and match.group(1).lower() != "file":
+        return None
+    rest = location[match.end() :] if match else location
+    return "/" + rest.removeprefix("//localhost/").lstrip("/")
+
+
 def is_under(location: str, root: str) -> bool:
     """Whether `location` is `root` or lies inside it."""
     normal, base = normalize_location(location), normalize_location(root)

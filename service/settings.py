@@ -14,8 +14,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.auth.models import Role
+from service.control_database import is_database_of, is_file_of
 from service.errors import StartError
-from service.locations import can_hold_index, is_under, normalize_location
+from service.locations import can_hold_index, is_under
 from telemetry.logs import LogFormat
 
 MIN_KEY_CHARACTERS = 32
@@ -205,23 +206,16 @@ class Settings(BaseSettings):
 
     def allows_location(self, location: str) -> bool:
         """Whether a catalog may name it. The control database is no catalog's, wherever it lies."""
-        if any(normalize_location(location) == normalize_location(file) for file in self._database_files()):
+        if is_file_of(self.database_url, location):
             return False
         return any(is_under(location, root) for root in self.location_roots)
 
-    def is_control_database(self, uri: str) -> bool:
-        """Whether a uri names the PostgreSQL database that the service keeps its own tables in."""
-        own, other = urlsplit(self.database_url), urlsplit(uri)
-        if not (own.scheme.startswith("postgresql") and other.scheme.startswith("postgresql")):
-            return False
-        places = [(one.hostname, one.port or 5432, one.path.strip("/")) for one in (own, other)]
-        return places[0] == places[1]
+    def is_control_database(self, uri: str, *, resolve: bool = False) -> bool:
+        """Whether a uri names the PostgreSQL database that the service keeps its own tables in.
 
-    def _database_files(self) -> tuple[str, ...]:
-        if not self.database_url.startswith("sqlite"):
-            return ()
-        path = self.database_url.partition(":///")[2].partition("?")[0]
-        return tuple(path + suffix for suffix in ("", "-wal", "-shm", "-journal")) if path else ()
+        resolve: also by another name of its host, for which name servers are asked.
+        """
+        return is_database_of(self.database_url, uri, resolve=resolve)
 
     @property
     def host_rules(self) -> tuple[str, ...]:

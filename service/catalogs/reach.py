@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, urlsplit
 
+from service.addresses import Address, literal_addresses, unwrapped
 from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
@@ -52,8 +53,6 @@ _FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
 _METADATA = frozenset(
     map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
 )
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def check_location(settings: Settings, location: str) -> None:
@@ -92,17 +91,8 @@ def check_record(settings: Settings, kind: CatalogType, properties: Mapping[str,
     uri = properties.get("uri", "")
     if uri and not is_reference("uri", uri):
         _check_uri(kind, uri)
-        if kind is CatalogType.SQL and settings.is_control_database(uri):
-            parts = urlsplit(uri)  # without its password
-            place = f"{parts.hostname}{parts.path}"
-            raise InvalidError(
-                "location-not-allowed",
-                "The location is outside the allowed places",
-                f"{place!r} is the database in which the service keeps its own tables.",
-                "Keep catalogs in a database of their own.",
-                location=place,
-                setting="ICESTREAM_DATABASE_URL",
-            )
+        if kind is CatalogType.SQL:
+            _check_other_database(settings, uri, resolve=False)
     for host in _hosts(kind, properties):
         check_host(settings, host)
 
@@ -112,6 +102,23 @@ def check_reachable(settings: Settings, kind: CatalogType, properties: Mapping[s
     check_record(settings, kind, properties)
     for host in _hosts(kind, properties):
         addresses_of(settings, host, None)
+    if kind is CatalogType.SQL:
+        _check_other_database(settings, properties.get("uri", ""), resolve=True)
+
+
+def _check_other_database(settings: Settings, uri: str, *, resolve: bool) -> None:
+    if not settings.is_control_database(uri, resolve=resolve):
+        return
+    parts = urlsplit(uri)  # without its password
+    place = f"{parts.hostname}{parts.path}"
+    raise InvalidError(
+        "location-not-allowed",
+        "The location is outside the allowed places",
+        f"{place!r} is the database in which the service keeps its own tables.",
+        "Keep catalogs in a database of their own.",
+        location=place,
+        setting="ICESTREAM_DATABASE_URL",
+    )
 
 
 def check_file_io(settings: Settings, properties: Mapping[str, object]) -> None:
@@ -140,10 +147,10 @@ def check_reference(settings: Settings, key: str, reference: str) -> None:
 
 def check_host(settings: Settings, host: str) -> None:
     """Raise InvalidError for a host that is not allowed by name, or is an address that is not."""
-    for address in _literal(host):
+    for address in literal_addresses(host):
         if not settings.allows_host(host) and not _is_allowed(settings, address):
             raise _refused(host, str(address))
-    if not settings.allows_any_host and not settings.allows_host(host) and not _literal(host):
+    if not settings.allows_any_host and not settings.allows_host(host) and not literal_addresses(host):
         raise _refused(host, None)
 
 
@@ -248,31 +255,9 @@ def _hosts(kind: CatalogType | None, properties: Mapping[str, str]) -> Iterator[
                 yield name
 
 
-def _literal(host: str) -> list[Address]:
-    """The address that a host is in itself, in any spelling (127.1, 0x7f000001); nothing for a name."""
-    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain") or host.lower().endswith(
-        ".localhost"
-    ):
-        return [ipaddress.ip_address("127.0.0.1")]
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        return []
-    return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
-
-
 def _is_allowed(settings: Settings, address: Address) -> bool:
-    inner = _unwrapped(address)
+    inner = unwrapped(address)
     return settings.allows_address(inner) or (settings.allows_any_host and not is_internal(inner))
-
-
-def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
 
 
 def is_internal(address: Address) -> bool:
