@@ -7,16 +7,18 @@ writes a table is enforced by the unique index `uq_jobs_running_writer`, not her
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from functools import cache
+from typing import Any, TypeVarTuple
 
-from sqlalchemy import exists, func
+from sqlalchemy import CTE, bindparam, exists, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
-from sqlmodel.sql.expression import SelectOfScalar
+from sqlmodel.sql.expression import Select
 
 from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
+from service.database import UtcDateTime
 from service.errors import ConflictError, NotFoundError
 from service.index_health.reports import apply_report, seen_equality_field_ids
 from service.jobs.budgets import spent_budget
@@ -94,6 +96,7 @@ _TRIED_AT_ONCE = 20
 _WRITES_END_WITHIN = timedelta(minutes=5)
 _UNHEARD_AT_MOST = 3
 """So many attempts in a row that no worker got are no accident: further ones count."""
+Columns = TypeVarTuple("Columns")
 RunningAttempt = tuple[str, int]
 """Job id and number of the attempt."""
 
@@ -186,7 +189,7 @@ def _bring_forward(session: Session, queued: Job, asked: Job, now: datetime) -> 
 
 def has_claimable(session: Session, now: datetime) -> bool:
     """Whether a claim would find anything; cheap, and takes no write lock."""
-    return session.exec(_claimable(now).limit(1)).first() is not None
+    return session.exec(_claimable_jobs().limit(1), params={"now": now}).first() is not None
 
 
 def count_workers_needed(session: Session, now: datetime) -> int:
@@ -194,11 +197,11 @@ def count_workers_needed(session: Session, now: datetime) -> int:
 
     Of the jobs that exclude each other, one counts.
     """
-    claimable = _claimable(now).order_by(None).subquery()
+    claimable = _claimable_jobs().subquery()
     writers = select(func.count(claimable.c.table_uuid.distinct())).where(claimable.c.writes)
     others = select(func.count()).select_from(claimable).where(~claimable.c.writes)
     running = select(func.count()).where(Job.status == JobStatus.RUNNING.value)
-    return sum(session.exec(query).one() for query in (writers, others, running))
+    return sum(session.exec(query, params={"now": now}).one() for query in (writers, others, running))
 
 
 def claim(
@@ -245,12 +248,10 @@ def claim(
         return None
     # Losing the race for one table leaves jobs of other tables to try.
     for _ in range(_TRIED_AT_ONCE):
-        query = _claimable(now).limit(1).with_for_update(skip_locked=True, of=Job)
-        job = session.exec(query).first()
-        if job is None:
+        found = session.exec(_next_job(), params={"now": now}).first()
+        if found is None:
             return None
-        table = session.get_one(EnrolledTable, job.table_id)
-        catalog = session.get_one(Catalog, table.catalog_id)
+        job, table, catalog, turn = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
@@ -258,7 +259,7 @@ def claim(
             continue
         try:
             with session.begin_nested():
-                return _start_attempt(session, settings, job, table, worker, now)
+                return _start_attempt(session, settings, job, table, catalog, turn, worker, now)
         except IntegrityError:
             session.refresh(job)
     return None
@@ -414,7 +415,7 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
     if ended is not None and job.attempt == attempt and ended.status == outcome.value:
         # The answer to the first report got lost.
         return job
-    job, running = _fenced(session, job_id, attempt)
+    running = _check_current(session, job, attempt)
     if report.health is not None:
         job.seen_snapshot_id = report.health.iceberg_snapshot_id
         is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
@@ -630,9 +631,42 @@ def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
     return [AttemptView.model_validate(row, from_attributes=True) for row in rows]
 
 
-def _claimable(now: datetime) -> SelectOfScalar[Job]:
-    """The jobs that may start now, those first whose turn it is."""
-    running = (
+@cache  # Putting a query together takes longer than most take to run.
+def _next_job() -> Select[Job, EnrolledTable, Catalog, Turn]:
+    """The job whose turn it is at `now`, locked, with its table, its catalog and the table's last turn."""
+    running = _running()
+    turn = (
+        select(col(Turn.catalog_id).label("catalog_id"), func.max(Turn.at).label("at"))
+        .group_by(col(Turn.catalog_id))
+        .cte("turn")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+    return (
+        _claimable(select(Job, EnrolledTable, Catalog, Turn), running)
+        .join(turn, turn.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
+        .join(Turn, col(Turn.table_id) == col(Job.table_id), isouter=True)
+        .order_by(
+            col(Job.priority).desc(),
+            func.coalesce(running.c.jobs, 0),
+            turn.c.at.nulls_first(),
+            col(Turn.at).nulls_first(),
+            col(Job.available_at),
+            col(Job.id),
+        )
+        .limit(1)
+        .with_for_update(skip_locked=True, of=Job)
+    )
+
+
+@cache
+def _claimable_jobs() -> Select[str, bool]:
+    """All jobs that may start at `now`: what they write, and whether they do."""
+    return _claimable(select(Job.table_uuid, Job.writes), _running())
+
+
+def _running() -> CTE:
+    """How many jobs of each catalog run."""
+    return (
         select(col(EnrolledTable.catalog_id).label("catalog_id"), func.count().label("jobs"))
         .join(Job, col(Job.table_id) == col(EnrolledTable.id))
         .where(Job.status == JobStatus.RUNNING.value)
@@ -640,13 +674,10 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
         .cte("running")
         .prefix_with("MATERIALIZED", dialect="postgresql")
     )
-    turn = (
-        select(col(Turn.catalog_id).label("catalog_id"), func.max(Turn.at).label("at"))
-        .group_by(col(Turn.catalog_id))
-        .cte("turn")
-        .prefix_with("MATERIALIZED", dialect="postgresql")
-    )
-    running_jobs = func.coalesce(running.c.jobs, 0)
+
+
+def _claimable(query: Select[*Columns], running: CTE) -> Select[*Columns]:
+    """Of a query of jobs, those that may start at the parameter `now`."""
     rival = aliased(Job)
     writer_runs = exists().where(
         col(rival.table_uuid) == col(Job.table_uuid),
@@ -654,16 +685,16 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
         col(rival.writes),
     )
     return (
-        select(Job)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        query.join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
         .join(running, running.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
-        .join(turn, turn.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
-        .join(Turn, col(Turn.table_id) == col(Job.table_id), isouter=True)
         .where(
             Job.status == JobStatus.QUEUED.value,
-            or_(col(Catalog.max_running_jobs).is_(None), running_jobs < Catalog.max_running_jobs),
-            col(Job.available_at) <= now,
+            or_(
+                col(Catalog.max_running_jobs).is_(None),
+                func.coalesce(running.c.jobs, 0) < Catalog.max_running_jobs,
+            ),
+            col(Job.available_at) <= bindparam("now", type_=UtcDateTime()),
             # The index of a removed table can still be dropped; nobody can resume such a table.
             or_(
                 col(Job.kind) == JobKind.DROP_INDEX.value,
@@ -674,21 +705,20 @@ def _claimable(now: datetime) -> SelectOfScalar[Job]:
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
         )
-        .order_by(
-            col(Job.priority).desc(),
-            running_jobs,
-            turn.c.at.nulls_first(),
-            col(Turn.at).nulls_first(),
-            col(Job.available_at),
-            col(Job.id),
-        )
     )
 
 
 def _start_attempt(
-    session: Session, settings: Settings, job: Job, table: EnrolledTable, worker: Worker, now: datetime
+    session: Session,
+    settings: Settings,
+    job: Job,
+    table: EnrolledTable,
+    catalog: Catalog,
+    turn: Turn | None,
+    worker: Worker,
+    now: datetime,
 ) -> Assignment:
-    previous = attempts_of(session, job.id)
+    previous = attempts_of(session, job.id) if job.attempt else []
     expires_at = now + timedelta(seconds=settings.lease_seconds)
     _change_status(job, JobStatus.RUNNING)
     job.attempt += 1
@@ -697,7 +727,7 @@ def _start_attempt(
     job.progress = None
     job.held_because = None
     session.add(job)
-    turn = session.get(Turn, table.id) or Turn(table_id=table.id, catalog_id=table.catalog_id, at=now)
+    turn = turn or Turn(table_id=table.id, catalog_id=table.catalog_id, at=now)
     turn.at = now
     session.add(turn)
     session.add(
@@ -721,13 +751,12 @@ def _start_attempt(
     session.flush()
     waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
     record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
-    catalog = session.get_one(Catalog, table.catalog_id)
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
         traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
-        leftovers=_leftovers(session, job),
+        leftovers=_leftovers(session, job, table.branch),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
         timeout_seconds=job.timeout_seconds,
@@ -761,11 +790,10 @@ def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, An
     return [*(one for one in plans if one["number"] != plan.number), merged.model_dump()]
 
 
-def _leftovers(session: Session, job: Job) -> list[Leftovers]:
+def _leftovers(session: Session, job: Job, branch: str) -> list[Leftovers]:
     """What attempts at jobs of the table may have left, for a job that may remove it."""
     if job.kind not in _CLEARING or job.dry_run:
         return []
-    branch = session.get_one(EnrolledTable, job.table_id).branch
     query = (
         select(Attempt)
         .join(Job, col(Job.id) == col(Attempt.job_id))
@@ -902,16 +930,21 @@ def _lock_job(session: Session, job_id: str) -> Job:
 
 def _fenced(session: Session, job_id: str, attempt: int) -> tuple[Job, Attempt]:
     job = _lock_job(session, job_id)
+    return job, _check_current(session, job, attempt)
+
+
+def _check_current(session: Session, job: Job, attempt: int) -> Attempt:
+    """The attempt that runs a locked job; raises ConflictError `stale-attempt` if it is another one."""
     if not _is_current(job, attempt):
         raise ConflictError(
             "stale-attempt",
             "This attempt no longer runs the job",
-            f"Job {job_id} is {job.status}, attempt {job.attempt}; the call came from attempt {attempt}.",
+            f"Job {job.id} is {job.status}, attempt {job.attempt}; the call came from attempt {attempt}.",
             "Stop working on it and report nothing more; claim again.",
             job_status=job.status,
             current_attempt=job.attempt,
         )
-    return job, session.get_one(Attempt, (job_id, attempt))
+    return session.get_one(Attempt, (job.id, attempt))
 
 
 def _find_queued(session: Session, job: Job) -> Job | None:
