@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import duckdb
@@ -22,6 +22,13 @@ from tests.factories import TableBuilder
 Rows = Counter[tuple[Any, ...]]
 
 
+class HasMetadata(Protocol):
+    """A table whose present state lies in a file: a TableBuilder, or a table of PyIceberg."""
+
+    @property
+    def metadata_location(self) -> str: ...
+
+
 @cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
@@ -33,7 +40,7 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def duckdb_rows(table: TableBuilder, *, snapshot_id: int | None = None) -> Rows:
+def duckdb_rows(table: HasMetadata, *, snapshot_id: int | None = None) -> Rows:
     """What DuckDB shows. Raises duckdb.Error for what it can't read."""
     of_snapshot = f", snapshot_from_id => {snapshot_id}" if snapshot_id is not None else ""
     query = f"SELECT * FROM iceberg_scan(?{of_snapshot})"

@@ -25,6 +25,7 @@ from service.database import FOR_UPDATE, Database, utc_now
 from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
+from service.jobs.events import record_table_event
 from service.jobs.models import Job
 from service.jobs.status import JobKind
 from service.paging import Page, PageRequest, Sorting, read_page
@@ -278,7 +279,11 @@ def update_table(
         policies.set_table_policy(session, row.id, patch.policy)
     if "key_sets" in patch.model_fields_set:
         row.key_sets = patch.key_sets or []
-    return _changed(session, settings, row)
+    changed = _changed(session, settings, row)
+    keys = " and ".join(f"({', '.join(columns)})" for columns in changed.key_sets) or "none"
+    sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
+    record_table_event(session, row.id, "table.changed", sentence, utc_now())
+    return changed
 
 
 def pause_table(
@@ -290,6 +295,10 @@ def pause_table(
     if row.paused == paused:
         return view(session, settings, row)
     row.paused = paused
+    done = "paused" if paused else "resumed"
+    record_table_event(
+        session, row.id, f"table.{done}", f"{done.capitalize()} by {principal.name}.", utc_now()
+    )
     return _changed(session, settings, row)
 
 

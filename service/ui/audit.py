@@ -1,18 +1,16 @@
 """The page of the audit log, for admins."""
 
-from datetime import timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from service.audit import service as audit
 from service.auth.access import Admin
-from service.database import ReadSession, utc_now
+from service.database import ReadSession
 from service.paging import PageRequest
-from service.ui.pages import PageRoute, render
+from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
-_SPANS = {1: "hour", 24: "day", 168: "week", 720: "30 days"}
 
 
 @router.get("/audit")
@@ -26,7 +24,8 @@ def show_audit(
     principal: str | None = None,
     target: str | None = None,
     request_id: str | None = None,
-    hours: Annotated[int | None, Query(ge=1, le=100_000)] = None,
+    since: TypedTime | None = None,
+    until: TypedTime | None = None,
 ) -> Response:
     found = audit.list_entries(
         session,
@@ -36,7 +35,8 @@ def show_audit(
         principal=principal,
         target=target,
         request_id=request_id,
-        since=utc_now() - timedelta(hours=hours) if hours else None,
+        since=since,
+        until=until,
     )
     return render(
         request,
@@ -50,6 +50,6 @@ def show_audit(
         who=principal,
         target=target,
         request_id=request_id,
-        hours=hours,
-        spans=_SPANS,
+        since=since,
+        until=until,
     )

@@ -178,7 +178,6 @@ def _catalog_page(
 ) -> Response:
     form = form or Form.of()
     row = catalogs.get_catalog(session, catalog_id)
-    everything = PageRequest(limit=EVERYTHING)
     return render(
         request,
         "catalogs/show.html",
@@ -189,8 +188,8 @@ def _catalog_page(
         index_warehouse=catalogs.index_warehouse(settings, row),
         check=check,
         tables=tables.list_tables(session, settings, PageRequest(limit=10), catalog=row.id),
-        patterns=patterns.list_patterns(session, everything, catalog=row.id).items,
-        attachments=policies.list_attachments(session, everything, catalog=row.id).items,
+        patterns=patterns.list_patterns(session, PageRequest(limit=10), catalog=row.id),
+        attachments=policies.list_attachments(session, PageRequest(limit=EVERYTHING), catalog=row.id).items,
     )
 
 

@@ -148,9 +148,24 @@ def enrol_candidates(
 
 
 @router.get("/patterns")
-def show_patterns(request: Request, session: ReadSession, reader: Viewer) -> Response:
-    found = patterns.list_patterns(session, PageRequest(limit=EVERYTHING))
-    return render(request, "patterns/list.html", reader, patterns=found.items, next_cursor=None, sort="")
+def show_patterns(
+    request: Request,
+    session: ReadSession,
+    reader: Viewer,
+    page: Annotated[PageRequest, Depends(patterns.SORTING.page_request)],
+    catalog: str | None = None,
+) -> Response:
+    found = patterns.list_patterns(session, page, catalog=catalog)
+    return render(
+        request,
+        "patterns/list.html",
+        reader,
+        patterns=found.items,
+        next_cursor=found.next_cursor,
+        sort=page.sort,
+        catalog=catalog,
+        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+    )
 
 
 @router.get("/patterns/new")

@@ -166,14 +166,16 @@ def seconds_between(began: datetime | str, ended: datetime | str) -> float:
 
 
 def sentence(text: str | None) -> str:
-    """With a capital first and a full stop last, whoever wrote it.
+    """With a capital first, unless that is an address, and a full stop last, whoever wrote it.
 
     Times in it become a <time> as `moment` writes it, and what stands in backticks becomes <code>.
     """
     text = (text or "").strip()
     if not text:
         return ""
-    whole = text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+    is_address = "://" in text.split(maxsplit=1)[0]
+    first = text[0] if is_address else text[0].upper()
+    whole = first + text[1:] + ("" if text[-1] in ".!?:" else ".")
     return Markup("").join(_mark_up(part) for part in _MARKED.split(whole))
 
 

@@ -264,9 +264,9 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
             " and ".join(written) + (f" in {plural(commits, 'commit')}" if commits else ""),
         ),
         Figure(
-            "Delete files removed",
+            "Delete files merged",
             count(result.get("delete_files_removed")),
-            "equality deletes, and what they replace",
+            "into those that were written",
         ),
         Figure("Bytes read", size(_total(result, "bytes_read")), _sources(result)),
     ]

@@ -17,7 +17,7 @@ from service.paging import Page, PageRequest
 from service.tables import service as tables
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
-from service.ui.pages import EVERYTHING, PageRoute, render
+from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
 EVENTS_SHOWN = 1000
@@ -35,6 +35,8 @@ def show_jobs(
     table_id: str = "",
     catalog: str | None = None,
     trigger: Literal["policy", "request"] | None = None,
+    since: TypedTime | None = None,
+    until: TypedTime | None = None,
     cursor: str | None = None,
 ) -> Response:
     page = jobs.list_jobs(
@@ -45,6 +47,8 @@ def show_jobs(
         trigger=trigger,
         statuses=status or (),
         kinds=kind or (),
+        since=since,
+        until=until,
     )
     return render(
         request,
@@ -59,6 +63,8 @@ def show_jobs(
         catalogs=[one.name for one in catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items],
         catalog=catalog,
         trigger=trigger,
+        since=since,
+        until=until,
         table=tables.get_table(session, table_id) if table_id else None,
         now=utc_now(),
     )
@@ -83,7 +89,7 @@ def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str
         "jobs/show.html",
         reader,
         job=job,
-        events=_latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items[::-1],
+        events=_latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items,
         log=log.items[::-1],
         more_log=log.next_cursor is not None,
         stages=stages_of(job, _latest_events(session, job_id, kind=_PROGRESS).items[::-1], now),

@@ -7,21 +7,24 @@ browser hold us to it.
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import AfterValidator
 
 from service import __version__
 from service.auth.access import CSRF_FIELD, typed_form
 from service.auth.models import Principal, Role
 from service.errors import IcestreamError, UnauthenticatedError
 from service.headers import PAGE_POLICY
+from service.messages import to_utc
 from service.ui import formats
 
 _PASSING = frozenset({500, 502, 503})
@@ -31,6 +34,8 @@ EVERYTHING = 10_000
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
+TypedTime = Annotated[datetime, AfterValidator(lambda time: to_utc(time.replace(tzinfo=time.tzinfo or UTC)))]
+"""What a form sends for a time: in UTC if it names no zone, as the form says where no script runs."""
 
 
 def _environment() -> Environment:

@@ -1,7 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -14,6 +14,7 @@ from service.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthStatus, Resolution, TableHealth
+from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.jobs.scheduler import preview
@@ -26,14 +27,16 @@ from service.tables.models import EnrolledTable, TablePatch, TableView
 from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
-from service.ui.pages import EVERYTHING, PageRoute, render
+from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
 from service.ui.plot import Plot, plot, round_up_duration
 from service.ui.policies import policy_names
+from service.webhooks.outbox import UNTOLD
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
 
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 365: "year"}
 """What plots may cover, by days."""
+_EVENTS_SHOWN = 30
 _RESOLUTIONS = {1: Resolution.ALL, 7: Resolution.HOUR, 30: Resolution.HOUR, 365: Resolution.DAY}
 
 
@@ -127,6 +130,12 @@ def _table_page(
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
         jobs=history,
+        events=events.list_events(
+            session,
+            PageRequest(limit=_EVENTS_SHOWN, sort="-id"),
+            table_id=table_id,
+            but_for=tuple(UNTOLD),
+        ),
         now=now,
     )
 
@@ -172,16 +181,10 @@ def request_job(
     table_id: str,
     kind: Annotated[RequestableKind, Form()],
     dry_run: Annotated[bool, Form()] = False,
-    run_at: Annotated[datetime | None, Form()] = None,
+    run_at: Annotated[TypedTime | None, Form()] = None,
     priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
 ) -> Response:
-    """run_at: in UTC if it names no zone, as the form says."""
-    asked = JobRequest(
-        kind=kind,
-        dry_run=dry_run,
-        run_at=run_at.replace(tzinfo=run_at.tzinfo or UTC) if run_at else None,
-        priority=priority,
-    )
+    asked = JobRequest(kind=kind, dry_run=dry_run, run_at=run_at, priority=priority)
     with database.write() as session:
         job = jobs.request_job(session, sender, table_id, asked)
     return see(f"/jobs/{job.id}")

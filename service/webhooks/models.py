@@ -94,8 +94,11 @@ WebhookKind = Literal[
     "job.succeeded",
     "job.clock",
     "table",
+    "table.changed",
     "table.enrolled",
+    "table.paused",
     "table.replaced",
+    "table.resumed",
     "decision",
 ]
 """Of events that are told, or a group of them; progress and log lines are not told."""

@@ -20,7 +20,8 @@ VARIABLE = "ICESTREAM_FAULTS"
 DIRECTORY_VARIABLE = "ICESTREAM_FAULTS_DIR"
 FAULTS_FILE_VARIABLE = "ICESTREAM_FAULTS_FILE"
 _SLEEP = "sleep:"
-_ACTIONS = ("kill", "kill-executor", "stop", "error", "timeout")
+_RELEASED = "released"
+_ACTIONS = ("kill", "kill-executor", "stop", "hold", "error", "timeout")
 
 When = Literal["before", "after"]
 
@@ -47,8 +48,8 @@ class Fault:
     point: str
     when: When
     action: str
-    """`kill` or `stop` this process, `kill-executor` (the JVM above it), `error`, `timeout`, or `sleep:` and
-    seconds."""
+    """`kill` or `stop` this process, `kill-executor` (the JVM above it), `hold` its thread until the test
+    releases it, `error`, `timeout`, or `sleep:` and seconds."""
     times: int = 1
     skip: int = 0
     """So many passes of the point go well first."""
@@ -61,8 +62,9 @@ class Fault:
         elif self.action not in _ACTIONS:
             raise ValueError(f"{self.action!r} is no action")
 
-    def fire(self) -> None:
-        """Do it. Raises InjectedError or InjectedTimeoutError for those two actions."""
+    def fire(self, directory: Path) -> None:
+        """Do it; `directory` holds the markers. Raises InjectedError or InjectedTimeoutError for those two
+        actions."""
         match self.action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -72,6 +74,9 @@ class Fault:
             case "stop":
                 # To this thread: it would go on for a while if another one took the signal.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            case "hold":
+                while not (directory / _RELEASED).exists():
+                    time.sleep(0.05)
             case "error":
                 raise InjectedError(f"{self.when} {self.point}")
             case "timeout":
@@ -136,7 +141,7 @@ class Faults:
         """Fire what is due at a point."""
         fault = self.at(point, when)
         if fault is not None:
-            fault.fire()
+            fault.fire(self.directory)
 
     def _count_pass(self, fault: Fault) -> int | None:
         """The number of this pass, from 0, among all processes; None once the fault is over."""
@@ -159,3 +164,8 @@ def fired(directory: Path, fault: Fault) -> int:
     """How many times a fault has fired."""
     numbers = range(fault.skip, fault.skip + fault.times)
     return sum(fault._marker(directory, number).exists() for number in numbers)
+
+
+def release(directory: Path) -> None:
+    """Let go on whatever is held there, now and later."""
+    (directory / _RELEASED).touch()

@@ -29,17 +29,24 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, SetSnapshotRefUpdate
-from pyiceberg.typedef import Record
+from pyiceberg.typedef import Record, TableVersion
 from pyiceberg.types import LongType, NestedField, StringType
 from sqlalchemy import text
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "region", StringType()))
 ARROW = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("region", pa.string())])
 
+_LONG_IDS = '"element-id":136,"element":"long"'
+
 
 class _DeleteManifestWriter(ManifestWriterV2):
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
+
+    def _with_partition(self, format_version: TableVersion) -> Schema:
+        # Ids of fields are int in the spec. PyIceberg takes them for long, which Java does not read.
+        written = super()._with_partition(format_version).model_dump_json(by_alias=True)
+        return Schema.model_validate_json(written.replace(_LONG_IDS, _LONG_IDS.replace("long", "int")))
 
 
 @dataclass

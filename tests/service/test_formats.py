@@ -95,6 +95,7 @@ def test_times_within_a_sentence_are_times_for_the_script_too_and_the_rest_is_te
     for text in ("Waits for a free worker.", "It names 2030-13-02 03:04:05 UTC."):
         assert formats.sentence(text) == text
     assert formats.sentence("attach `<standard>`") == "Attach <code>&lt;standard&gt;</code>."
+    assert formats.sentence("s3://lake/m0.avro is damaged") == "s3://lake/m0.avro is damaged."
 
 
 def test_names_break_after_dots_and_underscores_only() -> None:

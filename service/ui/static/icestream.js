@@ -176,13 +176,18 @@ function follow(main) {
   if (!document.hidden) open();
 }
 
-// What is typed as a time is the viewer's, and sent with its zone.
+// What is typed as a time is the viewer's, and sent with its zone; what the page comes with is in UTC.
 for (const typed of document.querySelectorAll("input[type=datetime-local]")) {
   const sent = document.createElement("input");
   sent.type = "hidden";
   sent.name = typed.name;
   typed.removeAttribute("name");
   typed.after(sent);
+  if (typed.value) {
+    const time = new Date(`${typed.value}Z`);
+    sent.value = time.toISOString();
+    typed.value = new Date(time - time.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  }
   typed.addEventListener("change", () => { sent.value = typed.value && new Date(typed.value).toISOString(); });
   document.getElementById(`${typed.id}-zone`).textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
 }

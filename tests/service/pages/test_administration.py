@@ -278,6 +278,10 @@ def test_the_audit_log_is_filtered_and_paged(service: Running, admin: Person) ->
     assert "reason: forbidden" in denied.text
     assert "catalog.create" not in denied.text
     assert "No entry fits these filters" in admin.open("/audit?principal=nobody").text
+    assert "catalog.create" in admin.open("/audit?since=2020-01-01T00:00").text
+    admin.send("/audit", since="2020-01-01T00:00", until="2020-01-01T00:01")
+    assert "No entry fits these filters" in admin.page.text
+    assert 'value="2020-01-01T00:01"' in admin.page.html
     first = admin.open("/audit?limit=1")
     second = admin.follow("Next page")
     assert first.text != second.text

@@ -95,7 +95,12 @@ def test_a_standing_pattern_is_made_paused_changed_and_deleted(
     admin.open("/patterns/new?catalog=local")
     shown = admin.send("/patterns/new", pattern="later.*", what="standing")
     assert "later.*" in shown.text
-    assert "later.*" in admin.open("/patterns").text
+    service.admin.post("/patterns", json={"catalog": "local", "pattern": "then.*"})
+    newest = admin.open("/patterns?catalog=local&sort=-created_at&limit=1")
+    assert "later.*" not in newest.text
+    assert "later.*" in admin.follow("Next page").text
+    assert "No pattern is of this catalog" in admin.open("/patterns?catalog=none").text
+    admin.open("/patterns")
     admin.follow("later.*")
     assert "paused" in admin.send("/pause").text
     admin.send("/resume")

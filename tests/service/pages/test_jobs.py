@@ -314,7 +314,8 @@ def test_jobs_are_paged_and_every_page_keeps_the_filters(service: Running, admin
         job = session.get_one(Job, first)
         for _ in range(50):
             session.add(Job.model_validate(job.model_dump() | {"id": new_id(), "created_at": utc_now()}))
-    path = f"/jobs?table_id={table}&status=cancelled"
+    assert first[:8] not in admin.open(f"/jobs?table_id={table}&until=2020-01-01T00:00").text
+    path = f"/jobs?table_id={table}&status=cancelled&since=2020-01-01T00:00%2B14:00"
     newest = admin.open(path)
     assert first[:8] not in newest.text
     older = admin.follow("Next page")

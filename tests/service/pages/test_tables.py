@@ -11,6 +11,7 @@ from service.auth import service as auth
 from service.auth.models import Role
 from service.catalogs import service as catalogs
 from service.database import utc_now
+from service.discovery import patterns
 from service.index_health.models import HealthSample
 from service.policies import service as policies
 from service.tables import service as tables
@@ -79,6 +80,7 @@ def test_every_list_is_shown_in_each_of_its_orders(admin: Person, table: dict[st
     lists = {
         "/tables": tables.SORTING,
         "/catalogs": catalogs.SORTING,
+        "/patterns": patterns.SORTING,
         "/policies": policies.SORTING,
         "/workers": workers.SORTING,
         "/webhooks": webhooks.SORTING,
@@ -105,6 +107,34 @@ def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[st
     assert label("Dead entries").endswith("25% at the highest.")
     admin.follow("30 days")
     assert label("Pending equality deletes") == "the last 30 days: 3 now, 9,000 at the highest."
+
+
+def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("farm.geese")
+    geese = service.enroll("farm.geese", policy="manual")
+    admin.open(f"/tables/{geese['id']}")
+    assert "Events the latest first Who changed it None yet." in admin.page.text
+    admin.send("/pause")
+    admin.send("/resume")
+    admin.follow("Change")
+    admin.send("/edit", policy="standard", key_sets="id, region")
+    job = service.admin.post(f"/tables/{geese['id']}/jobs", json={"kind": "index"}).json()["id"]
+    with Person(service, Role.VIEWER) as viewer:
+        told = viewer.open(f"/tables/{geese['id']}").text.partition("Events")[2]
+    sentences = (
+        f"Index {job[:8]} : Queued: requested by",
+        "Changed by admin: policy standard, declared keys (id, region).",
+        "Resumed by admin.",
+        "Paused by admin.",
+    )
+    places = [told.find(sentence) for sentence in sentences]
+    assert -1 not in places, told
+    assert places == sorted(places)
+    assert "Who changed it" not in told
+    admin.open(f"/tables/{geese['id']}")
+    assert "table.pause" in admin.follow("Who changed it").text
 
 
 def test_the_plan_says_what_starts_by_itself_and_why(
