@@ -116,6 +116,8 @@ class Poller:
         self._lanes: dict[str, _Lane] = {}
         self._is_stopping = False
         self._list_at = 0.0
+        self._listed: Hashable = None
+        """What was found when tables were listed last; while it stays, so most likely did they."""
         self._heard: int | None = None
         """Id of the last event that was looked at."""
 
@@ -123,9 +125,7 @@ class Poller:
         """Start to poll every table whose time has come, or about which there is news."""
         now = time.monotonic()
         with self._database.read() as session:
-            if now >= self._list_at:
-                self._list_at = now + self._settings.poll_interval_seconds / 10
-                self._list(session)
+            self._list(session, now)
             self._hear_of_ended_jobs(session)
         for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
@@ -137,8 +137,8 @@ class Poller:
         for lane in self._lanes.values():
             lane.threads.shutdown(wait=True, cancel_futures=True)
 
-    def _list(self, session: Session) -> None:
-        """Follow which tables there are, and what is known of them."""
+    def _list(self, session: Session, now: float) -> None:
+        """Follow which tables there are, and what is known of them, if that may have changed."""
         # What is attached to a single table is told by the table's version.
         attached = session.exec(
             select(func.count(), func.max(PolicyAttachment.updated_at)).where(
@@ -147,6 +147,23 @@ class Poller:
         ).one()
         policies = (*attached, session.exec(select(func.max(Policy.updated_at))).one())
         general = (policies, is_system_paused(session))
+        enrolled = session.execute(
+            select_columns(
+                func.count(),
+                func.count(col(EnrolledTable.deleted_at)),
+                func.sum(col(EnrolledTable.version)),
+                func.max(col(EnrolledTable.id)),
+            )
+        ).one()
+        catalogs = session.exec(select(func.count(), func.sum(Catalog.version))).one()
+        reports = session.exec(
+            select(func.count(col(TableHealth.reported_at)), func.max(TableHealth.reported_at))
+        ).one()
+        state = (general, *enrolled, *catalogs, *reports)
+        # Listing thousands of tables costs a tenth of a second and more, and ticks come each second.
+        if state == self._listed and now < self._list_at:
+            return
+        self._listed, self._list_at = state, now + self._settings.poll_interval_seconds
         rows = session.execute(
             select_columns(
                 col(EnrolledTable.id),

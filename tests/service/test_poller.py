@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.table import Table
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlmodel import col, select
 
 from service.catalogs.heads import Identifier
@@ -272,6 +272,36 @@ def test_what_is_attached_to_one_table_is_no_news_to_others(
             tick_until(poller, lambda code=code: is_followed(code))  # type: ignore[misc]
             let_polls_pass(service, poller, quiet, 2)
         assert catalogs.loads["local.db.quiet"] == 1
+
+
+def test_tables_are_listed_again_only_if_something_may_have_changed(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    settled(service, iceberg)
+    lists: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        if "tables.identifier" in statement and "table_health.reported_at" in statement:
+            lists.append(statement)
+
+    catalogs = IcebergCatalogs(service.settings)
+    settings = service.settings.model_copy(update={"poll_interval_seconds": 3600.0})
+    poller = Poller(service.database, settings, catalogs)
+    event.listen(service.database.engine, "before_cursor_execute", note)
+    try:
+        for expected, change in ((1, None), (2, "/system/pause"), (3, "/catalogs/local/pause")):
+            if change is not None:
+                assert service.admin.post(change).is_success
+            for _ in range(3):
+                poller.poll_due()
+            assert len(lists) == expected
+        service.enroll()
+        poller.poll_due()
+        assert len(lists) == 4
+    finally:
+        event.remove(service.database.engine, "before_cursor_execute", note)
+        poller.stop()
+        catalogs.close()
 
 
 def test_a_table_that_is_removed_is_forgotten(service: Running, iceberg: IcebergCatalog) -> None:
