@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from worker.checksums import read_footer
 from worker.index import PARTITION_ID
 from worker.row_groups import side_by_side
 from worker.sorted_runs import DECODED_BYTES
@@ -123,7 +124,7 @@ class Footer:
 def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
     """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
     with storage.open_input(location) as source:
-        return Footer.of(pq.read_metadata(source), key_types)
+        return Footer.of(read_footer(source), key_types)
 
 
 def footers(

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from worker.checksums import read_footer
 from worker.plan import DataFile, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.row_groups import RowGroups
@@ -204,13 +205,10 @@ def open_index(
     suffix = _suffix(key_set)
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
     generation = newest_generation(warehouse, database, key_set)
-    entries_table = warehouse.open(database, f"entries_{suffix}_g{generation}") if generation else None
-    if (
-        entries_table is not None
-        and not rebuild
-        and entries_table.options.get(_KEY_TYPES_OPTION) == key_types
-    ):
-        files_table = warehouse.open(database, f"files_{suffix}_g{generation}")
+    is_wanted = generation > 0 and not rebuild
+    entries_table = _open_table(warehouse, database, f"entries_{suffix}_g{generation}") if is_wanted else None
+    if entries_table is not None and entries_table.options.get(_KEY_TYPES_OPTION) == key_types:
+        files_table = _open_table(warehouse, database, f"files_{suffix}_g{generation}")
     elif create or rebuild:
         generation, files_table = generation + 1, None
     else:
@@ -235,6 +233,16 @@ def open_index(
         for location in (files_table.location, entries_table.location):
             _raise_if_at_fault(warehouse.storage, error, location, load)
         raise DamagedIndexError(f"the index can't be opened: {error}") from error
+
+
+def _open_table(warehouse: IndexWarehouse, database: str, name: str) -> RunTable | None:
+    """The table, or None. Raises OSError, and DamagedIndexError when its schema can't be understood."""
+    try:
+        return warehouse.open(database, name)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise DamagedIndexError(f"the schema of {name} can't be read: {error}") from error
 
 
 def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int, ...]]:
@@ -293,7 +301,8 @@ def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
 def decode(storage: Storage, location: str) -> None:
     """Reads a file of the index to its end. Raises OSError or pa.ArrowException."""
     with storage.open_input(location) as source:
-        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        metadata = read_footer(source)
+        parquet = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         for _ in parquet.iter_batches(use_threads=False):
             pass
 
@@ -346,7 +355,7 @@ def _read_rows(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) ->
     tables = []
     for file in files:
         with storage.open_input(file.location) as source:
-            metadata = pq.read_metadata(source)
+            metadata = read_footer(source)
             tables.append(RowGroups(source, metadata).read(range(metadata.num_row_groups), schema.names))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 

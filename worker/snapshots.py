@@ -18,6 +18,7 @@ from pypaimon.snapshot.snapshot import Snapshot
 from pypaimon.snapshot.snapshot_commit import SnapshotCommit
 from pypaimon.snapshot.snapshot_manager import SnapshotManager
 
+from worker import checksums
 from worker.storage import Storage
 
 
@@ -34,7 +35,7 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
         """properties: to be kept in the snapshot."""
         self._manager = manager
         self._storage = storage
-        self._properties = dict(properties)
+        self._properties = {**properties, checksums.NAME: checksums.BLANK}
         self._id = (planned_on or 0) + 1
         self.was_reached = False
         """Whether pypaimon came as far as the snapshot; before, it looks for conflicts itself."""
@@ -46,9 +47,9 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
         self.was_reached = True
         snapshot.properties = self._properties
         try:
-            written = snapshot.id == self._id and self._storage.create(
-                self._manager.get_snapshot_path(snapshot.id), JSON.to_json(snapshot, indent=2).encode()
-            )
+            content = checksums.filled_json(JSON.to_json(snapshot, indent=2).encode())
+            path = self._manager.get_snapshot_path(snapshot.id)
+            written = snapshot.id == self._id and self._storage.create(path, content)
         except Exception as error:
             self.error = error
             raise

@@ -33,6 +33,8 @@ from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
 from pypaimon.write.commit_message import CommitMessage
 
+from worker import checksums
+from worker.checksums import CheckedFiles, FooterSink
 from worker.snapshots import NextSnapshot
 from worker.sorting import is_bytes
 from worker.storage import Storage, StoredFile, causes_of
@@ -86,7 +88,7 @@ class RunWriter:
         self._storage = storage
         self._primary_key = primary_key
         self._level = level
-        self._sink: pa.NativeFile | None = None
+        self._sink: FooterSink | None = None
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._decoded_bytes = 0
         self._min_key: tuple[Any, ...] = ()
@@ -98,9 +100,9 @@ class RunWriter:
             return
         physical = _with_system_columns(rows)
         if self._writer is None:
-            self._sink = self._storage.open_output(self._location)
+            self._sink = FooterSink(self._storage.open_output(self._location))
             self._writer = pq.ParquetWriter(
-                self._sink,
+                pa.PythonFile(self._sink, mode="w"),
                 physical.schema,
                 compression="zstd",
                 use_dictionary=False,
@@ -126,10 +128,12 @@ class RunWriter:
         """The file; none if there were no rows."""
         if self._writer is None or self._sink is None:
             return []
-        self._writer.add_key_value_metadata({DECODED_BYTES: str(self._decoded_bytes)})
+        self._writer.add_key_value_metadata(
+            {DECODED_BYTES: str(self._decoded_bytes), checksums.NAME: checksums.BLANK}
+        )
+        self._sink.footer_follows()
         self._writer.close()
-        size_bytes = self._sink.tell()
-        self._sink.close()
+        size_bytes = self._sink.close()
         return [
             RunFile(
                 self._location,
@@ -216,11 +220,13 @@ class IndexWarehouse:
         if not storage.is_local(self.location):
             # With our credentials; and pypaimon's own waits ten minutes for a store that does not answer.
             self._catalog.file_io.filesystem, _ = storage.resolve(self.location)
+        CheckedFiles(self._catalog.file_io)
 
     def open(self, database: str, name: str) -> RunTable | None:
-        """The table, or None if it does not exist."""
+        """The table, or None if it does not exist. Raises OSError, or anything if its schema is damaged."""
         try:
-            table = self._catalog.get_table(f"{database}.{name}")
+            with _unwrapped():
+                table = self._catalog.get_table(f"{database}.{name}")
         except (TableNotExistException, DatabaseNotExistException):
             return None
         return RunTable(table, self.storage)

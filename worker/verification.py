@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from worker.checksums import read_footer
 from worker.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, entry_hashes
 from worker.index import (
     ADDRESS,
@@ -393,7 +394,7 @@ class SortedFile:
         location = self.file.location
         try:
             with self.storage.open_input(location) as source:
-                metadata = pq.read_metadata(source)
+                metadata = read_footer(source)
                 for groups in _chunks(metadata):
                     columns = [*SYSTEM_COLUMNS, *self.schema.names]
                     rows = RowGroups(source, metadata).read(groups, columns)

@@ -99,6 +99,31 @@ NOTICES = {
 }
 
 
+def flip(file: Path) -> None:
+    """A bit in the middle; of a Parquet file, of its footer, where pages have no checksums."""
+    content = bytearray(file.read_bytes())
+    end = len(content) - 8
+    length = int.from_bytes(content[end : end + 4], "little") if file.suffix == ".parquet" else end
+    content[end - length // 2] ^= 2
+    file.unlink()
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("part", ["entries", "dictionary", "manifests", "manifest lists", "schemas"])
+def test_a_flipped_bit_in_the_index_is_told_and_changes_no_row(
+    subject: Subject, tmp_path: Path, part: str
+) -> None:
+    jobs = subject.jobs(tmp_path)
+    for file in jobs.index.glob(f"*.db/{PARTS.get(part, '*_1_g1/schema/schema-*')}"):
+        flip(file)
+    done = jobs.run("convert")
+    assert done.result["rows_deleted"] == len(DELETED)
+    told = [decision for decision in done.result["decisions"] if decision in jobs.reporter.decisions]
+    assert any("the index can't be used, so data files are scanned: " in decision for decision in told)
+    assert any("its index starts anew" in decision for decision in told)
+    assert any(jobs.index.glob("*.db/entries_1_g2"))
+
+
 @pytest.mark.parametrize("kind", ["index", "compact", "convert", "verify"])
 @pytest.mark.parametrize("part", PARTS)
 def test_a_damaged_index_is_made_anew_and_changes_no_row(
