@@ -1,6 +1,6 @@
 """Checksums that files of the index carry in themselves: of all that leads a lookup to the pages.
 
-Pages have Parquet's own. Parquet's footers and Paimon's manifests and snapshots have none: a flipped bit could
+Pages have Parquet's own. Parquet's footers and Paimon's manifests and snapshots have none: a flipped bit may
 leave them readable and hide entries. So each has a CRC-32 of all its other bytes in a place that its readers
 leave alone. A file without one, of an earlier version or another writer, is read unchecked.
 """

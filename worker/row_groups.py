@@ -12,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from worker.sorting import is_bytes
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -38,7 +41,29 @@ class RowGroups:
         if self._remote is not None:
             self._remote.fetch(_column_chunks(self._metadata, groups, names))
         parquet = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
-        return parquet.read_row_groups(groups, columns=list(names), use_threads=False)
+        rows = parquet.read_row_groups(groups, columns=list(names), use_threads=False)
+        for name in names:
+            if is_bytes(rows.schema.field(name).type):
+                self._check_encoding(rows[name], groups, name)
+        return rows
+
+    def _check_encoding(self, values: pa.ChunkedArray, groups: Sequence[int], name: str) -> None:
+        """Raises pa.ArrowInvalid when a page was decoded by another encoding than it has.
+
+        The header of a page has no checksum, and one bit of it tells the two delta encodings of bytes apart.
+        Decoded by the wrong one, a page begins with an empty value: only then are bounds compared.
+        """
+        if pc.min(pc.binary_length(values)).as_py() != 0:
+            return
+        column, start = self._metadata.schema.names.index(name), 0
+        for group in map(self._metadata.row_group, groups):
+            bounds = pc.min_max(values.slice(start, group.num_rows).cast(pa.binary())).as_py()
+            start += group.num_rows
+            told = group.column(column).statistics
+            if told is not None and told.has_min_max:
+                low, high = (v.encode() if isinstance(v, str) else v for v in (told.min, told.max))
+                if (bounds["min"], bounds["max"]) != (low, high):
+                    raise pa.ArrowInvalid(f"values of {name} lie outside the bounds of their row group")
 
 
 def side_by_side(request: Callable[[A], B], asked: Iterable[A]) -> Iterator[B]:

@@ -21,11 +21,11 @@ from tests.worker.test_lookup import key_set_of, write_data_file
 from worker import checksums, sorted_runs
 from worker.checksums import CheckedFiles, read_footer
 from worker.footers import footer
-from worker.index import DamagedIndexError, assign_addresses, build_tasks, commit_index, open_index
+from worker.index import DamagedIndexError, assign_addresses, build_tasks, commit_index, decode, open_index
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
 from worker.plan import DataFile
 from worker.read import KeyReader
-from worker.sorted_runs import IndexWarehouse
+from worker.sorted_runs import IndexWarehouse, write_run
 from worker.storage import Storage
 
 TYPES = ("string", "long")
@@ -156,6 +156,29 @@ def test_a_bound_that_became_narrower_would_hide_a_row(
     assert {subject.outcome(path, damaged) for damaged in narrower} == {"noticed"}
     monkeypatch.setattr(checksums, "_check", lambda *_: None)
     assert "wrong" in {subject.outcome(path, damaged) for damaged in narrower}
+
+
+def test_a_page_that_is_decoded_by_another_encoding_is_noticed(subject: Subject, tmp_path: Path) -> None:
+    """Headers of pages have no checksum. Keys may be empty, too: then their bounds tell."""
+    words = pa.table({"key": ["", *(f"key-{i:03d}" for i in range(40))]})
+    (empty,) = write_run(Storage(), str(tmp_path), words, primary_key=["key"])
+    decode(Storage(), empty.location)
+    varint = rb"\x15[\x80-\xff]*[\x00-\x7f]"
+    delta = re.compile(rb"\x15\x00" + varint * 3 + rb"\x1c" + varint + rb"\x15(?=\x0e)")
+    (run, *_) = subject.tables.glob("entries*/bucket-0/*.parquet")
+    (dictionary, *_) = subject.tables.glob("files*/bucket-0/*.parquet")
+    for path, pages in ((Path(empty.location), 1), (run, ROWS // 16 + 1), (dictionary, 3)):
+        content = path.read_bytes()
+        found = [header.end() for header in delta.finditer(content)]
+        assert len(found) == pages
+        for at in found:
+            damaged = flipped(content, 8 * at + 1)
+            if path.is_relative_to(subject.folder):
+                assert subject.outcome(path, damaged) == "noticed"
+            put(path, damaged)
+            with pytest.raises((pa.ArrowException, OSError), match=r"outside|end of stream"):
+                decode(Storage(), str(path))
+            put(path, content)
 
 
 def test_each_bit_of_a_footer_counts(subject: Subject) -> None:

@@ -47,7 +47,8 @@ class Tampered:
 
     def change(self, path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
         changed = change(pq.read_table(path))
-        described = {k: v for k, v in changed.schema.metadata.items() if k != checksums.NAME.encode()}
+        described = changed.schema.metadata or {}
+        described.pop(checksums.NAME.encode(), None)
         pq.write_table(changed.replace_schema_metadata(described), path)
         footers.footer.cache_clear()
 
