@@ -276,19 +276,20 @@ def failed_polls(session: Session) -> list[FailedPoll]:
     ]
 
 
-def total_pending(session: Session, since: datetime) -> list[tuple[datetime, int]]:
-    """Equality deletes pending in all enrolled tables, by the hour, oldest first.
+def total_pending(session: Session, since: datetime, *, by_day: bool = False) -> list[tuple[datetime, int]]:
+    """Equality deletes pending in all enrolled tables, by the hour (or by the day), oldest first.
 
     A table counts with its first sample of an hour until its next one; one hour without any sample is left
     out. One query, of one row for each table and hour.
     """
+    resolutions = [Resolution.DAY.value] if by_day else [Resolution.HOUR.value, Resolution.DAY.value]
     rows = session.exec(
         select(HealthSample.table_id, HealthSample.at, HealthSample.pending_equality_deletes)
         .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
         .where(
             col(EnrolledTable.deleted_at).is_(None),
             HealthSample.at >= since,
-            col(HealthSample.resolution).in_((Resolution.HOUR.value, Resolution.DAY.value)),
+            col(HealthSample.resolution).in_(resolutions),
         )
         .order_by(col(HealthSample.id))
     )
@@ -298,7 +299,8 @@ def total_pending(session: Session, since: datetime) -> list[tuple[datetime, int
     for table_id, at, deletes in rows:
         total += deletes - pending.get(table_id, 0)
         pending[table_id] = deletes
-        totals[at.replace(minute=0, second=0, microsecond=0)] = total
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        totals[hour.replace(hour=0) if by_day else hour] = total
     return sorted(totals.items())
 
 

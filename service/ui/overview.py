@@ -27,7 +27,7 @@ from service.ui.formats import count, plural, short_count
 from service.ui.forms import see
 from service.ui.pages import EVERYTHING, PageRoute, address_of, render
 from service.ui.plot import plot
-from service.ui.tables import rows_of
+from service.ui.tables import SPANS, rows_of
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from service.workers.models import WorkerView
@@ -39,6 +39,9 @@ _JOBS_SHOWN = 20
 _UNFIT_FOR = timedelta(hours=1)
 """A worker that cannot run jobs ends at once: whether one is still missed can't be known for longer."""
 _DAY = timedelta(hours=24)
+_BY_HOUR_DAYS = 7
+_SPANS = {days: words for days, words in SPANS.items() if days <= 90}
+"""What the plot of all tables may cover: not so much that a page takes long with many of them."""
 _TROUBLED = (HealthStatus.BLOCKED, HealthStatus.LAGGING, HealthStatus.DEGRADED)
 _SHOWN = 10
 """Tables and concerns of a kind; lists of their own have the others."""
@@ -57,8 +60,9 @@ class Concern:
 
 @router.get("/")
 def show_overview(
-    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer
+    request: Request, session: ReadSession, settings: CurrentSettings, reader: Viewer, days: int = 7
 ) -> Response:
+    days = days if days in _SPANS else 7
     now = utc_now()
     summary = index_health.summarize(session, now)
     # A page for each: else many that were queued later would hide what runs.
@@ -71,7 +75,7 @@ def show_overview(
     for (status, _), number in jobs.count_jobs(session, _ACTIVE).items():
         numbers[status] += number
     page = tables.list_tables(session, settings, PageRequest(limit=_SHOWN))
-    over_time = index_health.total_pending(session, now - timedelta(days=7))
+    over_time = index_health.total_pending(session, now - timedelta(days=days), by_day=days > _BY_HOUR_DAYS)
     return render(
         request,
         "overview.html",
@@ -91,6 +95,8 @@ def show_overview(
         )
         if over_time
         else None,
+        days=days,
+        spans=_SPANS,
         converted=jobs.converted_since(session, now - _DAY),
         active=active[:_JOBS_SHOWN],
         running=numbers[JobStatus.RUNNING],

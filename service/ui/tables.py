@@ -34,10 +34,16 @@ from service.webhooks.outbox import UNTOLD
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
 
-SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 365: "year"}
+SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _EVENTS_SHOWN = 30
-_RESOLUTIONS = {1: Resolution.ALL, 7: Resolution.HOUR, 30: Resolution.HOUR, 365: Resolution.DAY}
+_RESOLUTIONS = {
+    1: Resolution.ALL,
+    7: Resolution.HOUR,
+    30: Resolution.HOUR,
+    90: Resolution.DAY,
+    365: Resolution.DAY,
+}
 
 
 @router.get("")

@@ -1,5 +1,6 @@
 """The pages of jobs, and the overview: what became of each, what needs a person."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -113,6 +114,20 @@ def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
     assert (lookup.seconds, lookup.per_second, lookup.seconds_left) == (20, 5, 60)
     assert (plan.seconds, plan.per_second, plan.seconds_left) == (10, None, None)
     service.finish(assignment, status="failed", error=FAILED)
+
+
+def test_bars_of_stages_are_as_long_as_these_took(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    stages = [{"name": name, "seconds": took} for name, took in (("plan", 1.0), ("scan", 6), ("commit", 3))]
+    result = convert_result() | {"stages": stages}
+    service.finish(claim(service, worker, job), result=result, health=index_report())
+    shown = admin.open(f"/jobs/{job}")
+    bars = re.findall(r'<rect x="([0-9.]+)" width="([0-9.]+)"', shown.html)
+    assert [(float(x), float(width)) for x, width in bars] == [(0, 10), (10, 60), (70, 30)]
+    for snapshot in (result["iceberg_snapshot_id_before"], result["iceberg_snapshot_id_after"]):
+        assert f'data-copy="{snapshot}"' in shown.html
 
 
 def test_a_long_log_shows_its_end_and_hides_no_stage(

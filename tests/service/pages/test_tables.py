@@ -72,6 +72,11 @@ def test_tables_are_found_by_name_status_and_place(
     assert found(status="healthy", paused="false") == {"farm.cows"}
     assert found(status="blocked", paused="") == set()
     assert "No table fits these filters" in admin.page.text
+    first = admin.open("/tables?namespace=farm&limit=1")
+    assert "farm.cows" in first.links
+    assert "farm.pigs" not in first.links
+    assert "farm.pigs" in admin.follow("Next page").links
+    assert "First page" in admin.page.links
     assert "farm.cows" in admin.open("/tables?search=COW&namespace=farm&catalog=local").links
     assert "farm.pigs" not in admin.page.links
 
@@ -107,6 +112,12 @@ def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[st
     assert label("Dead entries").endswith("25% at the highest.")
     admin.follow("30 days")
     assert label("Pending equality deletes") == "the last 30 days: 3 now, 9,000 at the highest."
+    admin.follow("90 days")
+    assert label("Pending equality deletes") == "the last 90 days: 3 now, 50 at the highest."
+    admin.open("/")
+    assert label("Pending equality deletes of all tables").startswith("the last 7 days: ")
+    admin.follow("30 days")
+    assert label("Pending equality deletes of all tables").startswith("the last 30 days: ")
 
 
 def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
@@ -116,8 +127,11 @@ def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
     geese = service.enroll("farm.geese", policy="manual")
     admin.open(f"/tables/{geese['id']}")
     assert "Events the latest first Who changed it None yet." in admin.page.text
-    admin.send("/pause")
-    admin.send("/resume")
+    paused = admin.send("/pause")
+    assert "The table is paused: resume it first." in paused.text
+    # Of conversion and dry run, of four other kinds, and of a job for later.
+    assert paused.html.count(" disabled>") == 7
+    assert " disabled>" not in admin.send("/resume").html
     admin.follow("Change")
     admin.send("/edit", policy="standard", key_sets="id, region")
     job = service.admin.post(f"/tables/{geese['id']}/jobs", json={"kind": "index"}).json()["id"]
