@@ -49,6 +49,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The secret that was to be replaced, by its `prefix`, is not the key's any more.",
         "Use the secret that somebody has made meanwhile, or send the prefix that the key has now.",
     ),
+    "api-key-scoped": ProblemType(
+        (401,),
+        "This API key cannot sign in a browser",
+        "The key has scopes, and pages show more than any of them.",
+        "Sign in with a key that has no scopes.",
+    ),
     "body-too-deep": ProblemType(
         (422,),
         "The request's body is nested too deep",
@@ -320,6 +326,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "Not ready",
         "The database cannot be used, or is not migrated.",
         "See the service's log; it tries again by itself.",
+    ),
+    "out-of-scope": ProblemType(
+        (403,),
+        "The scopes of this key do not allow this",
+        "The API key is good, and it was made for other parts of the API.",
+        "Use a key with the scope named in `remedy`, or one without scopes.",
+        _DENIED,
     ),
     "pattern-not-found": ProblemType(
         (404,), "No such pattern", "No standing pattern has this id.", "List them: GET /api/v1/patterns."

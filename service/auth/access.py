@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.datastructures import FormData
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal, Role, Scope
 from service.auth.principals import SESSION_COOKIE, find_principal
 from service.auth.service import forbidden
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
@@ -50,6 +50,8 @@ def typed_form(request: Request) -> FormData | None:
 @dataclass(frozen=True)
 class Access:
     """A dependency that lets those through whose role allows `role`; None: whoever is known, whatever role.
+
+    Of an API key with scopes, one of these must name the route's part of the API as well.
 
     A browser session must prove that its writes come from a page of ours; no other site can make a browser
     send the bearer token of another credential.
@@ -98,6 +100,8 @@ class Access:
     def _check_role(self, principal: Principal, request: Request) -> None:
         if self.role is not None and not principal.role.allows(self.role):
             raise forbidden(principal, self.role, action_of(request), request.url.path)
+        if self.role is not None and principal.scopes is not None:
+            _check_scopes(principal.scopes, principal.name, request)
 
 
 def anyone() -> None:
@@ -117,6 +121,27 @@ def action_of(request: Request) -> str:
     """What a request tries, for the audit log: `POST /tables/{table_id}/jobs`, over HTTP as from a page."""
     path = getattr(request.scope.get("route"), "path_format", request.url.path)
     return f"{request.method} {path}"
+
+
+def _check_scopes(scopes: frozenset[Scope], name: str, request: Request) -> None:
+    """A route belongs to the part that its tag names; what has none, such as pages, is in no scope."""
+    areas: list[str] = getattr(request.scope.get("route"), "tags", [])
+    reads = request.method in SAFE_METHODS
+    sufficient = [
+        f"{area}:{right}" for area in areas for right in (("read", "write") if reads else ("write",))
+    ]
+    if scopes.intersection(sufficient):
+        return
+    raise ForbiddenError(
+        "out-of-scope",
+        "The scopes of this key do not allow this",
+        f"{name!r} is only for {', '.join(sorted(scopes))}.",
+        f"Use a key with the scope {sufficient[0]}, or one without scopes."
+        if sufficient and sufficient[0] in list(Scope)
+        else "Use a key without scopes.",
+        action=action_of(request),
+        target=request.url.path,
+    )
 
 
 def _check_csrf(expected: str, token: str | None, request: Request) -> None:

@@ -18,7 +18,8 @@ router = APIRouter(tags=["auth"], route_class=ApiRoute)
 @router.get("/me")
 def who_am_i(caller: SignedIn) -> Me:
     """Who the credentials of this request belong to."""
-    return Me(name=caller.name, role=caller.role, kind=caller.kind)
+    scopes = sorted(caller.scopes) if caller.scopes is not None else None
+    return Me(name=caller.name, role=caller.role, scopes=scopes, kind=caller.kind)
 
 
 @router.post("/api-keys", status_code=201)

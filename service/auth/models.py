@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
-from service.database import UtcDateTime, new_id, utc_now
+from service.database import Json, UtcDateTime, new_id, utc_now
 from service.messages import Message, UtcTime, example
 
 
@@ -31,6 +31,31 @@ class Role(StrEnum):
         return ladder.index(self) >= ladder.index(needed)
 
 
+class Scope(StrEnum):
+    """A part of what a role allows: the calls under one heading of /docs, or those of them that only read.
+
+    There is none for making keys, which could allow more than the key that makes them.
+    """
+
+    AUDIT_READ = "audit:read"
+    AUTH_READ = "auth:read"
+    CATALOGS_READ = "catalogs:read"
+    CATALOGS_WRITE = "catalogs:write"
+    DISCOVERY_READ = "discovery:read"
+    DISCOVERY_WRITE = "discovery:write"
+    HEALTH_READ = "health:read"
+    JOBS_READ = "jobs:read"
+    JOBS_WRITE = "jobs:write"
+    POLICIES_READ = "policies:read"
+    POLICIES_WRITE = "policies:write"
+    TABLES_READ = "tables:read"
+    TABLES_WRITE = "tables:write"
+    WEBHOOKS_READ = "webhooks:read"
+    WEBHOOKS_WRITE = "webhooks:write"
+    WORKERS_READ = "workers:read"
+    WORKERS_WRITE = "workers:write"
+
+
 class KeyState(StrEnum):
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -47,6 +72,8 @@ class Principal:
     role: Role
     csrf_token: str | None = None
     """Set for browser sessions: forms and scripts of the page must send it back."""
+    scopes: frozenset[Scope] | None = None
+    """None: all that the role allows."""
 
     @property
     def key(self) -> str:
@@ -65,6 +92,8 @@ class ApiKey(SQLModel, table=True):
     name: str
     role: str
     key_hash: str = Field(unique=True)
+    scopes: list[str] | None = Field(default=None, sa_type=Json)
+    """None: all that the role allows."""
     prefix: str
     """The first characters, to tell keys apart in lists."""
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
@@ -118,7 +147,12 @@ class ApiKeyRequest(Message):
 
     model_config = ConfigDict(
         json_schema_extra=example(
-            {"name": "grafana", "role": "viewer", "expires_at": "2030-01-01T00:00:00Z"},
+            {
+                "name": "grafana",
+                "role": "viewer",
+                "scopes": ["health:read", "tables:read"],
+                "expires_at": "2030-01-01T00:00:00Z",
+            },
         )
     )
 
@@ -126,6 +160,10 @@ class ApiKeyRequest(Message):
     """For people: names need not be unique."""
     role: Role
     """What the key may do."""
+    scopes: list[Scope] | None = ModelField(default=None, min_length=1)
+    """Of that, only these parts: calls under a heading of /docs, where `write` includes `read`; null for all.
+
+    A key with scopes cannot sign in a browser."""
     expires_at: UtcTime | None = None
     """The key ends at this time; null for never."""
 
@@ -156,6 +194,8 @@ class ApiKeyView(Message):
     """As given when it was made."""
     role: Role
     """What the key may do."""
+    scopes: list[Scope] | None
+    """The parts of it that are meant; null for all."""
     state: KeyState
     """Whether it can be used."""
     prefix: str
@@ -190,5 +230,7 @@ class Me(Message):
     """Of the API key, or of whoever signed in."""
     role: Role
     """What the caller may do."""
+    scopes: list[Scope] | None
+    """The parts of it that are meant; null for all."""
     kind: str
     """`api_key`, `session` or another kind of credentials."""

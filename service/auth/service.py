@@ -25,6 +25,7 @@ from service.auth.models import (
     Principal,
     Role,
     RotationRequest,
+    Scope,
 )
 from service.database import Database, utc_now
 from service.errors import ConflictError, ForbiddenError, NotFoundError, StartError, UnauthenticatedError
@@ -84,11 +85,14 @@ def create_api_key(
     session: Session, principal: Principal, request: ApiKeyRequest, *, key: str | None = None
 ) -> CreatedApiKey:
     """Make a key; the answer is the only place where it can ever be read."""
-    authorize(session, principal, Role.ADMIN, "api_key.create", request.name, role=request.role.value)
+    scopes = sorted({scope.value for scope in request.scopes}) if request.scopes is not None else None
+    limits = {"role": request.role.value} | ({"scopes": scopes} if scopes else {})
+    authorize(session, principal, Role.ADMIN, "api_key.create", request.name, **limits)
     secret = key or _new_key()
     row = ApiKey(
         name=request.name,
         role=request.role.value,
+        scopes=scopes,
         key_hash=hash_secret(secret),
         prefix=_shown_prefix(secret) if key is None else _GIVEN,
         created_by=principal.name,
@@ -236,7 +240,8 @@ def find_api_key_principal(database: Database, key: str) -> Principal | None:
             used = session.get_one(ApiKey, row.id)
             used.last_used_at = now
             session.add(used)
-    return Principal("api_key", row.id, row.name, Role(row.role))
+    scopes = frozenset(map(Scope, row.scopes)) if row.scopes is not None else None
+    return Principal("api_key", row.id, row.name, Role(row.role), scopes=scopes)
 
 
 def create_login_link(
@@ -284,6 +289,13 @@ def log_in_with_key(session: Session, settings: Settings, key: str) -> str:
     if found is None:
         raise invalid_key()
     row, ends_at = found
+    if row.scopes is not None:
+        raise UnauthenticatedError(
+            "api-key-scoped",
+            "This API key cannot sign in a browser",
+            f"The key {row.name!r} is only for {', '.join(row.scopes)}, and pages show more than that.",
+            "Sign in with a key that has no scopes.",
+        )
     return _open_browser_session(session, settings, row.name, Role(row.role), row.id, now, ends_at)
 
 

@@ -1,8 +1,10 @@
 """Every route as every caller: who is let through, how the others are answered, and what the log keeps."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import httpx
@@ -12,9 +14,10 @@ from sqlmodel import select
 
 from service.audit.models import AuditEntry
 from service.auth.access import Access, Anyone, Viewer, check_every_route_declares_access
-from service.auth.models import Role
+from service.auth.models import Role, Scope
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
+from service.openapi import DOCUMENT
 from tests.access import CALLERS, DECISIONS
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -146,6 +149,64 @@ def test_the_access_of_a_dependency_counts_for_its_route() -> None:
     app = FastAPI(openapi_url=None)
     app.get("/a", dependencies=[Depends(wrapped)])(lambda: None)
     check_every_route_declares_access(app)
+
+
+def test_a_key_with_scopes_does_what_one_of_them_names_and_nothing_else(service: Running) -> None:
+    """Each route with a key for its part of the API alone, and with one for all other parts."""
+    operations = json.loads(DOCUMENT.read_text())["paths"]
+
+    @cache
+    def key(scopes: frozenset[str]) -> httpx.Client:
+        body = {"name": "k", "role": "admin", "scopes": sorted(scopes)}
+        made = service.admin.post("/api-keys", json=body)
+        assert made.status_code == 201, made.text
+        return service.client_with({"Authorization": f"Bearer {made.json()['key']}"})
+
+    known = {scope.value for scope in Scope}
+    wrong, asked = [], set()
+    for route, who in ROUTES:
+        if who in ("anyone", "signed in"):
+            continue
+        method, path = route.split(" ")
+        tags = operations[path][method.lower()]["tags"] if path in operations else []
+        rights = ("read", "write") if method == "GET" else ("write",)
+        named = known.intersection(f"{tag}:{right}" for tag in tags for right in rights)
+        asked |= named
+        for scope in named:
+            with call(key(frozenset([scope])), service.url, route) as answer:
+                if not was_let_through(answer, route, "admin"):
+                    wrong.append(f"{route} answered {answer.status_code} to {scope}")
+        with call(key(frozenset(known - named)), service.url, route) as answer:
+            is_refused = answer.status_code == 403 and (
+                is_page(route) or answer.json()["type"] == "/problems/out-of-scope"
+            )
+            if not is_refused:
+                wrong.append(f"{route} answered {answer.status_code} to all other scopes")
+    assert wrong == []
+    assert asked == known, "each scope is for something"
+
+
+def test_a_key_with_scopes_keeps_them_and_opens_no_browser_session(service: Running) -> None:
+    body = {"name": "k", "role": "operator", "scopes": ["jobs:write", "audit:read", "jobs:write"]}
+    made = service.admin.post("/api-keys", json=body).json()
+    assert made["scopes"] == ["audit:read", "jobs:write"]
+    rotated = service.admin.post(f"/api-keys/{made['id']}/rotate", json={"grace_seconds": 0}).json()
+    scoped = service.client_with({"Authorization": f"Bearer {rotated['key']}"})
+    assert scoped.get("/me").json()["scopes"] == rotated["scopes"] == made["scopes"]
+    assert scoped.get("/audit").json()["type"] == "/problems/forbidden", "a scope adds nothing to the role"
+    refused = scoped.get("/tables").json()
+    assert (refused["type"], refused["detail"]) == (
+        "/problems/out-of-scope",
+        "'k' is only for audit:read, jobs:write.",
+    )
+    assert "tables:read" in refused["remedy"]
+    login = httpx.post(f"{service.url}/login", data={"api_key": rotated["key"]})
+    assert login.status_code == 401
+    assert "a key that has no scopes" in login.text
+    (entry,) = service.admin.get("/audit", params={"action": "api_key.create", "target": "k"}).json()["items"]
+    assert entry["fields"] == {"role": "operator", "scopes": made["scopes"]}
+    for scopes in ([], ["auth:write"], ["catalog:local"]):
+        assert service.admin.post("/api-keys", json=body | {"scopes": scopes}).status_code == 422
 
 
 def test_only_an_admin_attaches_a_policy_to_the_whole_system(service: Running) -> None:

@@ -65,7 +65,7 @@ def test_a_wrong_revoked_or_expired_key_is_refused(service: Running) -> None:
     assert service.client_with({"Authorization": f"Bearer {expired['key']}"}).get("/me").status_code == 401
     created = service.admin.post("/api-keys", json={"name": "v", "role": "viewer"}).json()
     client = service.client_with({"Authorization": f"Bearer {created['key']}"})
-    assert client.get("/me").json() == {"name": "v", "role": "viewer", "kind": "api_key"}
+    assert client.get("/me").json() == {"name": "v", "role": "viewer", "scopes": None, "kind": "api_key"}
     service.admin.delete(f"/api-keys/{created['id']}")
     assert client.get("/me").status_code == 401
 
@@ -110,7 +110,8 @@ def test_a_login_link_works_once(service: Running) -> None:
     with pytest.raises(UnauthenticatedError), service.database.write() as session:
         log_in_with_token(session, service.settings, token)
     browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={secret}"})
-    assert browser.get("/me").json() == {"name": "local user", "role": "admin", "kind": "session"}
+    me = {"name": "local user", "role": "admin", "scopes": None, "kind": "session"}
+    assert browser.get("/me").json() == me
 
 
 def test_a_browser_session_must_prove_that_a_write_comes_from_our_page(service: Running) -> None:

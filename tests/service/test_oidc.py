@@ -69,6 +69,7 @@ def test_a_token_of_the_issuer_is_as_good_as_a_key(service: Running, issuer: Iss
     assert get_me(service, issuer.token()).json() == {
         "name": "oidc:user-17",
         "role": "operator",
+        "scopes": None,
         "kind": "oidc",
     }
     operator = service.client_with({"Authorization": f"Bearer {issuer.token()}"})
