@@ -58,6 +58,7 @@ ALIVE_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
 """What the service is about to grant when a claim's connection is closed, it has granted by then."""
 STOP_SECONDS = 20.0  # for all that is left to do once the process is asked to stop
+HUNG_SECONDS = 60.0  # for a job to end once its attempt has, and a lease on top
 
 
 class WorkerSettings(BaseSettings):
@@ -83,12 +84,15 @@ class AttemptReporter:
         lease_seconds: float,
         lines: LogLines,
         show_life: Callable[[], None] = lambda: None,
+        on_hang: Callable[[], None] = lambda: None,
         *,
         timeout_seconds: float = 0,
     ) -> None:
+        """on_hang: called if the job goes on for long although its attempt is over."""
         self._report = report
         self._lines = lines
         self._show_life = show_life
+        self._on_hang = on_hang
         self._interval_seconds = min(lease_seconds / 3, 2.0)
         self._lease_seconds = lease_seconds
         self._lock = threading.Lock()
@@ -180,6 +184,9 @@ class AttemptReporter:
                         "the lease ran out while the service could not be reached"
                     )
             if self._ended is not None:
+                # The report of its end may be tried for a lease.
+                if not self._stopped.wait(HUNG_SECONDS + self._lease_seconds):
+                    self._on_hang()
                 return
 
     def _send(self, plan: AnnouncedPlan | None = None) -> bool:
@@ -267,6 +274,10 @@ class Worker:
             with suppress(OSError):
                 self._alive_file.touch()
 
+    def _end_hung(self) -> None:
+        """A thread that waits for ever can't be ended: a worker that is started again takes jobs."""
+        _end_at_once(self._runner, "The job still hangs although its attempt was over long ago")
+
     def run_attempt(self, assignment: Assignment) -> bool:
         """Runs one attempt to its end and reports it; never raises for the job's own errors.
 
@@ -293,6 +304,7 @@ class Worker:
                 assignment.lease_seconds,
                 lines,
                 self._show_life,
+                self._end_hung,
                 timeout_seconds=assignment.timeout_seconds,
             ) as reporter,
         ):
@@ -431,15 +443,17 @@ def _refused(error: RefusedReportError) -> JobError:
 def _end_in_time(runner: TaskRunner) -> None:
     """Whoever asked this process to stop does not wait for ever, even if the service or Spark's JVM hangs."""
 
-    def end() -> None:
-        log.error("Something still hangs %.0f s after the signal: ending without it", STOP_SECONDS)
-        logging.shutdown()
-        runner.kill_jvm()
-        os._exit(1)
-
-    timer = threading.Timer(STOP_SECONDS, end)
+    told = f"Something still hangs {STOP_SECONDS:.0f} s after the signal"
+    timer = threading.Timer(STOP_SECONDS, _end_at_once, [runner, told])
     timer.daemon = True
     timer.start()
+
+
+def _end_at_once(runner: TaskRunner, why: str) -> None:
+    log.error("%s: this process ends without it", why)
+    logging.shutdown()
+    runner.kill_jvm()
+    os._exit(1)
 
 
 def main() -> int:

@@ -26,11 +26,11 @@ import worker.compaction
 import worker.conversion
 import worker.deletes
 import worker.leftovers
+import worker.main
 import worker.session
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
 from worker.job import Job
-from worker.main import main
 from worker.redaction import Redaction
 from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
@@ -156,4 +156,6 @@ if __name__ == "__main__":
     worker.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
     # And a JVM is hung after seconds, not a minute.
     worker.session.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
-    sys.exit(main())
+    # So is a job that outlives its attempt.
+    worker.main.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
+    sys.exit(worker.main.main())

@@ -418,6 +418,26 @@ def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
     assert "Something still hangs" in ended.stderr
 
 
+def test_a_worker_whose_job_goes_on_after_its_attempt_was_taken_away_ends(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def taken_away(*_: object) -> httpx.Response:
+        raise StaleAttemptError
+
+    def hang(*_: object) -> Outcome:
+        assert ended.wait(60)
+        return Outcome({}, {})
+
+    monkeypatch.setattr(service, "_post", taken_away)
+    monkeypatch.setattr(main, "HUNG_SECONDS", 0.05)
+    monkeypatch.setattr(main, "_end_at_once", lambda *_: ended.set())
+    monkeypatch.setattr(main, "run_job", hang)
+    assert not worker.run_attempt(ASSIGNMENT)
+    assert ended.is_set()
+
+
 def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
