@@ -83,22 +83,28 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     assert_nothing_is_left(table)
 
 
-# Away before the commit, in the middle of it, and after it with the answer.
+# Away when a job begins, before the commit, in the middle of it, and after it with the answer.
 OUTAGES = [
-    (CUT, "commit_failed"),
-    (HANG, "commit_failed"),
-    (answer(503), "commit_failed"),
-    (lose(OURS, then=CUT), "commit_state_unknown"),
-    (lose(OURS, then=HANG), "commit_state_unknown"),
-    (lose(OURS, then=answer(503)), "commit_state_unknown"),
+    ("plan", CUT, "catalog_unreachable"),
+    ("plan", HANG, "catalog_unreachable"),
+    ("plan", answer(503), "catalog_unreachable"),
+    ("commit", CUT, "commit_failed"),
+    ("commit", HANG, "commit_failed"),
+    ("commit", answer(503), "commit_failed"),
+    ("commit", lose(OURS, then=CUT), "commit_state_unknown"),
+    ("commit", lose(OURS, then=HANG), "commit_state_unknown"),
+    ("commit", lose(OURS, then=answer(503)), "commit_state_unknown"),
 ]
 
 
-@pytest.mark.parametrize(("mode", "code"), OUTAGES)
-def test_a_catalog_that_is_away_in_a_commit_costs_an_attempt(
-    mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+@pytest.mark.parametrize(("moment", "mode", "code"), OUTAGES)
+def test_a_catalog_that_is_away_costs_an_attempt(
+    moment: str, mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
-    jobs.reporter.before_commit = lambda: proxy.set(mode)
+    if moment == "plan":
+        proxy.set(mode)
+    else:
+        jobs.reporter.before_commit = lambda: proxy.set(mode)
     with pytest.raises(JobError) as failed:
         jobs.run("convert", job_id="broken")
     assert (failed.value.code, failed.value.retryable) == (code, True)
