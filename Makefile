@@ -56,6 +56,11 @@ thorough: install ## Run the tests that are too many alike for every change: a w
 	scripts/install_helm >/dev/null
 	$(BIN)/pytest -m thorough $(ARGS)
 
+.PHONY: fault-figures
+fault-figures: install ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md
+	@scripts/install_system_packages java postgresql
+	$(BIN)/python -m tests.faults.figures $(ARGS)
+
 .PHONY: fast
 fast: install ## Run the tests that take less than a minute together
 	@$(BIN)/pytest -m "not integration" $(ARGS)

@@ -1,13 +1,24 @@
 """Spark and a catalog for the faults of tables, with the worker's other fixtures."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, sqlite_catalog
+from tests.faults.recovery import TALLY
 from tests.spark import spark as spark
 from tests.worker.conftest import exactly as exactly
 from tests.worker.conftest import jobs as jobs
 from tests.worker.conftest import table_name as table_name
+
+
+@pytest.fixture(autouse=True)
+def tally(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """What a test injected and saw, for tests.faults.figures."""
+    yield
+    for name, value in TALLY.take():
+        record_property(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -7,17 +7,53 @@ test build of the service notes when it passes, and a pass that comes late excus
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 PASSES = "passes"
 """The file in which the test build notes each pass of the scheduler."""
 _CALL_SECONDS = 1.0
 """What a call of a worker may take from its begin, whose time is recorded, to its commit."""
+
+
+INJECTED, FOLLOWED = "injected", "followed"
+"""Properties of a test, for tests.faults.figures."""
+
+
+@dataclass
+class Tally:
+    """What the test that runs has injected, and how long attempts took to be followed."""
+
+    injected: int = 0
+    followed: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds from the last that the service heard of an attempt to the next one's begin, and the lease."""
+
+    def add(self, attempts: Sequence[Mapping[str, Any]], lease_seconds: float) -> None:
+        """Those of one job, in order, as the API tells of them: each but the last met a fault."""
+        self.injected += max(len(attempts) - 1, 1)
+        for before, after in pairwise(attempts):
+            heard_at = datetime.fromisoformat(before["ended_at"])
+            if before["status"] == "lost":
+                heard_at = datetime.fromisoformat(before["lease_expires_at"]) - timedelta(
+                    seconds=lease_seconds
+                )
+            self.add_followed(heard_at, datetime.fromisoformat(after["started_at"]), lease_seconds)
+
+    def add_followed(self, heard_at: datetime, followed_at: datetime, lease_seconds: float) -> None:
+        self.followed.append(((followed_at - heard_at).total_seconds(), lease_seconds))
+
+    def take(self) -> Iterator[tuple[str, object]]:
+        """As properties of the test, and begin anew."""
+        yield INJECTED, self.injected or 1
+        yield FOLLOWED, self.followed
+        self.injected, self.followed = 0, []
+
+
+TALLY = Tally()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 import pytest
@@ -35,7 +35,7 @@ from service.settings import Settings
 from service.workers.models import Worker
 from tests.faults.injection import Fault, Faults, When, fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
-from tests.faults.recovery import Recovery, read_passes, summary
+from tests.faults.recovery import TALLY, Recovery, read_passes, summary
 from tests.faults.service_build import POINTS
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
@@ -255,9 +255,16 @@ class World:
 
         wait_until(lambda: patiently(ended), "all jobs to end")
 
-    def check(self, ids: set[str]) -> None:
-        """Nothing lost, nothing twice, nothing left behind, and a history that says so."""
+    def check(self, ids: set[str], *, injected: int = 1) -> None:
+        """Nothing lost, nothing twice, nothing left behind, and a history that says so.
+
+        injected: how many faults; for the figures.
+        """
         jobs, attempts = self.jobs(), self.attempts()
+        TALLY.injected += injected
+        for lost, following in self.followed():
+            heard_at = lost.lease_expires_at - timedelta(seconds=self.lease_seconds)
+            TALLY.add_followed(heard_at, following.started_at, self.lease_seconds)
         assert {each.id for each in jobs} == ids
         assert Counter(each.status for each in jobs) == {"succeeded": len(ids)}
         committed = Counter(
@@ -301,26 +308,30 @@ class World:
     def lost(self) -> list[Attempt]:
         return [each for each in self.attempts() if each.status == AttemptStatus.LOST.value]
 
-    def recoveries(self) -> list[Recovery]:
-        """Of each lost attempt that was followed by another one."""
+    def followed(self) -> Iterator[tuple[Attempt, Attempt]]:
+        """Each lost attempt that was followed by another one, with that."""
         attempts = {(each.job_id, each.attempt): each for each in self.attempts()}
-        passes = read_passes(self.faults_dir)
-        with self.database.read() as session:
-            registered_at = {each.id: each.registered_at for each in session.exec(select(Worker))}
-        recoveries = []
         for lost in self.lost():
             following = attempts.get((lost.job_id, lost.attempt + 1))
             if following is not None and lost.ended_at is not None:
-                recovery = Recovery.of(
-                    passes,
-                    SCHEDULER_SECONDS,
-                    heard_at=lost.lease_expires_at - timedelta(seconds=self.lease_seconds),
-                    given_up_at=lost.ended_at,
-                    free_at=registered_at[following.worker_id],
-                    followed_at=following.started_at,
-                )
-                recoveries.append(recovery)
-        return recoveries
+                yield lost, following
+
+    def recoveries(self) -> list[Recovery]:
+        """Of each lost attempt that was followed by another one."""
+        passes = read_passes(self.faults_dir)
+        with self.database.read() as session:
+            registered_at = {each.id: each.registered_at for each in session.exec(select(Worker))}
+        return [
+            Recovery.of(
+                passes,
+                SCHEDULER_SECONDS,
+                heard_at=lost.lease_expires_at - timedelta(seconds=self.lease_seconds),
+                given_up_at=cast("datetime", lost.ended_at),
+                free_at=registered_at[following.worker_id],
+                followed_at=following.started_at,
+            )
+            for lost, following in self.followed()
+        ]
 
 
 def patiently(look: Callable[[], bool]) -> bool:
@@ -410,7 +421,7 @@ def test_a_service_killed_ten_times_loses_no_job_of_a_hundred(
         world.wait_until_ready(port)
         back.append(time.monotonic() - begun)
     world.wait_for_jobs(ids)
-    world.check(ids)
+    world.check(ids, injected=10)
     assert service.starts == 11
     note(record_property, f"{kind}: seconds from a kill to a ready service", back)
 
@@ -434,7 +445,7 @@ def test_postgresql_that_crashes_under_load_loses_no_job(
         world.wait_until_ready(port)
         back.append(time.monotonic() - begun)
     world.wait_for_jobs(ids)
-    world.check(ids)
+    world.check(ids, injected=5)
     assert service.starts == 1, "the service goes on without a restart"
     note(record_property, "postgresql: seconds from a crash of the database to a ready service", back)
 
@@ -456,7 +467,7 @@ def test_every_fault_at_every_point_loses_no_job(
         number += 1
         time.sleep(0.1)
     world.wait_for_jobs(ids)
-    world.check(ids)
+    world.check(ids, injected=len(faults))
     assert {fired(world.faults_dir, fault) for fault in faults} == {1}
     assert service.starts == 1 + sum(fault.action == "kill" for fault in faults)
     record_property(f"{kind}: faults", len(faults))
@@ -477,7 +488,7 @@ def test_a_killed_worker_is_followed_by_another(new_world: Callable[..., World])
         world.wait_for_jobs(ids)
         other.send(signal.SIGTERM)
         assert other.wait(60) == 0
-    world.check(ids)
+    world.check(ids, injected=3)
     recoveries = world.recoveries()
     assert len(recoveries) == 3
     for recovery in recoveries:

@@ -1,0 +1,34 @@
+"""The figures of docs/faults.md: which test is of which fault, and what is told of each."""
+
+from tests.faults.figures import DOCUMENT, Figures, faults_by_test, name_of, section
+from tests.faults.recovery import FOLLOWED, INJECTED, Tally
+
+
+def test_each_fault_of_the_document_has_figures_of_its_tests() -> None:
+    fault_of = faults_by_test(DOCUMENT.read_text())
+    rows = [line for line in DOCUMENT.read_text().splitlines() if "`test_" in line]
+    assert len(set(fault_of.values())) == len(rows) > 10
+    node_id = "tests/faults/test_worker.py::TestX::test_a_killed_worker[convert-a::b-after]"
+    assert fault_of[name_of(node_id)].startswith("a worker dies")
+    assert fault_of["test_a_full_disk_costs_an_attempt_and_no_row"] == "a disk is full"
+
+
+def test_an_attempt_is_followed_from_the_last_that_was_heard_of_it() -> None:
+    tally = Tally()
+    times = {"lease_expires_at": "2026-01-01T00:00:05Z", "ended_at": "2026-01-01T00:00:07Z"}
+    attempts = [
+        {"status": "lost", "started_at": "2026-01-01T00:00:00Z", **times},
+        {"status": "failed", "started_at": "2026-01-01T00:00:08Z", **times},
+        {"status": "succeeded", "started_at": "2026-01-01T00:00:08Z", **times},
+    ]
+    tally.add(attempts, 3)
+    tally.add(attempts[-1:], 3)
+    assert dict(tally.take()) == {INJECTED: 3, FOLLOWED: [(6.0, 3), (1.0, 3)]}
+    assert dict(tally.take()) == {INJECTED: 1, FOLLOWED: []}
+    text = section({"a": Figures(3, 1, [(6.0, 3.0), (1.0, 2.0)]), "b": Figures(2)}, ["b", "a", "c"], 2)
+    assert text.splitlines()[-5:-1] == [
+        "|---|---:|---:|---:|---:|---:|",
+        "| b | 2 | 0 |  |  |  |",
+        "| a | 3 | 1 | 3.5 s | 6.0 s | 2.0 |",
+        "| all | 5 | 1 | 3.5 s | 6.0 s | 2.0 |",
+    ]
