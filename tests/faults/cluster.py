@@ -27,9 +27,10 @@ LEASE_SECONDS = 3.0
 SCHEDULER_SECONDS = 0.2
 KEEP_SECONDS = 5.0
 JVM_SILENCE_SECONDS = 12.0
+HUNG_SECONDS = 15.0
 PYTHON_DAEMON = "tests.faults.python_daemon"
 _OFF = {"enabled": False}
-IMPATIENT = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
+IMPATIENT: Json = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
     "retries": {"max_attempts": 6, "backoff_seconds": 0.2, "max_backoff_seconds": 1, "pause_seconds": 1},
     "index": _OFF,
     "convert": _OFF,
@@ -74,6 +75,7 @@ class Cluster:
             FAULTS_FILE_VARIABLE: str(self._faults_file),
             "KEEP_SECONDS": str(KEEP_SECONDS),
             "JVM_SILENCE_SECONDS": str(JVM_SILENCE_SECONDS),
+            "HUNG_SECONDS": str(HUNG_SECONDS),
             "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
             "PYTHONPATH": str(Path(__file__).parents[2]),
             **(environment or {}),
@@ -84,10 +86,19 @@ class Cluster:
             timeout=30,
         )
         self.network.__enter__()
-        self._service = self.start(["-m", "tests.faults.service_build"], "service", {})
-        wait_until(self._is_ready, "the service to be ready")
+        self._start_service()
         self.post("/policies", {"name": "impatient", "settings": IMPATIENT})
         self.workers = [WorkerProcess(self, number) for number in range(workers)]
+
+    def _start_service(self) -> None:
+        self._service = self.start(["-m", "tests.faults.service_build"], "service", {})
+        wait_until(self._is_ready, "the service to be ready")
+
+    def kill_service(self) -> None:
+        """And start it again."""
+        self._service.kill()
+        self._service.wait()
+        self._start_service()
 
     @property
     def index_place(self) -> Path:

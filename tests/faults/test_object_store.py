@@ -12,8 +12,8 @@ from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
-from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, slow, truncate
-from tests.faults.tables import commits_by_job, orphans, strays, unnamed
+from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
+from tests.faults.tables import commits_by_job, orphans, strays, table_with_deletes, unnamed
 from tests.jobs import Jobs, SqlCatalog
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
@@ -74,13 +74,13 @@ def catalog_file(spark: SparkSession, server: S3, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def table(spark: SparkSession, catalog_file: Path) -> TableBuilder:
-    """Two data files, and deletes of every third row."""
-    table = TableBuilder.create(spark, f"s3.db.t{next(_numbers)}", "id bigint, v bigint", format_version=3)
-    table.writer = "iceberg"
-    table.append([{"id": i, "v": i} for i in range(ROWS)], files=2)
-    table.delete_keys([{"id": i} for i in range(0, ROWS, 3)])
-    return table
+def format_version() -> int:
+    return 3
+
+
+@pytest.fixture
+def table(spark: SparkSession, catalog_file: Path, format_version: int) -> TableBuilder:
+    return table_with_deletes(spark, f"s3.db.t{next(_numbers)}", format_version, ROWS, "iceberg")
 
 
 EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
@@ -99,7 +99,9 @@ class S3Jobs(Jobs):
         def progress(stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
             real(stage, done, total, unit, message)
             if self.broken is not None and stage == self.broken[0]:
+                # Once: what the network does after that is for the mode to say.
                 proxy.set(self.broken[1])
+                self.broken = None
 
         self.reporter.progress = progress  # type: ignore[method-assign]
 
@@ -147,8 +149,8 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
         with pytest.raises(JobError) as failed:
             s3_jobs.run(kind, job_id="broken")
     finally:
-        s3_jobs.broken = None
         s3_jobs.proxy.set(PASS)
+    assert s3_jobs.broken is None, "nothing broke"
     assert failed.value.retryable, failed.value
     assert failed.value.code != "internal_error"
     assert visible_rows(spark, table.identifier) == EXPECTED
@@ -170,6 +172,27 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
         s3_jobs.run(kind)
     assert strays(table, s3_jobs.index_location, server.properties()) == set()
     assert unnamed(table, server.properties()) == set()
+
+
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
+    s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
+) -> None:
+    """One is there although nobody was told, and the store is away before it could be removed."""
+    s3_jobs.broken = ("deletes", lose(b"CompleteMultipartUploadResult", then=CUT))
+    try:
+        with pytest.raises(JobError):
+            s3_jobs.run("convert", job_id="broken")
+        assert s3_jobs.proxy.mode == CUT
+    finally:
+        s3_jobs.proxy.set(PASS)
+    assert orphans(table, server.properties())
+    left = s3_jobs.reporter.left_by("broken")
+    assert s3_jobs.run("convert", job_id="broken", attempt=2, leftovers=[left]).cleared
+    assert orphans(table, server.properties()) == set()
+    assert commits_by_job(table) == {"broken": 1}
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert equality_delete_files(spark, table.identifier) == []
 
 
 def test_a_slow_store_or_one_truncated_read_only_takes_longer(

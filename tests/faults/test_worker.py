@@ -23,7 +23,7 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, SCHEDULER_SECONDS, Cluster
 from tests.faults.injection import Fault, When, fired_in
 from tests.faults.proxy import CUT, HANG, PASS, Mode
-from tests.faults.recovery import Recovery, summary
+from tests.faults.recovery import TALLY, Recovery, summary
 from tests.faults.tables import (
     assert_no_content_is_unnamed,
     assert_nothing_is_left,
@@ -80,6 +80,7 @@ class Subject:
     def check_end(self, kind: str, job: Json, *, commits: int = 1) -> None:
         """What holds after any job, however many attempts it took."""
         assert job["status"] == "succeeded", job
+        TALLY.add(job["attempts"], LEASE_SECONDS)
         self.check_rows()
         assert commits_by_job(self.table)[job["id"]] == (commits if kind == "convert" else 0)
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
@@ -291,6 +292,50 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     subject.check_rows()
 
 
+@pytest.mark.parametrize(
+    ("point", "later"),
+    thorough_unless(
+        lambda case: case == ("iceberg", None),
+        [("delete-files", "convert"), ("iceberg", "convert"), ("iceberg", None), ("entries", "index")],
+    ),
+)
+def test_a_worker_that_sleeps_until_its_job_was_cancelled(
+    point: str, later: str | None, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    """later: what runs before it wakes. If nothing does, it commits what was right when it was planned."""
+    subject = subjects(2)
+    kind = "index" if point == "entries" else "convert"
+    prepare(subject, kind)
+    fault = Fault(point, "before", "stop")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    sleeper = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    try:
+        cluster.post(f"/jobs/{job_id}/cancel", {})
+        job = cluster.wait_for_job(job_id)
+        assert job["status"] == "cancelled"
+        if later is not None:
+            cluster.run(subject.table_id, later)
+        snapshot_id, told = subject.table.snapshot_id, len(sleeper.log)
+    finally:
+        sleeper.send(signal.SIGCONT)
+    wait_until(
+        lambda: any(words in sleeper.log[told:] for words in ("was taken away", "came too late")),
+        "the sleeper to give up",
+    )
+    assert cluster.get(f"/jobs/{job_id}") == job
+    assert (subject.table.snapshot_id == snapshot_id) == (later is not None)
+    assert commits_by_job(subject.table)[job_id] == (later is None)
+    subject.check_rows()
+    # The next jobs find what it did, and remove what it left.
+    cluster.run(subject.table_id, "index")
+    cluster.run(subject.table_id, "convert")
+    subject.check_rows()
+    assert_nothing_is_left(subject.table)
+    assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+
+
 # And how the attempts before the last one end; None: the first one does the job.
 ERRORS: list[tuple[str, str, When, str, str | None]] = [
     ("convert", "claim", "before", "error", None),
@@ -467,6 +512,7 @@ DRAINS: list[tuple[str, str, When]] = [
     ("convert", "delete-file", "after"),  # others are written meanwhile
     ("convert", "iceberg", "before"),
     ("index", "run", "after"),
+    ("convert", "iceberg", "after"),  # the next attempt finds the commit
 ]
 
 
@@ -492,6 +538,59 @@ def check_drain(cluster: Cluster, subject: Subject, kind: str, fault: Fault) -> 
     job = cluster.wait_for_job(job_id)
     subject.check_end(kind, job)
     assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
+
+
+RESTARTS: list[tuple[str, str, When]] = [
+    ("convert", "stage.lookup", "after"),
+    ("convert", "iceberg", "after"),
+    ("convert", "finish", "before"),
+    ("index", "entries", "before"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "when"), thorough_unless(lambda case: case[1] == "iceberg", RESTARTS)
+)
+def test_a_service_that_is_killed_while_a_worker_is_at_work(
+    kind: str, point: str, when: When, cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    subject = subjects(2 + RESTARTS.index((kind, point, when)) % 2)
+    prepare(subject, kind)
+    fault = Fault(point, when, "sleep:1")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    cluster.kill_service()
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    # It may take longer than the lease to start again; then the worker gives the attempt up.
+    assert [attempt["status"] for attempt in job["attempts"]] in (["succeeded"], ["lost", "succeeded"])
+
+
+@pytest.mark.parametrize("place", ["in a thread", pytest.param("on Spark", marks=pytest.mark.thorough)])
+def test_a_task_that_hangs_is_given_up_after_the_time_of_the_policy(
+    place: str, cluster: Cluster, subjects: Callable[[int], Subject], request: pytest.FixtureRequest
+) -> None:
+    if place == "on Spark":
+        request.getfixturevalue("on_spark")
+    retries = {**IMPATIENT["retries"], "timeout_seconds": 20}  # an attempt that hangs nowhere takes less
+    name = place.replace(" ", "_")
+    cluster.post("/policies", {"name": name, "settings": {**IMPATIENT, "retries": retries}})
+    known = subjects(3)
+    subject = Subject(cluster, known.spark, f"{known.table.identifier}_{name}", 3, policy=name)
+    fault = Fault("delete-files", "before", "sleep:3600")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "convert")
+    cluster.wait_until_fired(fired, fault)
+    worker = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    told = len(worker.log)
+    hung = Path(f"/proc/{fired_in(fired, fault)}")
+    job = cluster.wait_for_job(job_id)
+    subject.check_end("convert", job)
+    assert (job["attempts"][0]["status"], job["attempts"][0]["error"]["code"]) == ("failed", "timed_out")
+    # Whatever runs the task ends, be it the worker itself, and the worker takes further jobs.
+    wait_until(lambda: not hung.exists(), "the process that hangs to end", timeout_seconds=60)
+    assert ("still hangs" in worker.log[told:]) == (place == "in a thread")
 
 
 def test_a_worker_that_dies_again_and_again_is_tried_smaller_and_not_for_ever(
