@@ -1,11 +1,11 @@
 """Debian's Chromium, one service for all tests, and a page that is watched for what no page may do."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import ConsoleMessage, Page, Request
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from tests.browser.running_service import RunningService, running_service
 
@@ -71,6 +71,24 @@ def page(page: Page, service: RunningService) -> Iterator[Page]:
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
     yield page
+    assert misdeeds == []
+
+
+@pytest.fixture
+def visit(browser: Browser, service: RunningService) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a browser of its own, with options as `new_context` takes them; watched like `page`."""
+    misdeeds = Misdeeds()
+    contexts = []
+
+    def open_page(**options: Any) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        misdeeds.watch(page, service.url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
     assert misdeeds == []
 
 

@@ -1,6 +1,7 @@
 """What people do on the pages, in a real browser, against a real service."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -50,10 +51,12 @@ def test_api_key_leads_to_the_page_that_was_asked_for_and_signing_out_ends_the_s
     assert httpx.get(f"{service.url}/jobs", cookies=session).headers["location"].startswith("/login")
 
 
-def test_empty_overview_says_what_to_do_next(page: Page, tmp_path: Path) -> None:
+def test_empty_overview_says_what_to_do_next(browser: Browser, tmp_path: Path) -> None:
     with running_service(tmp_path) as empty:
-        context = page.context.browser.new_context() if page.context.browser else page.context
+        context = browser.new_context()
         blank = context.new_page()
+        misdeeds = Misdeeds()
+        misdeeds.watch(blank, empty.url)
         blank.goto(empty.login_link())
         expect(blank.get_by_role("heading", name="Nothing is enrolled yet")).to_be_visible()
         expect(blank.get_by_label("Example request")).to_contain_text('"catalog": "local"')
@@ -61,6 +64,7 @@ def test_empty_overview_says_what_to_do_next(page: Page, tmp_path: Path) -> None
         blank.get_by_role("link", name="Enrol a table").click()
         expect(blank.get_by_label("Catalog")).to_have_value("local")
         context.close()
+    assert misdeeds == []
 
 
 def test_overview_shows_what_is_pending_and_follows_it(signed_in: Page, service: RunningService) -> None:
@@ -116,12 +120,11 @@ def test_job_page_follows_the_job_to_its_end_without_a_reload(
 
 
 def test_two_people_see_what_the_other_does(
-    signed_in: Page, browser: Browser, service: RunningService
+    signed_in: Page, visit: Callable[..., Page], service: RunningService
 ) -> None:
     service.create_iceberg_table("shop.shared")
     table = service.enroll("shop.shared")
-    context = browser.new_context()
-    other = context.new_page()
+    other = visit()
     other.goto(service.login_link(Role.VIEWER))
     other.goto(f"{service.url}/tables/{table}")
     expect(other.locator("#connection-words")).to_have_text("Live")
@@ -131,7 +134,41 @@ def test_two_people_see_what_the_other_does(
     jobs = other.get_by_role("group", name="Jobs of shop.shared")
     expect(jobs.get_by_role("link", name="Index")).to_be_visible()
     expect(other.get_by_role("button", name="Cancel")).to_have_count(0)
-    context.close()
+
+
+def test_two_admins_see_each_others_changes_and_overwrite_none_unseen(
+    signed_in: Page, visit: Callable[..., Page], service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.rivals")
+    table = service.enroll("shop.rivals")
+    other = visit()
+    other.goto(service.login_link())
+    other.goto(f"{service.url}/tables/{table}")
+    expect(other.locator("#connection-words")).to_have_text("Live")
+    other.evaluate("window.wasNotReloaded = true")
+    signed_in.goto(f"{service.url}/tables/{table}")
+    signed_in.get_by_role("button", name="Pause").click()
+    expect(other.locator("#status")).to_contain_text("paused")
+    expect(other.locator("#events")).to_contain_text("Paused by admin.")
+    expect(other.get_by_role("button", name="Convert")).to_be_disabled()
+    other.get_by_text("More jobs").click()
+    expect(other.get_by_text("The table is paused: resume it first.")).to_be_visible()
+    assert other.evaluate("window.wasNotReloaded")
+
+    for page, keys in ((signed_in, "id"), (other, "id, region")):
+        page.goto(f"{service.url}/tables/{table}/edit")
+        page.get_by_label("Declared keys").fill(keys)
+    signed_in.get_by_role("button", name="Save").click()
+    expect(signed_in.get_by_role("heading", name="shop.rivals")).to_be_visible()
+    other.get_by_role("button", name="Save").click()
+    expect(other.get_by_role("alert")).to_contain_text("It was changed meanwhile")
+    keys_field = other.get_by_label("Declared keys")
+    expect(keys_field).to_have_value("id, region")
+    expect(keys_field).to_have_accessible_description(re.compile("There now: id"))
+    assert service.get(f"/tables/{table}")["key_sets"] == [["id"]]
+    other.get_by_role("button", name="Save").click()
+    expect(other.get_by_role("heading", name="shop.rivals")).to_be_visible()
+    assert service.get(f"/tables/{table}")["key_sets"] == [["id", "region"]]
 
 
 def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
