@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from tests.browser.running_service import RunningService, running_service
 
@@ -21,6 +21,8 @@ CHROMIUM: dict[str, Any] = {
         "--disable-sync",
     ],
 }
+# What is to be seen comes at once, unless the machine has much else to do.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 TABLE = "shop.orders"
 _AT_COMMIT = Fault("iceberg", "before", "hold")
-_WORKER_SECONDS = 120
+_WORKER_SECONDS = 600
 """Until Spark has started and a job has run, on a machine that has much else to do."""
 
 
