@@ -52,8 +52,11 @@ test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 
 .PHONY: thorough
 thorough: install ## Run the tests that are too many alike for every change: a worker killed at each of its points
-	@scripts/install_system_packages java jdk maven postgresql chromium
+	@scripts/install_system_packages java jdk maven postgresql chromium npm
 	scripts/install_helm >/dev/null
+	scripts/install_azurite
+	export ICESTREAM_STORES=gcs,azure
+	$(BIN)/python scripts/fetch_jars
 	$(BIN)/pytest -m thorough $(ARGS)
 
 .PHONY: fault-figures

@@ -12,6 +12,7 @@ COPY pyproject.toml README.md ./
 COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
+COPY stores/ stores/
 COPY openapi/openapi.json openapi/
 # Without pip, which nothing needs there.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

@@ -2,6 +2,8 @@
 # Base images are pinned by their full version; docs/deployment.md tells how to pin them by digest.
 ARG PYTHON=python:3.11.14-slim-bookworm
 ARG JAVA=eclipse-temurin:17.0.17_10-jre
+# Beyond S3: gcs, azure, or both with a comma in between.
+ARG STORES=
 
 FROM ${JAVA} AS java
 
@@ -16,6 +18,7 @@ COPY pyproject.toml README.md ./
 COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
+COPY stores/ stores/
 COPY openapi/openapi.json openapi/
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/icestream \
@@ -25,11 +28,13 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
 ENV JAVA_HOME=/opt/java/openjdk
 COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY scripts/fetch_jars scripts/sbom scripts/
-COPY requirements/jars.sha256 requirements/
-RUN ICESTREAM_JARS_DIR=/opt/icestream/ivy /opt/icestream/bin/python scripts/fetch_jars \
+COPY requirements/jars.sha256 requirements/store-jars.sha256 requirements/
+ARG STORES
+RUN ICESTREAM_STORES="$STORES" ICESTREAM_JARS_DIR=/opt/icestream/ivy /opt/icestream/bin/python scripts/fetch_jars \
     && rm -r /opt/icestream/ivy/cache
 WORKDIR /opt/icestream/ivy/jars
-RUN sha256sum --check --strict /src/requirements/jars.sha256
+RUN sha256sum --check --strict /src/requirements/jars.sha256 \
+    && { test -z "$STORES" || sha256sum --check --strict --ignore-missing /src/requirements/store-jars.sha256; }
 WORKDIR /src
 RUN /opt/icestream/bin/python scripts/sbom --name icestream-worker --debian /var/lib/dpkg/status \
         --java "$JAVA_HOME" --jars /opt/icestream/ivy/jars --jars /opt/icestream/spark/jars \
@@ -42,11 +47,13 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /u
 COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY --from=build /opt/icestream /opt/icestream
 COPY --chmod=755 docker/spark-executor /usr/local/bin/
+ARG STORES
 ENV PATH=/opt/icestream/bin:/opt/java/openjdk/bin:$PATH \
     JAVA_HOME=/opt/java/openjdk \
     SPARK_HOME=/opt/icestream/spark \
     PYTHONUNBUFFERED=1 \
-    ICESTREAM_JARS_DIR=/opt/icestream/ivy
+    ICESTREAM_JARS_DIR=/opt/icestream/ivy \
+    ICESTREAM_STORES=$STORES
 WORKDIR /tmp
 USER 10001:10001
 ENTRYPOINT ["icestream"]

@@ -71,6 +71,7 @@ FIELDS: dict[str, Any] = {
     "progress": None,
     "request_id": "f5b8c7d6-1a2b-4c3d-8e9f-0a1b2c3d4e55",
     "retry_of": None,
+    "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
     "revoked_at": None,
     "previous_expires_at": None,
     "rotated_at": None,

@@ -6,7 +6,7 @@ import re
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
 # Spellings of the same object store.
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
-_INDEX_SCHEMES = ("file", "s3", "gs")
+_INDEX_SCHEMES = ("file", "s3", "gs", "abfs")
 
 
 def normalize_location(location: str) -> str:

@@ -186,7 +186,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "An index can't lie there",
         "The index needs a store on which one of two commits at the same time fails.",
-        "Give a place on a file system, S3 (with conditional writes) or Google Cloud Storage.",
+        "Give a place on a file system, S3 (with conditional writes), Google Cloud Storage or Azure (abfss).",
     ),
     "internal-error": ProblemType(
         (500,),

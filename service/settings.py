@@ -139,7 +139,9 @@ class Settings(BaseSettings):
     @classmethod
     def _check_store(cls, value: str) -> str:
         if value and not can_hold_index(value):
-            raise ValueError("an index can lie on a file system, S3 or Google Cloud Storage only")
+            raise ValueError(
+                "an index can lie on a file system, S3, Google Cloud Storage or Azure (abfss) only"
+            )
         return value
 
     @field_validator("oidc_roles", mode="before")

@@ -3,16 +3,14 @@
 moto looks whether an object is there and then puts it, which only then is the one step that it is on S3.
 """
 
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import httpx
 from pyarrow import fs as pafs
+
+from tests.server_process import free_port, serving
 
 _SERVE = """
 import sys
@@ -52,22 +50,6 @@ class S3:
 
 @contextmanager
 def s3_server() -> Iterator[S3]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/moto-api/")
-                break
-            except httpx.TransportError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+    port = free_port()
+    with serving([sys.executable, "-c", _SERVE, str(port)], port):
         yield S3(port)
-    finally:
-        process.kill()
-        process.wait()

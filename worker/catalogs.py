@@ -258,10 +258,10 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
     if "s3.endpoint" in properties:
         by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         java.setdefault("s3.path-style-access", "false" if by_host else "true")
-    account = properties.get("adls.account-name")
+    account = java.get(_JAVA_NAMES["adls.account-name"])
     for key in ("adls.sas-token", "adls.connection-string"):
         if account and key in java:
-            java[f"{key}.{account}"] = java.pop(key)
+            java[f"{key}.{account}.dfs.core.windows.net"] = java[f"{key}.{account}"] = java.pop(key)
     if catalog_type in ("sql", "hive"):
         # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
         java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
@@ -321,20 +321,13 @@ def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
-    """The file properties among Java's, in PyIceberg's words."""
+    """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
     python = {key: value for key, value in java.items() if key.startswith(_FILE_IO_PREFIXES)}
     if "s3.path-style-access" in python:
         by_path = python.pop("s3.path-style-access").lower() == "true"
         python["s3.force-virtual-addressing"] = "false" if by_path else "true"
     if "client.region" in python:
         python.setdefault("s3.region", python["client.region"])
-    for python_name in ("adls.account-name", "adls.account-key"):
-        if _JAVA_NAMES[python_name] in python:
-            python[python_name] = python.pop(_JAVA_NAMES[python_name])
-    for name in ("adls.sas-token", "adls.connection-string"):
-        for key in [key for key in python if key.startswith(f"{name}.")]:
-            python.setdefault("adls.account-name", key.removeprefix(f"{name}.").partition(".")[0])
-            python[name] = python.pop(key)
     return python
 
 

@@ -31,6 +31,23 @@ ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
 JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
 _JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
+STORE_JARS = {
+    # Iceberg's runtime has GCSFileIO and ADLSFileIO, and not what these are made on.
+    "gcs": ("org.apache.iceberg:iceberg-gcp-bundle:1.11.0",),
+    "azure": (
+        "com.azure:azure-storage-file-datalake:12.25.0",
+        "com.azure:azure-identity:1.18.1",
+        "com.azure:azure-core-http-jdk-httpclient:1.1.0",
+    ),
+}
+"""What `ICESTREAM_STORES` names, beyond S3."""
+# Azure's SDK brings these along: Spark has them, the JDK's client replaces another one, or nothing needs it.
+_EXCLUDED = (
+    "com.azure:azure-core-http-netty",
+    "com.fasterxml.jackson.*:*",
+    "net.java.dev.jna:*",
+    "org.slf4j:*",
+)
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
 
 DRAIN_SECONDS = 5.0  # for tasks that run when the process is asked to stop
@@ -117,19 +134,34 @@ def spark_settings(environment: Mapping[str, str], *, structured_logs: bool = Fa
         "spark.sql.session.timeZone": "UTC",
         "spark.submit.deployMode": "client",
     }
-    cached = cached_jars(jars)
+    wanted = wanted_jars(environment)
+    cached = cached_jars(jars, wanted)
     if cached:
         settings["spark.jars"] = ",".join(str(jar) for jar in cached)
     else:
-        settings["spark.jars.packages"] = ",".join(_JARS)
+        settings["spark.jars.packages"] = ",".join(wanted)
+        settings["spark.jars.excludes"] = ",".join(_EXCLUDED)
     return settings
 
 
-def cached_jars(folder: Path) -> list[Path]:
+def wanted_jars(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Their coordinates. Raises ValueError for a store that is none."""
+    stores = [name.strip() for name in environment.get("ICESTREAM_STORES", "").split(",") if name.strip()]
+    for name in stores:
+        if name not in STORE_JARS:
+            known = ", ".join(STORE_JARS)
+            raise ValueError(f"ICESTREAM_STORES names {name!r}; beyond S3 there are: {known}.")
+    return (*_JARS, *(jar for name in stores for jar in STORE_JARS[name]))
+
+
+def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:
     """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
-    names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in _JARS]
+    names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in wanted]
     jars = [folder / "jars" / name for name in names]
-    return jars if all(jar.is_file() for jar in jars) else []
+    if not all(jar.is_file() for jar in jars):
+        return []
+    # Those of stores need further ones, which are there since Ivy brings all or none.
+    return jars if tuple(wanted) == _JARS else sorted((folder / "jars").glob("*.jar"))
 
 
 def _processors(spark: SparkSession) -> int:

@@ -20,10 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import fs as pafs
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
 from pypaimon.common.identifier import Identifier
+from pypaimon.common.options.options import Options
+from pypaimon.filesystem.pyarrow_file_io import PyArrowFileIO
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
@@ -216,10 +219,12 @@ class IndexWarehouse:
     def __init__(self, location: str, storage: Storage) -> None:
         self.location = location.rstrip("/")
         self.storage = storage
-        self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
-        if not storage.is_local(self.location):
-            # With our credentials; and pypaimon's own waits ten minutes for a store that does not answer.
-            self._catalog.file_io.filesystem, _ = storage.resolve(self.location)
+        if storage.is_local(self.location):
+            self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
+        else:
+            self._catalog = CatalogFactory.create({"warehouse": "file:/"})
+            self._catalog.warehouse = self.location
+            self._catalog.file_io = _StoreFileIO(self.location, storage)
         CheckedFiles(self._catalog.file_io)
 
     def open(self, database: str, name: str) -> RunTable | None:
@@ -266,6 +271,34 @@ class IndexWarehouse:
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists."""
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
+
+
+class _StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
+    """pypaimon's, of any store, with our credentials.
+
+    Its own knows fewer, and waits ten minutes for one that does not answer.
+    """
+
+    def __init__(self, location: str, storage: Storage) -> None:
+        super().__init__("s3://none", Options({}))
+        self.filesystem, _ = storage.resolve(location)
+        self._storage = storage
+
+    def to_filesystem_path(self, path: str) -> str:
+        # pypaimon also asks for what it has been told already.
+        return self._storage.resolve(path)[1].rstrip("/") if "://" in path else path
+
+    def list_status(self, path: str) -> list[pafs.FileInfo]:
+        if not isinstance(self.filesystem, pafs.GcsFileSystem):
+            return list(super().list_status(path))
+        # Of Google's store, Arrow lists no folder that was not created as one: they follow from the files.
+        place = self.to_filesystem_path(path)
+        found: dict[str, pafs.FileInfo] = {}
+        for info in self.filesystem.get_file_info(pafs.FileSelector(place, recursive=True)):
+            name, slash, _ = info.path.removeprefix(f"{place}/").partition("/")
+            folder = pafs.FileInfo(f"{place}/{name}", pafs.FileType.Directory)
+            found.setdefault(name, folder if slash else info)
+        return list(found.values())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Opens, lists and deletes files by location, on any store that PyIceberg's Arrow FileIO knows.
+"""Opens, lists and deletes files by location, on any store that `stores` knows.
 
 Invariant: a location is used as it was written; only comparisons normalise it.
 """
@@ -21,14 +21,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import GCSStore, LocalStore, S3Store
 from pyarrow import fs as pafs
 from pyiceberg.io import InputFile, OutputFile
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
-from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.io.pyarrow import PyArrowFile
+
+from stores.azure import AzureAccount, azure_container
+from stores.file_io import AZURE_SCHEMES, GOOGLE_SCHEMES, LocationFileIO, is_google_public
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
-
-_HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
-_SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
 
 ALLOWED_LOCATIONS = "icestream.allowed-locations"
 """The property that names the places, a line each, beyond which nothing is opened; else everything is."""
@@ -55,18 +54,8 @@ class LocationNotAllowedError(Exception):
     """A table, its metadata or its catalog names a place that the operator has not allowed; final."""
 
 
-class LocationFileIO(PyArrowFileIO):
-    """PyIceberg's FileIO, which opens only what is allowed and keeps a `?` or `#` in a path: a location is
-    no URL with a query."""
-
-    @staticmethod
-    def parse_location(location: str, properties: Mapping[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
-        """(scheme, netloc, path) of a location."""
-        kept = location.translate(_HIDDEN)
-        scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
-        if (scheme, netloc) == ("file", "localhost"):  # this machine, as an empty one says (RFC 8089)
-            netloc, path = "", path.removeprefix(netloc)
-        return scheme, netloc, path.translate(_SHOWN)
+class LimitedFileIO(LocationFileIO):
+    """PyIceberg's FileIO, which opens only what is allowed."""
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
@@ -97,7 +86,7 @@ class Storage:
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self.properties = dict(properties or {})
-        self.io = LocationFileIO(self.properties)
+        self.io = LimitedFileIO(self.properties)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
         return Storage, (self.properties,)
@@ -210,10 +199,17 @@ class Storage:
             )
             client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
             return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
-        if scheme in ("gs", "gcs"):
+        if scheme in GOOGLE_SCHEMES:
             given = self._given(base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
-            return GCSStore(netloc, client_options=_CREATE_CLIENT, retry_config=_CREATE_RETRIES, **given), key
-        raise OSError(f"an index can't lie at a {scheme} location, only on file, s3 and gs")
+            client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
+            if "bearer_token" not in given and is_google_public(self.properties):
+                given["skip_signature"] = True
+            return GCSStore(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
+        if scheme in AZURE_SCHEMES:
+            container = azure_container(netloc)
+            account = AzureAccount.of(netloc, self.properties)
+            return account.container(container), path.removeprefix(container).lstrip("/")
+        raise OSError(f"an index can't lie at a {scheme} location, only on file, s3, gs and abfs")
 
     def _given(self, **names: tuple[str, ...]) -> dict[str, Any]:
         """The properties that are set, under other names: the first of each."""

@@ -4,31 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyiceberg.io import InputFile, OutputFile
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.typedef import EMPTY_DICT
 
 from service.catalogs.reach import check_file_io, check_location
 from service.settings import Settings
+from stores.file_io import LocationFileIO
 
 SETTINGS = "icestream.settings"
 """The property that hands GuardedFileIO the service's settings."""
 
-_HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
-_SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
-
-
-class LocationFileIO(PyArrowFileIO):
-    """PyIceberg's FileIO, which keeps a `?` or `#` in a path: a location is no URL with a query."""
-
-    @staticmethod
-    def parse_location(location: str, properties: dict[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
-        """(scheme, netloc, path) of a location."""
-        scheme, netloc, path = PyArrowFileIO.parse_location(location.translate(_HIDDEN), properties)
-        return scheme, netloc, path.translate(_SHOWN)
-
 
 class GuardedFileIO(LocationFileIO):
-    """The same of files that catalogs name: whatever lies elsewhere than the operator allows is refused.
+    """Files that catalogs name: whatever lies elsewhere than the operator allows is refused.
 
     PyIceberg makes it from properties alone, so the settings come as one of them. Raises InvalidError.
     """

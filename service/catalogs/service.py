@@ -226,7 +226,8 @@ def check_catalog(
                 "index-place-not-supported",
                 "An index can't lie there",
                 f"{index_warehouse!r} is on a store whose commits are not known to be exclusive.",
-                "Give a place on a file system, S3 (with conditional writes) or Google Cloud Storage.",
+                "Give a place on a file system, S3 (with conditional writes), Google Cloud Storage or Azure "
+                "(abfss).",
             )
 
 

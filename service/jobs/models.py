@@ -303,6 +303,8 @@ class JobView(Message):
     """Whether it stops at the next heartbeat."""
     retry_of: str | None
     """The job that this one repeats; null if it repeats none."""
+    trace_id: str | None
+    """The OpenTelemetry trace of its request, its wait and its attempts; null if it has none."""
     max_attempts: int
     """After so many failed attempts the job has failed."""
     timeout_seconds: float

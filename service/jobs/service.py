@@ -36,6 +36,7 @@ from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.tables.service import check_index_unused, get_table
 from service.wording import counted
+from telemetry.traces import trace_id_of
 
 SORTING = Sorting(
     {
@@ -277,6 +278,7 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
                 branch=table.branch,
                 waiting_for=waiting_for(job, table, catalog, others),
                 cancel_requested=job.cancel_requested_at is not None,
+                trace_id=trace_id_of(job.traceparent),
                 attempts=attempts[job.id],
             )
         )

@@ -14,9 +14,10 @@ from sqlmodel import col
 from service import __version__
 from service.catalogs.models import Catalog
 from service.database import new_id
-from service.jobs.models import Event
+from service.jobs.models import Event, Job
 from service.tables.models import EnrolledTable
 from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery
+from telemetry.traces import current_traceparent
 
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/icestream"
@@ -25,15 +26,21 @@ UNTOLD = frozenset(("job.progress", "job.message", "job.log"))
 
 
 def cloud_event(
-    event_id: str, kind: str, at: str, subject: str | None, data: dict[str, Any]
+    event_id: str,
+    kind: str,
+    at: str,
+    subject: str | None,
+    data: dict[str, Any],
+    traceparent: str | None = None,
 ) -> dict[str, Any]:
-    """In the structured JSON of CloudEvents 1.0."""
+    """In the structured JSON of CloudEvents 1.0, with its extension for distributed tracing."""
     return {
         "specversion": "1.0",
         "id": event_id,
         "source": SOURCE,
         "type": f"icestream.{kind}",
         **({"subject": subject} if subject else {}),
+        **({"traceparent": traceparent} if traceparent else {}),
         "time": at,
         "datacontenttype": "application/json",
         "data": {"icestream_version": __version__, **data},
@@ -55,6 +62,7 @@ def _write_deliveries(_: Mapper[Event], connection: Connection, happened: Event)
         happened.at.isoformat(),
         f"tables/{happened.table_id}" if happened.table_id else None,
         _data(connection, happened),
+        _trace(connection, happened),
     )
     deliveries = [
         {
@@ -71,6 +79,14 @@ def _write_deliveries(_: Mapper[Event], connection: Connection, happened: Event)
         for webhook_id in receivers
     ]
     connection.execute(insert(WebhookDelivery), deliveries)
+
+
+def _trace(connection: Connection, happened: Event) -> str | None:
+    """That of the job, or of the request in which it happened."""
+    if happened.job_id is None:
+        return current_traceparent()
+    given: str | None = connection.scalar(select(col(Job.traceparent)).where(col(Job.id) == happened.job_id))
+    return given
 
 
 def _data(connection: Connection, happened: Event) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ),
         ({"worker": {"spark": {"conf": {"executor.cores": 1}}}}, "'executor.cores' does not match"),
         ({"worker": {"scratch": {"emptyDir": {}}}}, "additional properties 'emptyDir' not allowed"),
-        ({"index": {"warehouse": "abfss://b/i"}}, "at '/index/warehouse': 'abfss://b/i' does not match"),
+        ({"index": {"warehouse": "hdfs://b/i"}}, "at '/index/warehouse': 'hdfs://b/i' does not match"),
         ({"allowedLocations": ["s3://a,s3://b"]}, "at '/allowedLocations/0'"),
         ({"service": {"image": {"digest": "sha256:12"}}}, "at '/service/image/digest'"),
         ({"database": {"host": "postgresql://h/d"}}, "put it into database.existingSecret under the key"),

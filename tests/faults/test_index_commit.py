@@ -14,6 +14,7 @@ import pytest
 from pyiceberg.types import LongType
 
 from tests.faults.proxy import CUT, PASS, Proxy, truncate
+from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import S3, s3_server
 from worker import index as indexes
 from worker.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
@@ -53,10 +54,25 @@ class Place:
         return IndexWarehouse(self.location, self.storage)
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(scope="module")
+def google() -> Iterator[ObjectStore]:
+    with google_store() as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[ObjectStore]:
+    with azure_store() as store:
+        yield store
+
+
+@pytest.fixture(params=["local", "s3", "google", pytest.param("azure", marks=pytest.mark.thorough)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(tmp_path.as_uri(), {})
+    if request.param in ("google", "azure"):
+        store: ObjectStore = request.getfixturevalue(request.param)
+        return Place(f"{store.location}/{tmp_path.name}", store.properties)
     server: S3 = request.getfixturevalue("s3")
     return Place(f"s3://lake/{tmp_path.name}", server.properties())
 

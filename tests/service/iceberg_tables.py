@@ -59,7 +59,7 @@ class IcebergCatalog:
 
     def __post_init__(self) -> None:
         # PyIceberg's own FileIO takes a location for a URL, and cuts it at a question mark.
-        file_io = {"py-io-impl": "service.catalogs.file_io.LocationFileIO"}
+        file_io = {"py-io-impl": "stores.file_io.LocationFileIO"}
         self.catalog = SqlCatalog(self.name, **self.properties, **file_io)
 
     @property

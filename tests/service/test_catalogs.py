@@ -208,13 +208,14 @@ def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
     service.register(iceberg)
-    service.settings.allowed_locations = ("abfss://lake@account/index",)
-    patch = {"index_warehouse": "abfss://lake@account/index"}
+    service.settings.allowed_locations = ("hdfs://namenode/index",)
+    patch = {"index_warehouse": "hdfs://namenode/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-place-not-supported")
     with pytest.raises(ValueError, match="an index can lie on a file system, S3"):
         Settings(index_warehouse="hdfs://namenode/index")
-    assert Settings(index_warehouse="gs://lake/index").index_warehouse == "gs://lake/index"
+    for place in ("gs://lake/index", "abfss://lake@account.dfs.core.windows.net/index"):
+        assert Settings(index_warehouse=place).index_warehouse == place
 
 
 def hadoop_table(iceberg: IcebergCatalog, versions: int, hint: str | None) -> None:

@@ -124,9 +124,10 @@ def test_a_trace_is_passed_on_without_a_collector(tmp_path: Path) -> None:
     with running(settings) as service:
         (table,) = add_tables(service.database, ["u"])
         for header in (CALLER, f"00-{'0' * 32}-00f067aa0ba902b7-01", "nonsense"):
-            service.admin.post(
+            asked = service.admin.post(
                 f"/tables/{table}/jobs", json={"kind": "index"}, headers={"traceparent": header}
-            )
+            ).json()
+            assert asked["trace_id"] == (TRACE if header == CALLER else None)
             assignment = service.claim(service.start_worker())
             assert assignment is not None
             assert assignment["traceparent"] == (CALLER if header == CALLER else None)

@@ -24,10 +24,12 @@ from service.retention import forget
 from service.settings import Settings
 from service.webhooks.models import Webhook, WebhookDelivery
 from service.webhooks.sender import WebhookSender, pause
+from telemetry.traces import adopt
 from tests.http_server import Answer, HttpServer, Request, answering
 from tests.service.conftest import Running
 from tests.service.queue_calls import add_tables, at_once, request
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SECRET = "whsec_" + base64.b64encode(b"a key of these tests, 32 bytes..").decode()
 PATH = "/hook"
 SETTINGS = Settings(webhook_attempts=3, webhook_timeout_seconds=5)
@@ -129,7 +131,9 @@ def test_an_event_is_sent_signed_as_a_cloud_event_to_whoever_asked_for_it(
     webhook = outbox.add(receiver.url, "job.queued", "table")
     outbox.add(receiver.url, "job.failed", "decision", name="other")
     outbox.tell(table, "told")
+    adopt(TRACEPARENT)
     job_id = request(outbox.database, table, now=outbox.now)
+    adopt(None)
     with outbox.database.write() as session:
         queue.cancel(session, queue.get_job(session, job_id), "enough", outbox.now)
     outbox.send(webhook)
@@ -145,8 +149,10 @@ def test_an_event_is_sent_signed_as_a_cloud_event_to_whoever_asked_for_it(
         "type": "icestream.job.queued",
         "subject": f"tables/{table}",
         "time": event["time"],
+        "traceparent": TRACEPARENT,
         "datacontenttype": "application/json",
     }
+    assert "traceparent" not in json.loads(first.body)
     assert abs(datetime.fromisoformat(event["time"]) - outbox.now) < timedelta(seconds=1)
     told = (data["job_id"], data["catalog"], data["identifier"], data["fields"]["job_kind"])
     assert told == (job_id, "local", ["db", "t0"], "convert")

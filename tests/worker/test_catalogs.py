@@ -133,7 +133,10 @@ class TestJavaProperties:
                 {"adls.account-name": "acc", "adls.account-key": "k"},
                 {"adls.auth.shared-key.account.name": "acc", "adls.auth.shared-key.account.key": "k"},
             ),
-            ({"adls.account-name": "acc", "adls.sas-token": "t"}, {"adls.sas-token.acc": "t"}),
+            (
+                {"adls.account-name": "acc", "adls.sas-token": "t"},
+                {"adls.sas-token.acc": "t", "adls.sas-token.acc.dfs.core.windows.net": "t"},
+            ),
             ({"uri": "http://rest", "credential": "a:b"}, {"uri": "http://rest", "credential": "a:b"}),
         ],
     )
@@ -247,8 +250,9 @@ class TestFileIoProperties:
             "s3.endpoint": "http://minio:9000",
             "s3.access-key-id": "key",
             "s3.region": "eu-1",
-            "adls.account-name": "acc",
-            "adls.sas-token": "t",
+            "gcs.project-id": "p",
+            "adls.auth.shared-key.account.name": "acc",
+            "adls.sas-token.acc": "t",
         }
         properties = catalog.properties | storage | {"password": "hidden", "jdbc.password": "hidden"}
         found = file_io_properties(open_table(spark, "sql", properties, *table_name.split(".")[1:]))

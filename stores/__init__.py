@@ -1,0 +1,1 @@
+"""How service and worker open the files of a store, alike in both; knows neither."""

@@ -1,0 +1,76 @@
+"""PyIceberg's FileIO on Arrow's file systems, for what catalogs say of S3, Google's and Azure's stores.
+
+PyIceberg opens S3 and local disks as they are wanted here. To Google's store it takes no token whose end is
+not known, and to Azure's it needs a later Arrow than pypaimon allows. Properties may be spelled as PyIceberg
+or as Iceberg's Java has them, secrets resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyarrow import fs as pafs
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.typedef import EMPTY_DICT
+
+from stores.azure import AzureAccount, AzureHandler, azure_container
+
+GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
+AZURE_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs"))
+
+_HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
+_SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
+_GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
+
+
+class LocationFileIO(PyArrowFileIO):
+    """Keeps a `?` or `#` in a path: a location is no URL with a query."""
+
+    @staticmethod
+    def parse_location(location: str, properties: Mapping[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
+        """(scheme, netloc, path) of a location; on a store, the path begins with the bucket or container."""
+        kept = location.translate(_HIDDEN)
+        scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
+        if (scheme, netloc) == ("file", "localhost"):  # this machine, as an empty one says (RFC 8089)
+            netloc, path = "", path.removeprefix(netloc)
+        elif scheme in AZURE_SCHEMES:
+            path = azure_container(netloc) + path.removeprefix(netloc)
+        return scheme, netloc, path.translate(_SHOWN)
+
+    def _initialize_fs(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
+        if scheme in GOOGLE_SCHEMES:
+            return _google_file_system(self.properties)
+        if scheme in AZURE_SCHEMES:
+            return pafs.PyFileSystem(AzureHandler(AzureAccount.of(netloc or "", self.properties)))
+        return super()._initialize_fs(scheme, netloc)
+
+
+def _google_file_system(properties: Mapping[str, str]) -> pafs.FileSystem:
+    options: dict[str, Any] = {"retry_time_limit": _GOOGLE_RETRIES}
+    if token := properties.get("gcs.oauth2.token"):
+        ends_at = properties.get("gcs.oauth2.token-expires-at")
+        options["access_token"] = token
+        # Arrow wants to know the end, and does nothing about it.
+        options["credential_token_expiration"] = (
+            datetime.fromtimestamp(int(ends_at) / 1000, UTC) if ends_at else datetime(9999, 1, 1, tzinfo=UTC)
+        )
+    elif is_google_public(properties):
+        options["anonymous"] = True
+    if host := properties.get("gcs.service.host"):
+        parts = urlsplit(host)
+        options |= {"scheme": parts.scheme, "endpoint_override": parts.netloc}
+    for option, key in (
+        ("project_id", "gcs.project-id"),
+        ("default_bucket_location", "gcs.default-bucket-location"),
+    ):
+        if value := properties.get(key):
+            options[option] = value
+    return pafs.GcsFileSystem(**options)
+
+
+def is_google_public(properties: Mapping[str, str]) -> bool:
+    """Whether Google's store is asked without credentials."""
+    return properties.get("gcs.no-auth", "").lower() == "true"
