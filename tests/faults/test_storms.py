@@ -152,9 +152,10 @@ def attempts_needed(jobs: Jobs, job_id: str) -> int:
 
 
 @pytest.mark.parametrize("format_version", [2, 3])
-def test_a_conversion_beside_endless_compactions_comes_through_and_starves_none(
+def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_after_it(
     exactly: Exactness, format_version: int
 ) -> None:
+    """While conversions follow each other without a pause, compactions of the same files may lose."""
     table = exactly.table("id bigint, value bigint", format_version=format_version, properties=UNHURRIED)
     table.append([{"id": i, "value": -1} for i in range(KEYS)], files=2)
     compactor = Writer(
