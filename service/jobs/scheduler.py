@@ -565,7 +565,8 @@ def schedule(
     decisions = dict(health.decisions)
     if state.held and state.spent is None:
         queue.release_held(session, table.id, now)
-    for decision in decide(state, policy, now):
+    decided = decide(state, policy, now)
+    for decision in decided:
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
         decisions[decision.kind.value] = {
@@ -590,7 +591,19 @@ def schedule(
             )
     health.decisions = decisions
     session.add(health)
-    return min(_changes(state, policy, now), default=None)
+    return _decides_at(state, policy, now, decided)
+
+
+def _decides_at(
+    state: TableState, policy: EffectivePolicy, now: datetime, decided: Sequence[Decision]
+) -> datetime | None:
+    """The next moment at which time alone makes other decisions than those of now, or may do so."""
+    kept = [(decision.action, decision.code) for decision in decided]
+    for moment in sorted(_changes(state, policy, now)):
+        then = decide(state, policy, moment)
+        if [(decision.action, decision.code) for decision in then] != kept:
+            return moment
+    return None
 
 
 def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Iterator[datetime]:

@@ -274,6 +274,23 @@ def test_what_is_attached_to_one_table_is_no_news_to_others(
         assert catalogs.loads["local.db.quiet"] == 1
 
 
+def test_moments_at_which_nothing_can_start_let_no_table_be_read(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = 0
+    for module in ("poller", "service"):
+        monkeypatch.setattr(
+            f"service.index_health.{module}.utc_now", lambda: utc_now() + timedelta(hours=hours)
+        )
+    # Without keys there is nothing to index, compact or verify, however old the last job is.
+    quiet = settled(service, iceberg)
+    with polling(service) as (poller, catalogs):
+        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 1)
+        hours = 24 * 365
+        let_polls_pass(service, poller, quiet, 2)
+        assert catalogs.loads["local.db.quiet"] == 1
+
+
 def test_tables_are_listed_again_only_if_something_may_have_changed(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
