@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 LogFormat = Literal["text", "json"]
 Redact = Callable[[str], str]
@@ -21,15 +21,11 @@ _TALKATIVE = ("httpx", "py4j", "pyiceberg.io")
 _ids: ContextVar[Mapping[str, object]] = ContextVar("ids_of_lines", default=MappingProxyType({}))
 
 
-def _unchanged(text: str) -> str:
-    return text
-
-
 class _Process:
     """What holds for the lines of every thread."""
 
     ids: Mapping[str, object] = MappingProxyType({})
-    redact: Redact = staticmethod(_unchanged)
+    redactions: ClassVar[dict[object, Redact]] = {}
 
 
 def configure_logs(log_format: LogFormat) -> None:
@@ -58,17 +54,46 @@ def add_process_ids(**ids: object) -> None:
 @contextmanager
 def every_line(redact: Redact, **ids: object) -> Iterator[None]:
     """Let the lines of all threads meanwhile name these, and go through `redact`."""
-    before = _Process.ids, _Process.redact
-    _Process.ids, _Process.redact = {**_Process.ids, **ids}, staticmethod(redact)
+    before = _Process.ids
+    _Process.ids = {**before, **ids}
+    try:
+        with _redacting(redact):
+            yield
+    finally:
+        _Process.ids = before
+
+
+@contextmanager
+def own_lines(redact: Redact, **ids: object) -> Iterator[None]:
+    """Let the lines of this context and its copies meanwhile name these, and those of all threads go through
+    `redact`: several of these may run at a time."""
+    before = _ids.set({**_ids.get(), **ids})
+    try:
+        with _redacting(redact):
+            yield
+    finally:
+        _ids.reset(before)
+
+
+@contextmanager
+def _redacting(redact: Redact) -> Iterator[None]:
+    key = object()
+    _Process.redactions[key] = redact
     try:
         yield
     finally:
-        _Process.ids, _Process.redact = before[0], staticmethod(before[1])
+        del _Process.redactions[key]
+
+
+def _redacted(text: str) -> str:
+    for redact in tuple(_Process.redactions.values()):
+        text = redact(text)
+    return text
 
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return _Process.redact(super().format(record))
+        return _redacted(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -87,8 +112,5 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         # Before it is written as JSON, which escapes what a secret may hold.
-        return json.dumps({key: _redacted(value) for key, value in line.items()}, default=str)
-
-
-def _redacted(value: object) -> object:
-    return _Process.redact(value) if isinstance(value, str) else value
+        redacted = {key: _redacted(value) if isinstance(value, str) else value for key, value in line.items()}
+        return json.dumps(redacted, default=str)

@@ -25,6 +25,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
+from worker.slots import ALONE, Slot
 from worker.storage import is_under
 
 CATALOG_NAME = "catalog_name"
@@ -85,13 +86,14 @@ def load_table(
     identifier: Sequence[str],
     check_location: Callable[[str], None] = lambda _: None,
     reach: Reach | None = None,
+    slot: Slot = ALONE,
 ) -> JavaObject:
     """The `org.apache.iceberg.Table`, freshly loaded.
 
     properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
     before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
-    catalog may lead to; any by default.
+    catalog may lead to; any by default. slot: of the job that asks.
     Raises CatalogUnreachableError, CatalogRedirectsError, HostNotAllowedError, TableNotFoundError, or
     MemoryError.
     """
@@ -102,7 +104,7 @@ def load_table(
         raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
     settings = java_properties(catalog_type, properties)
     dotted = ".".join(identifier)
-    gateway = _gateway(name, dotted, properties, reach) if catalog_type == "rest" else None
+    gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
     if gateway is not None:
         settings = gateway.java_properties(settings)
     inner_name = properties.get(CATALOG_NAME, name)
@@ -131,9 +133,9 @@ def load_table(
         ) from None
 
 
-def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach) -> RestGateway:
+def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
     try:
-        return open_gateway(name, tuple(sorted(properties.items())), reach)
+        return open_gateway(name, tuple(sorted(properties.items())), reach, slot)
     except (HostNotAllowedError, CatalogRedirectsError, MemoryError):
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -197,7 +197,9 @@ class Event:
 class ControlPlane:
     """One worker's side of the service's API. Thread-safe."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, name_lines: Callable[..., None] = add_process_ids) -> None:
+        """name_lines: lets log lines name the `worker_id`, once it is known."""
+        self._name_lines = name_lines
         self._client = httpx.Client(
             base_url=f"{url.rstrip('/')}/api/v1/",
             headers={"Authorization": f"Bearer {api_key}"},
@@ -215,7 +217,7 @@ class ControlPlane:
             "problem": problem,
         }
         self._worker_id = _understood(self._post("workers", body), _Registered).id
-        add_process_ids(worker_id=self._worker_id)
+        self._name_lines(worker_id=self._worker_id)
 
     def claim(self, wait_seconds: float, given_up: Sequence[AttemptId] = ()) -> Assignment | None:
         """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, compress, repeat
@@ -35,6 +34,7 @@ from worker.puffin import (
     positions_of,
     read_deletion_vector,
 )
+from worker.slots import Threads
 from worker.storage import Storage
 
 T = TypeVar("T")
@@ -247,7 +247,7 @@ def existing_deletes(
     positions: dict[str, BitMap64] = defaultdict(BitMap64)
     file_scoped: dict[str, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[str, BitMap64] = defaultdict(BitMap64)
-    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+    with Threads(FILES_AT_ONCE) as threads:
         read_vectors = threads.map(lambda vector: _read_vector(storage, vector), vectors.values())
         read_files = threads.map(lambda file: _read_position_deletes(storage, file), files.items())
         for (path, vector), read in zip(vectors.items(), read_vectors, strict=True):
@@ -414,13 +414,13 @@ def count_names(data_files: int, format_version: int, granularity: DeleteGranula
 def written_files(storage: Storage, names: Sequence[str]) -> list[str]:
     """Those of the files that are there. Each is looked for: a gap is no end, since a writer that slept while
     others removed the first ones may have gone on after that."""
-    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+    with Threads(FILES_AT_ONCE) as threads:
         return list(compress(names, threads.map(storage.exists, names)))
 
 
 def delete_files(storage: Storage, names: Sequence[str]) -> int:
     """Deletes those of the files that are there; returns how many there were."""
-    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+    with Threads(FILES_AT_ONCE) as threads:
         return sum(threads.map(storage.delete, names))
 
 
@@ -490,7 +490,7 @@ def _write_each(
     write: Callable[[Storage, str, T], NewDeleteFile],
 ) -> list[NewDeleteFile]:
     """Writes the file of each group."""
-    with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+    with Threads(FILES_AT_ONCE) as threads:
         return list(threads.map(write, repeat(storage), names, groups))
 
 

@@ -147,8 +147,14 @@ class Job:
     def halvings(self) -> int:
         """How often this attempt halves what it holds in memory.
 
-        As often as the policy says, and for each earlier attempt that may have died of too much.
+        As often as the policy says, for each earlier attempt that may have died of too much, and for those
+        that share the process.
         """
+        return self.own_halvings + self.runner.slot.halvings
+
+    @property
+    def own_halvings(self) -> int:
+        """The same without those that share the process."""
         suspects = [one for one in self.assignment.previous_attempts if one.may_lack_memory]
         return min(self.halvings_of_policy + len(suspects), MAX_HALVINGS)
 
@@ -258,6 +264,7 @@ def pin_table(job: Job) -> PinnedTable:
             assignment.table.identifier,
             Storage(assignment.location_limits).io.check,
             assignment.reach,
+            job.runner.slot,
         )
     except catalogs.TableNotFoundError as error:
         raise JobError(

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from worker.control_plane import Event
@@ -16,18 +17,28 @@ MOST_LINES = 500
 LONGEST_LINE = 4_000
 
 
-class LogLines(logging.Handler):
-    """Keeps lines until they are sent. redaction: of what is never sent, whoever logged it."""
+_of_job: ContextVar[LogLines | None] = ContextVar("lines_of_job", default=None)
 
-    def __init__(self, redaction: Redaction) -> None:
+
+class LogLines(logging.Handler):
+    """Keeps lines until they are sent. redaction: of what is never sent, whoever logged it.
+
+    is_alone: no other job runs in this process, so every line is this one's. Otherwise those are that come
+    from the context in which it is `logged`, or a copy of it.
+    """
+
+    def __init__(self, redaction: Redaction, *, is_alone: bool = True) -> None:
         super().__init__(logging.INFO)
         self._redaction = redaction
+        self._is_alone = is_alone
         self._lines: list[Event] = []
         self._count = 0
         self._access = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by `logging`, in whatever thread logs."""
+        if not self._is_alone and _of_job.get() is not self:
+            return
         try:
             text = self.format(record)
         except Exception:
@@ -54,13 +65,15 @@ class LogLines(logging.Handler):
 
 @contextmanager
 def logged(lines: LogLines) -> Iterator[None]:
-    """Everything that this process logs meanwhile goes there, too."""
+    """What is logged meanwhile goes there, too."""
     root = logging.getLogger()
+    before = _of_job.set(lines)
     root.addHandler(lines)
     try:
         yield
     finally:
         root.removeHandler(lines)
+        _of_job.reset(before)
 
 
 def _level(record: logging.LogRecord) -> str:

@@ -15,16 +15,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from telemetry.logs import LogFormat, configure_logs, every_line
+from telemetry.logs import LogFormat, add_ids, add_process_ids, configure_logs, every_line, own_lines
 from telemetry.traces import mark, span, start_traces, stop_traces, trace_id_of
 from worker.catalogs import secrets_of
 from worker.control_plane import (
@@ -41,17 +44,20 @@ from worker.control_plane import (
     UnknownToServiceError,
 )
 from worker.executors import UnfitExecutorsError, check_executors
-from worker.job import Account, JobError
+from worker.job import Account, JobError, Outcome
 from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
 from worker.redaction import Redaction
 from worker.session import JobCancelledError, JobTimedOutError, JvmWatch, TaskRunner, create_spark
+from worker.slots import ALONE, Slot
 
 log = logging.getLogger("icestream.worker")
 
 T = TypeVar("T")
 
 CLAIM_WAIT_SECONDS = 20.0
+SLOT_CLAIM_WAIT_SECONDS = 5.0
+"""Of a worker that shares its process: no signal ends the wait, so its answer is awaited."""
 RETRY_SECONDS = 2.0
 ALIVE_SECONDS = 60.0
 """The alive file is touched at least so often: a claim waits, and its answer may time out."""
@@ -59,6 +65,7 @@ SETTLE_SECONDS = 0.5
 """What the service is about to grant when a claim's connection is closed, it has granted by then."""
 STOP_SECONDS = 20.0  # for all that is left to do once the process is asked to stop
 HUNG_SECONDS = 60.0  # for a job to end once its attempt has, and a lease on top
+HAND_BACK_SECONDS = 10.0  # of them, for a job in a thread of its own to notice
 
 
 class WorkerSettings(BaseSettings):
@@ -70,6 +77,8 @@ class WorkerSettings(BaseSettings):
     api_key: str
     spark_master: str = "local[*]"
     worker_name: str = socket.gethostname()
+    worker_slots: int = Field(1, ge=1, le=16)
+    """Jobs that run at a time, each as a worker of its own for the service; they share a Spark session."""
     log_format: LogFormat = "text"
     alive_file: Path | None = None
     """Touched once Spark has started, and then every ALIVE_SECONDS at least: for probes."""
@@ -100,10 +109,13 @@ class AttemptReporter:
         self._events: list[Event] = []
         self._stopped = threading.Event()
         self._ended: Exception | None = None
+        self._is_interrupted = False
         self._renewed_at = time.monotonic()
         # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
         self._ends_at = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=[self._beat], name="heartbeat", daemon=True
+        )
 
     def __enter__(self) -> AttemptReporter:
         self._thread.start()
@@ -152,6 +164,10 @@ class AttemptReporter:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 self._stopped.wait(RETRY_SECONDS)
 
+    def interrupt(self) -> None:
+        """The job ends at its next step with KeyboardInterrupt; its lease is kept meanwhile."""
+        self._is_interrupted = True
+
     def flush(self) -> None:
         """Sends what the job told last."""
         self._take_lines()
@@ -164,6 +180,8 @@ class AttemptReporter:
             self._events += lines
 
     def _raise_if_ended(self) -> None:
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         if self._ended is not None:
             raise self._ended
         if time.monotonic() >= self._ends_at:
@@ -208,14 +226,27 @@ class _SparkEndedError(Exception):
 
 
 class Worker:
-    """Runs one job at a time until it is asked to stop."""
+    """Runs one job at a time until it is asked to stop.
+
+    slot: its place in the process. If it has that for itself, it works in the main thread, where a signal
+    interrupts it at any point; otherwise its job has a thread of its own, which it leaves behind if need be.
+    redaction: shared with the other workers of the process.
+    """
 
     def __init__(
-        self, control_plane: ControlPlane, runner: TaskRunner, alive_file: Path | None = None
+        self,
+        control_plane: ControlPlane,
+        runner: TaskRunner,
+        alive_file: Path | None = None,
+        *,
+        slot: Slot = ALONE,
+        redaction: Redaction | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._alive_file = alive_file
         self._runner = runner
+        self._slot = slot
+        self._redaction = redaction or Redaction()
         self._stopping = threading.Event()
         self._may_interrupt = False
         self._is_registered = False
@@ -225,14 +256,18 @@ class Worker:
     def stop(self, signal_number: int, _: FrameType | None) -> None:
         """Ends a wait for work and hands a running job back; a job that has ended is still reported."""
         log.info("Stopping after signal %s", signal.Signals(signal_number).name)
-        self._stopping.set()
+        self.end()
         if self._may_interrupt:
             self._may_interrupt = False
             raise KeyboardInterrupt
 
+    def end(self) -> None:
+        """As a signal does, in whatever thread the worker is."""
+        self._stopping.set()
+
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        self._may_interrupt = True
+        self._may_interrupt = self._slot.is_alone
         try:
             if self._stopping.is_set():
                 raise KeyboardInterrupt
@@ -256,8 +291,9 @@ class Worker:
                 if not self._is_registered:
                     self._control_plane.register(name)
                     self._is_registered = True
+                seconds = CLAIM_WAIT_SECONDS if self._slot.is_alone else SLOT_CLAIM_WAIT_SECONDS
                 with self._interruptible():
-                    assignment = self._control_plane.claim(CLAIM_WAIT_SECONDS, self._given_up)
+                    assignment = self._control_plane.claim(seconds, self._given_up)
                 self._given_up = []
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
@@ -283,12 +319,16 @@ class Worker:
 
         False if it could not be reported.
         """
-        redaction = Redaction(secrets_of(assignment.catalog.properties))
+        with self._redaction.knowing(secrets_of(assignment.catalog.properties)):
+            return self._run_attempt(assignment, self._redaction)
+
+    def _run_attempt(self, assignment: Assignment, redaction: Redaction) -> bool:
         report = self._control_plane.attempt(assignment, redaction)
         job = assignment.job
         finished: dict[str, Any]
         account = Account()
-        lines = LogLines(redaction)
+        lines = LogLines(redaction, is_alone=self._slot.is_alone)
+        these_lines = every_line if self._slot.is_alone else own_lines
         ids: dict[str, str | int] = {
             "job_id": job.id,
             "attempt": assignment.attempt,
@@ -296,8 +336,7 @@ class Worker:
         }
         trace_id = trace_id_of(assignment.traceparent)
         with (
-            every_line(redaction.text, **ids, **({"trace_id": trace_id} if trace_id else {})),
-            span("attempt", assignment.traceparent, kind=job.kind, **ids) as traced,
+            these_lines(redaction.text, **ids, **({"trace_id": trace_id} if trace_id else {})),
             logged(lines),
             AttemptReporter(
                 report,
@@ -307,6 +346,8 @@ class Worker:
                 self._end_hung,
                 timeout_seconds=assignment.timeout_seconds,
             ) as reporter,
+            # Of which heartbeats are no part.
+            span("attempt", assignment.traceparent, kind=job.kind, **ids) as traced,
         ):
             log.info(
                 "Job %s (%s of %s), attempt %d",
@@ -319,7 +360,10 @@ class Worker:
                 with self._interruptible():
                     if not self._runner.is_usable:
                         raise _SparkEndedError
-                    outcome = run_job(assignment, self._runner, reporter, account)
+                    if self._slot.is_alone:
+                        outcome = run_job(assignment, self._runner, reporter, account)
+                    else:
+                        outcome = self._run_in_thread(assignment, reporter, account)
                 finished = {
                     "status": "succeeded",
                     "result": outcome.result,
@@ -351,6 +395,27 @@ class Worker:
                 finished = {"status": "failed", "error": _error(_without_spark())}
             mark(traced, str(finished["status"]))
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
+
+    def _run_in_thread(self, assignment: Assignment, reporter: AttemptReporter, account: Account) -> Outcome:
+        """Raises KeyboardInterrupt within HAND_BACK_SECONDS after the process was asked to stop.
+
+        Whatever the thread does after that is what a late attempt does; the process ends.
+        """
+        outcome: Future[Outcome] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(run_job(assignment, self._runner, reporter, account))
+            except BaseException as error:  # handed to the worker's thread
+                outcome.set_exception(error)
+
+        threading.Thread(target=copy_context().run, args=[run], name="job", daemon=True).start()
+        while not wait([outcome], timeout=0.5).done:
+            if self._stopping.is_set():
+                reporter.interrupt()
+                if not wait([outcome], timeout=HAND_BACK_SECONDS).done:
+                    raise KeyboardInterrupt
+        return outcome.result()
 
     def _finish(
         self,
@@ -440,6 +505,21 @@ def _refused(error: RefusedReportError) -> JobError:
     )
 
 
+def run_workers(workers: Sequence[Worker], names: Sequence[str]) -> None:
+    """Returns once all have ended. Raises the error of one that failed: the others hand their jobs back."""
+    if len(workers) == 1:
+        workers[0].run(names[0])
+        return
+    with ThreadPoolExecutor(len(workers), "slot") as threads:
+        running = [threads.submit(worker.run, name) for worker, name in zip(workers, names, strict=True)]
+        for ended in as_completed(running):
+            if ended.exception() is not None:
+                for worker in workers:
+                    worker.end()
+    for ended in running:
+        ended.result()
+
+
 def _end_in_time(runner: TaskRunner) -> None:
     """Whoever asked this process to stop does not wait for ever, even if the service or Spark's JVM hangs."""
 
@@ -460,7 +540,9 @@ def main() -> int:
     settings = WorkerSettings()  # the key comes from the environment
     configure_logs(settings.log_format)
     start_traces("icestream-worker")
-    control_plane = ControlPlane(settings.url, settings.api_key)
+    slots = [Slot(number, settings.worker_slots) for number in range(1, settings.worker_slots + 1)]
+    name_lines = add_process_ids if len(slots) == 1 else add_ids
+    control_planes = [ControlPlane(settings.url, settings.api_key, name_lines) for _ in slots]
     if settings.alive_file is not None:
         # What an earlier process left says nothing about this one.
         settings.alive_file.unlink(missing_ok=True)
@@ -471,23 +553,35 @@ def main() -> int:
     except UnfitExecutorsError as error:
         log.error("%s", error)
         with suppress(ControlPlaneError):  # the log has it
-            control_plane.register(settings.worker_name, str(error))
+            control_planes[0].register(settings.worker_name, str(error))
         spark.stop()
         return 1
-    worker = Worker(control_plane, runner, settings.alive_file)
+    redaction = Redaction()
+    workers = [
+        Worker(
+            control_plane,
+            TaskRunner(spark, slot=slot),
+            settings.alive_file,
+            slot=slot,
+            redaction=redaction,
+        )
+        for slot, control_plane in zip(slots, control_planes, strict=True)
+    ]
 
     def stop(number: int, frame: FrameType | None) -> None:
         _end_in_time(runner)
-        worker.stop(number, frame)
+        for worker in workers:
+            worker.stop(number, frame)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     log.info("Ready: Spark %s on %s", spark.version, settings.spark_master)
     try:
         with JvmWatch(runner):
-            worker.run(settings.worker_name)
+            run_workers(workers, [slot.name(settings.worker_name) for slot in slots])
     finally:
-        control_plane.close()
+        for control_plane in control_planes:
+            control_plane.close()
         stop_traces()
         code = 0 if runner.is_usable else 1
         if code == 0:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -48,6 +47,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.slots import Threads
 
 DELETED = 2  # manifest entry status
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
@@ -73,7 +73,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     if not manifests and _counts_files(snapshot):
         # Cut off right before its first block, a list is a whole file without a row.
         raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
+    with Threads(_READ_THREADS) as threads:
         entries = list(threads.map(lambda m: _read_manifest(io, m, specs), manifests))
     data_files: list[DataFile] = []
     delete_files: list[DeleteFile] = []
@@ -92,7 +92,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
 def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
+    with Threads(_READ_THREADS) as threads:
         read = threads.map(lambda location: _read_manifest_list(io, location), lists)
         manifests = {
             one.path: one for of_list in read for one in of_list if one.content is ManifestContent.DELETES

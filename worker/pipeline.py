@@ -47,16 +47,16 @@ def run_job(
     if tasks := assignment.policy.resources.max_tasks:
         job.runner = runner.limited(tasks)
         job.decide(f"At most {tasks} tasks run at a time, as the policy says.")
-    if job.halvings:
-        job.runner = job.runner.smaller(job.halvings)
-        died = job.halvings - job.halvings_of_policy
+    if job.own_halvings:
+        job.runner = job.runner.smaller(job.own_halvings)
+        died = job.own_halvings - job.halvings_of_policy
         job.decide(
             (
                 f"{died} earlier attempts may have died of too little memory, so this one holds"
                 if died
                 else "The policy lets this job hold"
             )
-            + f" 1/{2**job.halvings} of the usual at once."
+            + f" 1/{2**job.own_halvings} of the usual at once."
         )
     try:
         return _run(job)

@@ -6,7 +6,8 @@ A catalog may repeat in its answer whatever it was sent.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _MASK = "***"
@@ -20,12 +21,27 @@ class Redaction:
     """Takes some secrets out of texts, and what follows `Bearer` and `Basic`."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
-        long_enough = {one for one in secrets if len(one) >= _SHORTEST_SECRET}
-        # One may be a part of another.
-        self._secrets = sorted(long_enough, key=len, reverse=True)
+        self._groups: dict[object, Collection[str]] = {}
+        self._add(secrets)
+
+    @contextmanager
+    def knowing(self, secrets: Collection[str]) -> Iterator[None]:
+        """Takes these out as well meanwhile; several of these may run at a time."""
+        key = self._add(secrets)
+        try:
+            yield
+        finally:
+            del self._groups[key]
+
+    def _add(self, secrets: Collection[str]) -> object:
+        key = object()
+        self._groups[key] = {one for one in secrets if len(one) >= _SHORTEST_SECRET}
+        return key
 
     def text(self, said: str) -> str:
-        for secret in self._secrets:
+        known = set().union(*tuple(self._groups.values()))
+        # One may be a part of another.
+        for secret in sorted(known, key=len, reverse=True):
             said = said.replace(secret, _MASK)
         return _AUTHORIZATION.sub(rf"\1{_MASK}", said)
 

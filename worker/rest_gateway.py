@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +28,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from worker.reach import HostNotAllowedError, Reach, names_code
 from worker.redaction import Redaction
+from worker.slots import ALONE, Slot
 
 _REACH = "icestream.reach"
 """The property that hands the catalog its limits."""
@@ -148,10 +149,20 @@ class RestGateway:
         }
 
 
-@lru_cache(maxsize=32)
-def open_gateway(name: str, properties: tuple[tuple[str, str], ...], reach: Reach) -> RestGateway:
-    """The gateway for a catalog, which stays open. Raises as RestGateway does."""
-    return RestGateway(name, dict(properties), reach)
+def open_gateway(
+    name: str, properties: tuple[tuple[str, str], ...], reach: Reach, slot: Slot = ALONE
+) -> RestGateway:
+    """The gateway for a catalog, which stays open. Raises as RestGateway does.
+
+    slot: each has gateways of its own. So a refusal is that of its job, and jobs elsewhere, however many
+    catalogs they use, close none that it goes on using.
+    """
+    return _opener(slot)(name, properties, reach)
+
+
+@cache
+def _opener(_: Slot) -> Callable[[str, tuple[tuple[str, str], ...], Reach], RestGateway]:
+    return lru_cache(maxsize=32)(lambda name, properties, reach: RestGateway(name, dict(properties), reach))
 
 
 def words_of(error: Exception) -> str:

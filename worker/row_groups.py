@@ -8,13 +8,13 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from worker.slots import Threads
 from worker.sorting import is_bytes
 
 A = TypeVar("A")
@@ -24,7 +24,7 @@ REQUESTS = 32  # at a time, of all tasks of a process: a request costs its laten
 _GAP_BYTES = 64 * 1024  # are read rather than left out: this takes no longer than another request of many
 _REQUEST_BYTES = 8 * 1024**2  # at most, if more than one column chunk is asked for
 
-_threads = ThreadPoolExecutor(REQUESTS, "fetch")
+_threads = Threads(REQUESTS, "fetch")
 
 
 class RowGroups:

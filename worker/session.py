@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import astuple, dataclass
 from functools import partial
 from operator import add
@@ -24,6 +25,8 @@ from typing import Any, Protocol, TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
+
+from worker.slots import ALONE, Slot, Threads
 
 log = logging.getLogger("icestream.worker")
 
@@ -180,9 +183,11 @@ class TaskRunner:
         parallelism: int | None = None,
         *,
         is_limited: bool = False,
+        slot: Slot = ALONE,
     ) -> None:
         """is_limited: no more tasks than `parallelism` run at a time on Spark either."""
         self.spark = spark
+        self.slot = slot
         self.local_rows = local_rows
         self.parallelism = parallelism or max(2, _processors(spark), spark.sparkContext.defaultParallelism)
         self._is_limited = is_limited
@@ -193,7 +198,8 @@ class TaskRunner:
 
     def limited(self, tasks: int) -> TaskRunner:
         """With at most so many tasks at a time, here and on Spark."""
-        return TaskRunner(self.spark, self.local_rows, min(self.parallelism, tasks), is_limited=True)
+        fewer = min(self.parallelism, tasks)
+        return TaskRunner(self.spark, self.local_rows, fewer, is_limited=True, slot=self.slot)
 
     @property
     def is_alive(self) -> bool:
@@ -260,7 +266,7 @@ class TaskRunner:
             finally:
                 seconds.append(time.monotonic() - started)
 
-        threads = ThreadPoolExecutor(self.parallelism, "stage")
+        threads = Threads(self.slot.share(self.parallelism), "stage")
         try:
             pending: set[Future[R]] = {threads.submit(timed, task) for task in tasks}
             while pending:
@@ -289,7 +295,9 @@ class TaskRunner:
         broadcast = context.broadcast(shared)
         results = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
         try:
-            yield from self._results(results, _RESULTS_AT_ONCE, lambda done, _: on_progress(done), on_work)
+            yield from self._results(
+                results, self.slot.share(_RESULTS_AT_ONCE), lambda done, _: on_progress(done), on_work
+            )
         finally:
             broadcast.unpersist()
 
@@ -374,12 +382,14 @@ class TaskRunner:
 
         def act() -> None:
             context.setJobGroup(group, "icestream stage", interruptOnCancel=True)
+            if self.slot.pool is not None:
+                context.setLocalProperty("spark.scheduler.pool", self.slot.pool)
             try:
                 outcome.append(action())
             except BaseException as error:  # handed to the caller's thread
                 failure.append(error)
 
-        thread = threading.Thread(target=act, name="spark-stage", daemon=True)
+        thread = threading.Thread(target=copy_context().run, args=[act], name="spark-stage", daemon=True)
         thread.start()
         try:
             while thread.is_alive():

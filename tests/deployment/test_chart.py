@@ -75,6 +75,7 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ({"databse": {}}, "additional properties 'databse' not allowed"),
         ({"service": {"replica": 2}}, "at '/service': additional properties 'replica' not allowed"),
         ({"service": {"replicas": "two"}}, "at '/service/replicas': got string, want integer"),
+        ({"worker": {"slots": 0}}, "at '/worker/slots': minimum: got 0, want 1"),
         ({"worker": {"spark": {"mode": "yarn"}}}, "value must be one of 'local', 'kubernetes'"),
         (
             {"worker": {"spark": {"driverMemory": "2Gi"}}},
@@ -289,6 +290,7 @@ def test_replicas_are_left_to_the_autoscaler() -> None:
     assert scaled["spec"]["maxReplicaCount"] == 10
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metadata"]["url"] == "http://r-icestream.data.svc:8000/metrics"
+    assert trigger["metadata"]["targetValue"] == "1"
     plain = render(service={"replicas": 3}, worker={"replicas": 4})
     assert named(plain, "Deployment", "service")["spec"]["replicas"] == 3
     assert named(plain, "Deployment", "worker")["spec"]["replicas"] == 4
@@ -296,8 +298,12 @@ def test_replicas_are_left_to_the_autoscaler() -> None:
 
 def test_keda_asks_prometheus_if_there_is_one() -> None:
     scaling = {"enabled": True, "prometheusAddress": "http://prometheus:9090"}
-    (scaled,) = of_kind(render(worker={"autoscaling": scaling}), "ScaledObject")
+    manifests = render(worker={"autoscaling": scaling, "slots": 3})
+    (scaled,) = of_kind(manifests, "ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]
+    # One replica for as many jobs as it runs at a time.
+    assert trigger["metadata"]["threshold"] == "3"
+    assert environment(pod(manifests, "worker"))["ICESTREAM_WORKER_SLOTS"] == "3"
     assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
     assert 'namespace="data"' in trigger["metadata"]["query"]
 

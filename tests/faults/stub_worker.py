@@ -87,7 +87,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _stand_in("worker.pipeline", run_job=run_job)
-    _stand_in("worker.job", Account=Account, JobError=JobError)
+    _stand_in("worker.job", Account=Account, JobError=JobError, Outcome=SimpleNamespace)
     errors = [type(name, (Exception,), {}) for name in ("Cancelled", "TimedOut", "Unfit")]
     cancelled, timed_out, unfit = errors
     _stand_in("worker.executors", UnfitExecutorsError=unfit, check_executors=None)

@@ -17,8 +17,9 @@ from worker.control_plane import Assignment
 from worker.job import JobError
 from worker.pipeline import run_job
 from worker.reach import HostNotAllowedError, Reach
-from worker.rest_gateway import CatalogRedirectsError, RestGateway
+from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway
 from worker.session import TaskRunner
+from worker.slots import Slot
 
 PUBLIC = Reach(("*",))
 LOOPBACK = Reach(("*", "127.0.0.0/8", "::1"))
@@ -102,6 +103,21 @@ def test_what_would_lead_java_elsewhere_is_taken_out_of_answers(catalog_server: 
         "config": {"client.refresh-credentials-endpoint": f"{gateway.url}/v1/renew"},
         "storage-credentials": [{"prefix": "s3://", "config": useful}],
     }
+
+
+def test_a_refusal_is_that_of_the_job_that_asked(catalog_server: HttpServer) -> None:
+    catalog_server.answers["/v1/away"] = Answer("", 302, {"location": f"{ELSEWHERE}/latest/meta-data"})
+    properties = (("uri", catalog_server.url),)
+    one, other = (open_gateway("c", properties, LOOPBACK, Slot(number, 2)) for number in (1, 2))
+    assert ask(one, "v1/away").status_code == 403
+    assert ask(other, "v1/namespaces").status_code == 200
+    assert isinstance(one.refusal, CatalogRedirectsError)
+    assert other.refusal is None
+    # However many catalogs another job uses meanwhile.
+    for number in range(40):
+        open_gateway(f"c{number}", properties, LOOPBACK, Slot(2, 2))
+    assert open_gateway("c", properties, LOOPBACK, Slot(1, 2)) is one
+    assert open_gateway("c", properties, LOOPBACK, Slot(2, 2)) is not other
 
 
 def test_no_catalog_has_requests_signed_with_credentials_of_this_machine(
