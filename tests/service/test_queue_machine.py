@@ -99,6 +99,8 @@ MOVES = [  # as often as they are here
     * 2,
     *[move("retry", which=st.integers(0, 9))] * 3,
     move("cancel", which=st.integers(0, 9)),
+    *[move("time_out", **CALLER)] * 2,
+    *[move("halt", table=st.integers(0, 3), paused=YES_OR_NO)] * 2,
     *[
         move(
             "disturb",
@@ -118,6 +120,9 @@ REACHED = {  # in each run
     *(f"finish: {status}" for status in (*REPORTS, "again")),
     *(f"expire: {who}" for who in ("others run", "alone")),
     *(f"cancel: {status}" for status in ("queued", "running")),
+    *(f"time_out: {answer}" for answer in ("queued", "had ended")),
+    *(f"halt: {paused}" for paused in (True, False)),
+    "claim: a paused table is passed over",
     *(f"{trouble}: while jobs run" for trouble in TROUBLES),
     "retry",
     "retry: refused",
@@ -192,7 +197,9 @@ class QueueMachine(RuleBasedStateMachine):
                 again = retry_job(session, SYSTEM, job_id).id
         except (ConflictError, InvalidError):
             found = job(self.database, job_id)
-            assert not JobStatus(found.status).is_retryable or not may_be_repeated(found)
+            with self.database.read() as session:
+                paused = session.get_one(EnrolledTable, found.table_id).paused
+            assert paused or not JobStatus(found.status).is_retryable or not may_be_repeated(found)
             self.reached["retry: refused"] += 1
             return
         self.reached["retry"] += 1
@@ -265,7 +272,9 @@ class QueueMachine(RuleBasedStateMachine):
         """The job that had to be claimed, as things were just before."""
         with self.database.read() as session:
             jobs = session.exec(select(Job)).all()
-            catalogs = {table.id: table.catalog_id for table in session.exec(select(EnrolledTable))}
+            tables = session.exec(select(EnrolledTable)).all()
+            catalogs = {table.id: table.catalog_id for table in tables}
+            paused = {table.id for table in tables if table.paused}
             limits = {each.id: each.max_running_jobs for each in session.exec(select(Catalog))}
         taken = assignment.job.id if assignment is not None else None
         running = [each for each in jobs if each.status == JobStatus.RUNNING.value and each.id != taken]
@@ -293,7 +302,12 @@ class QueueMachine(RuleBasedStateMachine):
             turn = self.turns.get(each.table_id, never)
             return -each.priority, running_of[catalog], turn_of[catalog], turn, each.available_at, each.id
 
-        first = min(filter(is_claimable, jobs), key=rank, default=None)
+        claimable = list(filter(is_claimable, jobs))
+        # The index of a table that goes is dropped all the same.
+        starts = [e for e in claimable if e.table_id not in paused or e.kind == JobKind.DROP_INDEX.value]
+        if len(starts) < len(claimable):
+            self.reached["claim: a paused table is passed over"] += 1
+        first = min(starts, key=rank, default=None)
         return first.id if first is not None else None
 
     def is_unheard_again(self, job_id: str, attempt: int) -> bool:
@@ -421,6 +435,35 @@ class QueueMachine(RuleBasedStateMachine):
             self.reached[f"cancel: {found.status}"] += 1
             queue.cancel(session, found, "test", self.now)
 
+    def time_out(self, number: int, is_late: bool) -> None:
+        """The service takes an attempt that took too long away, whatever its worker says."""
+        claimed = self.attempt_of(number, is_late)
+        if claimed is None:
+            return
+        job_id, attempt = claimed
+        before = job(self.database, job_id)
+        with self.database.write() as session:
+            ended = [each.id for each in queue.time_out(session, [claimed], self.now)]
+        after = job(self.database, job_id)
+        if self.running.get(job_id, (0, ""))[0] != attempt:
+            assert (ended, after.model_dump()) == ([], before.model_dump())
+            self.reached["time_out: had ended"] += 1
+            return
+        del self.running[job_id]
+        with self.database.read() as session:
+            taken = session.get_one(Attempt, claimed)
+        assert (ended, taken.status, (taken.error or {})["code"]) == ([job_id], "failed", "timed_out")
+        assert after.failures == before.failures + 1
+        expected = "failed" if after.failures >= after.max_attempts else "queued"
+        assert after.status == ("cancelled" if before.cancel_requested_at is not None else expected)
+        self.reached[f"time_out: {after.status}"] += 1
+
+    def halt(self, table: int, paused: bool) -> None:
+        """Somebody pauses a table, or lets its jobs start again."""
+        self.reached[f"halt: {paused}"] += 1
+        with self.database.write() as session:
+            session.get_one(EnrolledTable, self.tables[table]).paused = paused
+
     def disturb(self, trouble: str, seconds: int, limit: int | None) -> None:
         self.reached[f"{trouble}: {'while jobs run' if self.running else 'idle'}"] += 1
         match trouble:
@@ -486,6 +529,7 @@ class QueueMachine(RuleBasedStateMachine):
             with self.database.write() as session:
                 queue.follow_clock(session, timedelta(), self.now)
                 session.exec(update(Catalog).values(max_running_jobs=None))
+                session.exec(update(EnrolledTable).values(paused=False))
             assignment = claim(self.database, self.workers[0], self.now)
             if assignment is None:
                 self.tick_quietly()
