@@ -301,12 +301,17 @@ class LookupTask:
 
     def run(self, deletes: DeleteKeys) -> AddressMatches:
         known = footer(self.storage, self.file.location, deletes.key_types)
-        selected = np.array_split(may_hold(known.ranges, deletes), self.parts)[self.part]
+        selected = self._share(may_hold(known.ranges, deletes), known.rows)
         found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
             with self.storage.open_input(self.file.location) as source:
                 found += [self._read(source, chunk, known, deletes) for chunk in _chunks(selected, known)]
         return AddressMatches.combined(found)
+
+    def _share(self, selected: Int64Array, rows: Int64Array) -> Int64Array:
+        """This part's row groups: those of few keys are one part's, which asks the store for all at once."""
+        parts = min(self.parts, -(-int(rows[selected].sum()) // _TASK_ROWS))
+        return np.array_split(selected, parts)[self.part] if self.part < parts else _NO_ROWS
 
     def _read(
         self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys

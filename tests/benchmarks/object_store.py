@@ -36,8 +36,8 @@ from worker.storage import Storage
 _REPORT = Path("docs/object-stores.md")
 _BUCKET = "index"
 _PART_ROWS = 5_000_000  # written at a time
-_THREADS = 2  # of a worker with two cores
-_KEYS = pa.schema([(NULL_MASK, pa.int32()), ("id", pa.int64())])
+THREADS = 2  # of a worker with two cores
+KEYS = pa.schema([(NULL_MASK, pa.int32()), ("id", pa.int64())])
 
 
 @dataclass
@@ -162,15 +162,15 @@ def deletes_of(runs: Sequence[int], count: int) -> DeleteKeys:
             for run, (rows, share) in enumerate(zip(runs, shares, strict=True))
         ]
     )
-    batch = pa.record_batch([np.zeros(len(keys), np.int32), keys], schema=_KEYS)
-    return DeleteKeys.of([(0, 1, batch)], _KEYS)
+    batch = pa.record_batch([np.zeros(len(keys), np.int32), keys], schema=KEYS)
+    return DeleteKeys.of([(0, 1, batch)], KEYS)
 
 
 def look_up(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> AddressMatches:
     """As a job does: chosen by the footers, then in threads."""
     rows_to_read(storage, files, deletes)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        tasks = lookup_tasks(storage, files, deletes, _THREADS)
+    with ThreadPoolExecutor(THREADS) as threads:
+        tasks = lookup_tasks(storage, files, deletes, THREADS)
         return AddressMatches.combined(list(threads.map(lambda task: task.run(deletes), tasks)))
 
 

@@ -1,0 +1,48 @@
+"""A lookup in a store where every request waits asks for little of the index, and for all of that at once."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, write_index
+from worker.footers import footer
+from worker.lookup import AddressMatches, DeleteKeys
+
+pytestmark = pytest.mark.integration
+
+RUNS = [3_000_000, 40_000, 40_000]  # entries
+CLUSTERS, NEIGHBOURS = 20, 50
+WAIT_SECONDS = 0.2  # long enough that requests which are sent together wait together on a busy machine
+
+
+def deletes_in_clusters() -> DeleteKeys:
+    """1,000 keys of the largest run as applications delete them: neighbours, in a few places."""
+    places = np.random.default_rng(1).choice(RUNS[0] // NEIGHBOURS, CLUSTERS, replace=False) * NEIGHBOURS
+    keys = np.concatenate([np.arange(place, place + NEIGHBOURS) for place in places]) * len(RUNS)
+    batch = pa.record_batch([np.zeros(len(keys), np.int32), keys], schema=KEYS)
+    return DeleteKeys.of([(0, 1, batch)], KEYS)
+
+
+def test_a_lookup_asks_for_little_of_the_index_and_for_all_of_it_at_once(tmp_path: Path) -> None:
+    files, deletes = write_index(tmp_path, RUNS), deletes_in_clusters()
+    size = sum(file.size_bytes for file in files)
+    found: list[AddressMatches] = []
+    store = SlowStore(tmp_path, WAIT_SECONDS)
+    footer.cache_clear()
+    with store.served() as storage:
+        first = store.counted(lambda: found.append(look_up(storage, files, deletes)))
+        later = store.counted(lambda: found.append(look_up(storage, files, deletes)))
+
+    assert [len(one.addresses) for one in found] == [CLUSTERS * NEIGHBOURS] * 2
+    row_groups = found[0].row_groups_read
+    assert row_groups < 2 * CLUSTERS
+    # Keys and then addresses of these, and each file's size when it is opened.
+    assert later.count <= 2 * row_groups + len(files)
+    assert later.sent_bytes < size // 12
+    # The footers besides, which later lookups know.
+    assert later.count < first.count <= later.count + 2 * len(files)
+    assert later.sent_bytes < first.sent_bytes < size // 8
+    # Not by the threads that decode, each of which would wait for one answer after the other.
+    assert later.most_at_once > 4 * THREADS
