@@ -1,5 +1,6 @@
 """The Dockerfiles: what they pin, what they hold, and that their steps make something that starts."""
 
+import ast
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from fnmatch import fnmatch
 from importlib.metadata import distributions
@@ -109,6 +111,35 @@ def test_what_is_copied_exists_and_is_not_ignored(image: str) -> None:
             for source in sources:
                 assert (ROOT / source).exists(), source
                 assert any(fnmatch(source.rstrip("/"), one) or source.startswith(f"{one}/") for one in kept)
+
+
+def packages_in_use() -> set[str]:
+    """The packages of this repository that the service or the worker is made of, each by its folder."""
+    used, waiting = set[str](), {"service", "worker"}
+    while waiting:
+        used |= waiting
+        trees = [ast.parse(path.read_text()) for name in waiting for path in (ROOT / name).rglob("*.py")]
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        here = {name.partition(".")[0] for name in named}
+        waiting = {name for name in here if (ROOT / name / "__init__.py").exists()} - used
+    return used
+
+
+def test_each_package_that_is_imported_is_checked_and_part_of_the_wheel() -> None:
+    assert packages_in_use() >= {"service", "worker", "telemetry", "stores"}
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    wheel = tools["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(wheel) == set(tools["importlinter"]["root_packages"]) == packages_in_use()
+    assert set(tools["mypy"]["packages"]) == packages_in_use() | {"tests"}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_each_package_that_is_imported_is_copied(image: str) -> None:
+    """The wheel of a package whose folder is not there is built without a word, and does not start."""
+    copies = [copy.words for copy in read(image).stage("build").all("COPY")]
+    assert {(f"{name}/", f"{name}/") for name in packages_in_use()} <= {tuple(words) for words in copies}
 
 
 @pytest.mark.parametrize("image", IMAGES)
