@@ -6,7 +6,15 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 
 from service.auth import service as auth
 from service.auth.access import Admin
-from service.auth.models import ApiKeyRequest, CreatedApiKey, KeyState, Principal, Role, RotationRequest
+from service.auth.models import (
+    ApiKeyRequest,
+    CreatedApiKey,
+    KeyState,
+    Principal,
+    Role,
+    RotationRequest,
+    Scope,
+)
 from service.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError
 from service.paging import PageRequest, Search
@@ -57,6 +65,7 @@ def create_key(request: Request, database: CurrentDatabase, sender: Admin, typed
             {
                 "name": typed["name"],
                 "role": typed["role"],
+                "scopes": typed.all("scopes") or None,
                 "expires_at": f"{expires_on}T00:00:00Z" if expires_on else None,
             },
         )
@@ -92,7 +101,13 @@ def revoke_key(database: CurrentDatabase, sender: Admin, key_id: str) -> Respons
 
 def _key_form(request: Request, sender: Principal, form: Fields) -> Response:
     return render(
-        request, "keys/form.html", sender, status_code=form.status_code, form=form, roles=list(Role)
+        request,
+        "keys/form.html",
+        sender,
+        status_code=form.status_code,
+        form=form,
+        roles=list(Role),
+        scopes=list(Scope),
     )
 
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Response
+from playwright.sync_api import Browser, Page, Response, expect
 from starlette.routing import compile_path
 
 from tests.access import DECISIONS
@@ -67,10 +67,51 @@ def test_every_page_is_looked_at(furnished: tuple[RunningService, Pages]) -> Non
     assert set(routes) - seen == set()
 
 
+def test_page_that_refuses_a_form_keeps_what_was_typed_and_is_accessible(
+    browser: Browser, furnished: tuple[RunningService, Pages]
+) -> None:
+    service, pages = furnished
+    typed = {
+        "register": ("identifier", "sales.order"),
+        "table-form": ("key_sets", "id,,region"),
+        "policy-new": ("settings.convert.age_seconds", "soon"),
+        "policy-form": ("settings.schedule.windows", "at night"),
+        "catalog-new": ("properties", "nowhere"),
+        "catalog-form": ("properties", "nowhere"),
+        "pattern": ("exclude", "x" * 5000),
+        "webhook": ("url", "ftp://hooks.example"),
+        "webhook-new": ("secret", "in clear"),
+        "key-new": ("name", "x" * 5000),
+    }
+    context = browser.new_context(viewport={"width": WIDTHS["phone"], "height": 900})
+    page = context.new_page()
+    misdeeds = Misdeeds()
+    misdeeds.watch(page, service.url)
+    page.goto(service.login_link())
+    found = {}
+    for name, (field, text) in typed.items():
+        page.goto(service.url + pages.signed_in[name])
+        box = page.locator(f"main form[method=post] [name='{field}']")
+        box.fill(text)
+        # What a browser would refuse by itself is left to the service.
+        with page.expect_navigation():
+            box.evaluate("box => { box.form.noValidate = true; box.form.requestSubmit() }")
+        expect(page.get_by_role("alert").first).to_be_visible()
+        expect(box).to_have_value(text)
+        found[name] = _examine(page)
+    context.close()
+    assert {name: problems for name, problems in found.items() if problems} == {}
+    assert misdeeds == []
+
+
 def _look(page: Page, url: str) -> list[str]:
     answer = page.goto(url)
     assert answer is not None
-    problems = _weaknesses(answer)
+    return _weaknesses(answer) + _examine(page)
+
+
+def _examine(page: Page) -> list[str]:
+    problems = []
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         problems.append("wider than the window")

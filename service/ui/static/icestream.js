@@ -176,6 +176,8 @@ function follow(main) {
   if (!document.hidden) open();
 }
 
+// As they were served: what follows changes them.
+remember(document);
 // What is typed as a time is the viewer's, and sent with its zone; what the page comes with is in UTC.
 for (const typed of document.querySelectorAll("input[type=datetime-local]")) {
   const sent = document.createElement("input");
@@ -200,7 +202,6 @@ function closeOthers(event) {
 }
 document.addEventListener("click", closeOthers);
 document.addEventListener("keydown", closeOthers);
-remember(document);
 enliven(document);
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-copy]");

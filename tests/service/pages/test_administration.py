@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.auth.models import Role
+from service.auth.models import Role, Scope
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -267,6 +267,25 @@ def test_a_key_is_shown_once_rotated_and_revoked(service: Running, admin: Person
     assert not is_good(second)
     assert not revoked.offers(f"/{listed['id']}/rotate")
     assert admin.open("/api-keys?state=active&search=grafana").text.count("grafana") == 0
+
+
+def test_a_key_is_made_for_some_parts_of_its_role_or_for_all_of_it(service: Running, admin: Person) -> None:
+    admin.open("/api-keys/new")
+    assert admin.page.form("/api-keys/new").choices["scopes"] == [scope.value for scope in Scope]
+    chosen = ["health:read", "tables:read"]
+    refused = admin.send("/api-keys/new", name="x" * 201, scopes=chosen)
+    assert (refused.status, "name-wrong" in refused.html) == (422, True)
+    kept = [value for name, value in refused.form("/api-keys/new").fields if name == "scopes"]
+    assert kept == chosen
+    made = admin.send("/api-keys/new", name="scoped-by-form")
+    assert "Only for health:read, tables:read" in made.text
+    admin.open("/api-keys/new")
+    assert "Only for" not in admin.send("/api-keys/new", name="unscoped-by-form").text
+    listed = service.admin.get("/api-keys", params={"search": "scoped-by-form"}).json()["items"]
+    assert {key["name"]: key["scopes"] for key in listed} == {
+        "scoped-by-form": chosen,
+        "unscoped-by-form": None,
+    }
 
 
 def test_the_audit_log_is_filtered_and_paged(service: Running, admin: Person) -> None:
