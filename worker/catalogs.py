@@ -5,6 +5,7 @@ is the one place that knows how Java says the same.
 
     CatalogError
       SecretUnresolvedError      a property refers to a variable or file that is not there
+      StoreNotSupportedError     the table lies on a store whose JARs this worker lacks
       CatalogUnreachableError    no answer, or a refusal; a retry can help
       TableNotFoundError         an answer, and no such table
 """
@@ -19,10 +20,11 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from py4j.java_gateway import JavaObject, JVMView
+from py4j.java_gateway import JavaClass, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.file_io import AZURE_SCHEMES, GOOGLE_SCHEMES
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
 from worker.slots import ALONE, Slot
@@ -51,6 +53,11 @@ _JAVA_NAMES = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
 }
+# As ICESTREAM_STORES names them: a package that Iceberg's FileIO is made on, a class there, and its schemes.
+_STORES = {
+    "gcs": ("com.google.", "cloud.storage.Storage", GOOGLE_SCHEMES),
+    "azure": ("com.azure.", "storage.file.datalake.DataLakeFileClient", AZURE_SCHEMES),
+}
 _CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
 _NO_FILES, _MISSING_FILE = (
     "org.apache.iceberg.inmemory.InMemoryFileIO",
@@ -68,6 +75,14 @@ class CatalogError(Exception):
 
 class SecretUnresolvedError(CatalogError):
     """A property refers to an environment variable or a file that this process does not have."""
+
+
+class StoreNotSupportedError(CatalogError):
+    """This worker lacks the JARs of the table's store. `store`: as ICESTREAM_STORES names it."""
+
+    def __init__(self, store: str, place: str) -> None:
+        super().__init__(f"{place}, and this worker lacks the JARs by which Iceberg reaches that store.")
+        self.store = store
 
 
 class CatalogUnreachableError(CatalogError):
@@ -94,8 +109,8 @@ def load_table(
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
     before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
     catalog may lead to; any by default. slot: of the job that asks.
-    Raises CatalogUnreachableError, CatalogRedirectsError, HostNotAllowedError, TableNotFoundError, or
-    MemoryError.
+    Raises CatalogUnreachableError, CatalogRedirectsError, HostNotAllowedError, StoreNotSupportedError,
+    TableNotFoundError, or MemoryError.
     """
     reach = reach or Reach()
     try:
@@ -115,12 +130,17 @@ def load_table(
         if catalog_type == "hadoop":
             check_location("/".join((properties["warehouse"].rstrip("/"), *identifier)))
         elif gateway is None:
-            _check_metadata_location(jvm, inner_name, settings, java_identifier, check_location)
+            place = _metadata_location(jvm, inner_name, settings, java_identifier)
+            if place is not None:
+                check_location(place)
+                _check_store(jvm, place)
         loaded = _open(jvm, inner_name, tuple(sorted(settings.items()))).loadTable(java_identifier)
         # Where Java writes when it commits.
         for place in (loaded.location(), loaded.properties().get("write.metadata.path")):
             if place:
                 check_location(place)
+                if catalog_type != "hadoop":  # whose files Hadoop opens
+                    _check_store(jvm, place)
         return loaded
     except (Py4JError, CapturedException) as error:
         raise_lack_of_memory(error)
@@ -128,9 +148,11 @@ def load_table(
             raise gateway.refusal from None
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
-        raise CatalogUnreachableError(
-            f"Catalog {name} could not open table {dotted}: {java_message(error)}"
-        ) from None
+        message = java_message(error)
+        for store, (package, class_there, _) in _STORES.items():
+            if package in message.replace("/", ".") and not _has_class(jvm, package + class_there):
+                raise StoreNotSupportedError(store, f"Catalog {name} says by what to open {dotted}") from None
+        raise CatalogUnreachableError(f"Catalog {name} could not open table {dotted}: {message}") from None
 
 
 def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
@@ -144,14 +166,10 @@ def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach,
         ) from None
 
 
-def _check_metadata_location(
-    jvm: JVMView,
-    name: str,
-    settings: Mapping[str, str],
-    identifier: JavaObject,
-    check_location: Callable[[str], None],
-) -> None:
-    """Checks where a database, Hive or Glue says that a table's metadata lies: Iceberg reads it at once.
+def _metadata_location(
+    jvm: JVMView, name: str, settings: Mapping[str, str], identifier: JavaObject
+) -> str | None:
+    """Where a database, Hive or Glue says that a table's metadata lies, which Iceberg would read at once.
 
     Iceberg is asked with a FileIO that has no files and tells which one it lacks.
     """
@@ -162,7 +180,24 @@ def _check_metadata_location(
         missing = java_message(error).partition(_MISSING_FILE)[2]
         if not missing:
             raise
-        check_location(missing)
+        return missing
+    return None
+
+
+def _check_store(jvm: JVMView, place: str) -> None:
+    """Raises StoreNotSupportedError. Iceberg would name a class of its own, or of Hadoop's, and of a REST
+    catalog's table only when it commits."""
+    scheme = place.partition(":")[0]
+    for store, (package, class_there, schemes) in _STORES.items():
+        if scheme in schemes and not _has_class(jvm, package + class_there):
+            raise StoreNotSupportedError(store, f"The table lies at {place}")
+
+
+def _has_class(jvm: JVMView, name: str) -> bool:
+    found: object = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)  # or a package, as which py4j takes any other name
 
 
 def resolve_secrets(properties: Mapping[str, str], allowed: Sequence[str] | None = None) -> dict[str, str]:

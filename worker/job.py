@@ -273,6 +273,14 @@ def pin_table(job: Job) -> PinnedTable:
             str(error),
             "Register the table under its present name, or remove it here if it was dropped.",
         ) from error
+    except catalogs.StoreNotSupportedError as error:
+        raise JobError(
+            "store_not_supported",
+            f"This worker can't open tables on the store of {identifier}",
+            str(error),
+            f"Start the worker with {error.store} in ICESTREAM_STORES, which fetches them (an image gets them"
+            f" with --build-arg STORES={error.store}), then retry.",
+        ) from error
     except catalogs.CatalogError as error:
         raise JobError(
             "catalog_unreachable",

@@ -48,7 +48,7 @@ from worker.job import Account, JobError, Outcome
 from worker.log_lines import LogLines, logged
 from worker.pipeline import run_job
 from worker.redaction import Redaction
-from worker.session import JobCancelledError, JobTimedOutError, JvmWatch, TaskRunner, create_spark
+from worker.session import JobCancelledError, JobTimedOutError, JvmWatch, TaskRunner, check_jars, create_spark
 from worker.slots import ALONE, Slot
 
 log = logging.getLogger("icestream.worker")
@@ -546,6 +546,11 @@ def main() -> int:
     if settings.alive_file is not None:
         # What an earlier process left says nothing about this one.
         settings.alive_file.unlink(missing_ok=True)
+    try:
+        check_jars(os.environ)
+    except ValueError as error:
+        log.error("%s", error)
+        return 1
     spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
     runner = TaskRunner(spark)
     try:

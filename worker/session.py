@@ -20,6 +20,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from operator import add
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -125,7 +126,7 @@ def is_local(master: str) -> bool:
 
 def spark_settings(environment: Mapping[str, str], *, structured_logs: bool = False) -> dict[str, str]:
     """What the worker sets itself, on any master, before what spark-defaults.conf says."""
-    jars = Path(environment.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+    jars = jars_folder(environment)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -155,6 +156,27 @@ def wanted_jars(environment: Mapping[str, str]) -> tuple[str, ...]:
             known = ", ".join(STORE_JARS)
             raise ValueError(f"ICESTREAM_STORES names {name!r}; beyond S3 there are: {known}.")
     return (*_JARS, *(jar for name in stores for jar in STORE_JARS[name]))
+
+
+def check_jars(environment: Mapping[str, str]) -> None:
+    """Raises ValueError if JARs are neither there nor can be put there, as in an image."""
+    wanted, folder = wanted_jars(environment), jars_folder(environment)
+    if cached_jars(folder, wanted):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Of the JARs {', '.join(wanted)} some are not in {folder} (ICESTREAM_JARS_DIR) and can't be put"
+            f" there: {error.strerror}. An image gets what ICESTREAM_STORES names by --build-arg STORES=..."
+        ) from error
+
+
+def jars_folder(environment: Mapping[str, str]) -> Path:
+    """Ivy's."""
+    return Path(environment.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
 
 
 def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:

@@ -1,7 +1,9 @@
 """One catalog record opens the same table in PyIceberg and in Java; what fails is named in words."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,18 @@ import pytest
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder
+from tests.rest_catalog import running_rest_catalog
 from tests.service.postgresql import running_server
 from worker.catalogs import (
     CatalogUnreachableError,
     SecretUnresolvedError,
+    StoreNotSupportedError,
     TableNotFoundError,
     file_io_properties,
     java_message,
@@ -223,6 +229,38 @@ class TestCatalogs:
             open_table(spark, catalog_type, properties)
         assert "hidden" not in str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        ("place", "store", "file_io"),
+        [
+            ("gs://lake/db/t", "gcs", "gcp.gcs.GCSFileIO"),
+            ("abfss://lake@acme.dfs.core.windows.net/db/t", "azure", "azure.adlsv2.ADLSFileIO"),
+        ],
+    )
+    def test_a_store_whose_jars_are_missing_is_named_before_anything_is_asked_of_it(
+        self, spark: SparkSession, tmp_path: Path, place: str, store: str, file_io: str
+    ) -> None:
+        uri = f"sqlite:///{tmp_path}/cat.db"
+        properties = {"uri": uri, "warehouse": tmp_path.as_uri()}
+        with SqlCatalog("local", **properties) as catalog:
+            catalog.create_namespace("db")
+            table = catalog.create_table("db.t", Schema())
+            metadata = Path(table.metadata_location.removeprefix("file://"))
+            metadata.write_text(metadata.read_text().replace(f'"{table.location()}"', f'"{place}"'))
+            with running_rest_catalog(catalog) as rest:
+                # Its metadata comes with the answer, its files are told apart by where the table lies.
+                with pytest.raises(StoreNotSupportedError, match=f"The table lies at {place}") as caught:
+                    open_table(spark, "rest", dict(rest.properties))
+                assert caught.value.store == store
+                asked = {**rest.properties, "io-impl": f"org.apache.iceberg.{file_io}"}  # as a server may
+                with pytest.raises(StoreNotSupportedError) as caught:
+                    open_table(spark, "rest", asked)
+                assert caught.value.store == store
+        with closing(sqlite3.connect(tmp_path / "cat.db")) as database, database:
+            database.execute("UPDATE iceberg_tables SET metadata_location = ?", [f"{place}/metadata/v1.json"])
+        with pytest.raises(StoreNotSupportedError, match=f"The table lies at {place}/metadata/v1") as caught:
+            open_table(spark, "sql", properties)
+        assert caught.value.store == store
 
     @pytest.mark.parametrize(
         "content", ["SECRET-LINE of a file", '"SECRET-TEXT"', '{"format-version": "SECRET"}']

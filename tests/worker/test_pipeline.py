@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
@@ -217,6 +220,23 @@ def test_an_unreachable_catalog_and_an_unknown_table_fail_with_the_cause(
     with pytest.raises(JobError) as unreachable:
         jobs.run("convert")
     assert unreachable.value.code == "catalog_unreachable"
+
+
+def test_a_table_on_a_store_whose_jars_are_missing_fails_with_the_setting_that_brings_them(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    jobs.catalog = Catalog("lake", tmp_path / "lake.db", tmp_path.as_uri())
+    jobs.identifier = ["db", "t"]
+    with SqlCatalog("lake", **jobs.catalog.properties) as tables:
+        tables.create_namespace("db")
+        tables.create_table("db.t", Schema())
+    place = "gs://lake/db/t/metadata/v1.metadata.json"
+    with closing(sqlite3.connect(tmp_path / "lake.db")) as database, database:
+        database.execute("UPDATE iceberg_tables SET metadata_location = ?", [place])
+    with pytest.raises(JobError, match=place) as failure:
+        jobs.run("convert")
+    assert (failure.value.code, failure.value.retryable) == ("store_not_supported", False)
+    assert "gcs in ICESTREAM_STORES" in failure.value.remedy
 
 
 def rows_in_data_files(spark: SparkSession, name: str) -> int:

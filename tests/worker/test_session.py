@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.session import is_local, spark_settings
+from worker.main import main
+from worker.session import check_jars, is_local, spark_settings
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -39,6 +40,32 @@ def test_the_environment_that_is_shipped_has_the_python_that_executors_start() -
     variables, conf = documented()["yarn"]
     folder = conf["spark.yarn.dist.archives"].partition("#")[2]
     assert variables["PYSPARK_PYTHON"].startswith(f"./{folder}/")
+
+
+@pytest.mark.parametrize(
+    ("stores", "folder", "cause"),
+    [
+        ("gcs, s4", "", "ICESTREAM_STORES names 's4'; beyond S3 there are: gcs, azure"),
+        # Nobody can write there, as in an image.
+        ("azure", "/proc/jars", r"azure-storage-file-datalake.*/proc/jars \(ICESTREAM_JARS_DIR\).*STORES="),
+    ],
+)
+def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
+    stores: str,
+    folder: str,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ICESTREAM_API_KEY", "k" * 40)
+    monkeypatch.setenv("ICESTREAM_STORES", stores)
+    monkeypatch.setenv("ICESTREAM_JARS_DIR", folder or str(tmp_path))
+    with monkeypatch.context() as without:
+        without.setattr("worker.main.create_spark", None)
+        assert main() == 1
+    assert re.search(cause, capsys.readouterr().err)
+    check_jars({"ICESTREAM_STORES": "gcs", "ICESTREAM_JARS_DIR": str(tmp_path / "new")})
 
 
 def test_only_a_local_master_is_kept_on_loopback() -> None:
