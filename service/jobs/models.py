@@ -399,7 +399,7 @@ class PlannedJob(Message):
     """The trigger that starts it, the queued job and what it waits for, or the job that runs before it; null
     if none would start."""
     then_at: list[datetime]
-    """When the next 24 would start, if each succeeds and leaves nothing to do, and nothing is written."""
+    """When up to 288 more would start, if each succeeds and leaves nothing to do, and nothing is written."""
     now: str
     """What the scheduler decides at this moment."""
     cron_at: list[datetime]

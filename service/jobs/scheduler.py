@@ -4,10 +4,12 @@ Every decision can be read: triggers as the job's `trigger` and event, refusals 
 when they begin), and the latest of each kind in the table's health.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from heapq import merge
 from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
@@ -30,7 +32,8 @@ from service.wording import counted, sized
 
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
 PREVIEWED = timedelta(hours=24)
-_PREVIEWED_STARTS = 24
+_PREVIEWED_STARTS = 288
+"""After the first: one every five minutes."""
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
 
@@ -100,13 +103,12 @@ class TableState:
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
     """One decision each for index, convert, compact and verify."""
-    decisions = [
-        _decide_index(state, policy, now),
-        _decide_convert(state, policy, now),
-        _decide_compact(state, policy, now),
-        _decide_verify(state, policy, now),
-    ]
-    return [_in_window(_within_budget(decision, state, now), policy.schedule, now) for decision in decisions]
+    return [_decide(kind, state, policy, now) for kind in SCHEDULED]
+
+
+def _decide(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    decision = _DECIDE[kind](state, policy, now)
+    return _in_window(_within_budget(decision, state, now), policy.schedule, now)
 
 
 def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -274,6 +276,7 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
     runs = counted(state.sorted_runs, "sorted run")
     dead = f"{state.dead_ratio:.0%} dead entries ({sized(state.dead_bytes)})"
     limits = f"(policy: {triggers.sorted_runs:,}, {triggers.dead_ratio:.0%} or {sized(triggers.dead_bytes)})"
+    sentence = f"The index has {runs} and {dead} {limits}."
     if state.sorted_runs >= triggers.sorted_runs:
         code = "sorted-runs"
     elif state.dead_ratio >= triggers.dead_ratio:
@@ -281,10 +284,9 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
     elif state.dead_bytes >= triggers.dead_bytes:
         code = "dead-bytes"
     elif state.has_index and (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
-        backoff = _backoff(kind, state, policy, now)
-        return backoff or Decision(kind, Action.TRIGGER, "cron", f"The index has {runs} and {dead}, {due}")
+        code, sentence = "cron", f"The index has {runs} and {dead}, {due}"
     else:
-        return Decision(kind, Action.WAIT, "below-triggers", f"The index has {runs} and {dead} {limits}.")
+        return Decision(kind, Action.WAIT, "below-triggers", sentence)
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
@@ -292,14 +294,11 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
     if last is not None:
         since = (now - last.ended_at).total_seconds()
         if since < triggers.min_interval_seconds:
+            interval = f"{since:.0f} s ago (policy: {triggers.min_interval_seconds:.0f} s)"
             return Decision(
-                kind,
-                Action.WAIT,
-                "min-interval",
-                f"The index has {runs} and {dead} {limits}, last compacted only {since:.0f} s ago "
-                f"(policy: {triggers.min_interval_seconds:.0f} s).",
+                kind, Action.WAIT, "min-interval", f"{sentence} It was last compacted only {interval}."
             )
-    return Decision(kind, Action.TRIGGER, code, f"The index has {runs} and {dead} {limits}.")
+    return Decision(kind, Action.TRIGGER, code, sentence)
 
 
 def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -323,6 +322,14 @@ def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) ->
         _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "unverified files"),
     )
     return _first_reached(kind, triggers) or _below(kind, triggers)
+
+
+_DECIDE = {
+    JobKind.INDEX: _decide_index,
+    JobKind.CONVERT: _decide_convert,
+    JobKind.COMPACT: _decide_compact,
+    JobKind.VERIFY: _decide_verify,
+}
 
 
 def _refusal(kind: JobKind, state: TableState, now: datetime, *, enabled: bool) -> Decision | None:
@@ -376,26 +383,15 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         JobKind.COMPACT: policy.compact.cron,
         JobKind.VERIFY: policy.verify.cron,
     }
-    moments = {kind: list(fires(cron, zone, now, until)) if cron else [] for kind, cron in crons.items()}
     opens_at = openings(windows, zone, now, until)
-    changes = {
-        now,
-        *opens_at,
-        *_deadlines(state, policy),
-        *(at for of_kind in moments.values() for at in of_kind),
-    }
-    decisions = {
-        at: {decision.kind: decision for decision in decide(state, policy, at)}
-        for at in sorted(changes)
-        if now <= at <= until
-    }
     planned = []
     queued = _queued(session, table, state, now, until)
     running = _running(session, table)
     for kind in SCHEDULED:
-        of_kind = {at: each[kind] for at, each in decisions.items()}
+        cron_at = list(fires(crons[kind], zone, now, until)) if crons[kind] else []
+        moments = sorted({*cron_at, *opens_at})
         if kind in running and kind not in queued:
-            repeats = _repeats(state, policy, kind, now, until)
+            repeats = _repeats(kind, state, policy, moments, now, until)
             starts_at = next(repeats, None)
             why = (
                 None
@@ -403,17 +399,22 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
                 else f"Job {running[kind]} is running; this supposes that it succeeds soon."
             )
         else:
-            starts = ((at, each.sentence) for at, each in of_kind.items() if each.action is Action.TRIGGER)
-            starts_at, why = queued.get(kind) or next(starts, (None, None))
-            repeats = iter(()) if starts_at is None else _repeats(state, policy, kind, starts_at, until)
+            starts_at, why = (
+                queued.get(kind)
+                or _next_start(kind, state, policy, [now, *moments], now, until)
+                or (None, None)
+            )
+            repeats = (
+                iter(()) if starts_at is None else _repeats(kind, state, policy, moments, starts_at, until)
+            )
         planned.append(
             PlannedJob(
                 kind=kind,
                 starts_at=starts_at,
                 why=why,
-                now=of_kind[now].sentence,
+                now=_decide(kind, state, policy, now).sentence,
                 then_at=list(repeats),
-                cron_at=moments[kind],
+                cron_at=cron_at,
             )
         )
     return PolicyPreview(
@@ -426,29 +427,42 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
     )
 
 
+def _next_start(
+    kind: JobKind,
+    state: TableState,
+    policy: EffectivePolicy,
+    moments: Sequence[datetime],
+    begin: datetime,
+    until: datetime,
+) -> tuple[datetime, str] | None:
+    """The first moment at which a job of a kind starts by itself, and why.
+
+    moments: when its cron expression comes and windows open, in order; deadlines are looked at, too.
+    """
+    deadlines = sorted(each for each in _deadlines(state, policy) if begin < each <= until)
+    for moment in merge(deadlines, moments):
+        decision = _decide(kind, state, policy, moment)
+        if decision.action is Action.TRIGGER:
+            return moment, decision.sentence
+    return None
+
+
 def _repeats(
-    state: TableState, policy: EffectivePolicy, kind: JobKind, first: datetime, until: datetime
+    kind: JobKind,
+    state: TableState,
+    policy: EffectivePolicy,
+    moments: Sequence[datetime],
+    first: datetime,
+    until: datetime,
 ) -> Iterator[datetime]:
     """When further jobs of a kind would start after the first one, until then; not all of very many."""
-    zone, at = policy.schedule.time_zone, first
-    cron = getattr(policy, kind.value).cron
+    at = first
     for _ in range(_PREVIEWED_STARTS):
         state = _after(state, kind, at)
-        moments = {*_deadlines(state, policy), *openings(policy.schedule.windows, zone, at, until)}
-        moments.update(islice(fires(cron, zone, at, until), _PREVIEWED_STARTS) if cron else ())
-        starts = (
-            moment
-            for moment in sorted(moments)
-            if at < moment <= until
-            and any(
-                decision.kind is kind and decision.action is Action.TRIGGER
-                for decision in decide(state, policy, moment)
-            )
-        )
-        following = next(starts, None)
+        following = _next_start(kind, state, policy, moments[bisect_right(moments, at) :], at, until)
         if following is None:
             return
-        at = following
+        at, _ = following
         yield at
 
 

@@ -398,6 +398,22 @@ def test_the_preview_tells_what_starts_again_and_again(
     assert verify["why"] == f"Job {requested['id']} is running; this supposes that it succeeds soon."
 
 
+def test_the_preview_holds_a_whole_day_of_a_job_every_five_minutes(
+    service: Running, table: dict[str, Any]
+) -> None:
+    make(service, "often", verify={"enabled": True, "cron": "*/5 * * * *"})
+    assert attach(service, "often", "table", table_id=table["id"]) == 200
+    service.poll(table["id"])
+    with service.database.write() as session:
+        index = {"columns": ["id"], "equality_field_ids": [1], "generation": 1, "coverage": 1.0}
+        counts = dict.fromkeys(("files_covered", "files_total", "entries", "bytes", "sorted_runs"), 1)
+        session.get_one(TableHealth, table["id"]).key_sets = [index | counts | {"dead_ratio": 0.0}]
+    found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
+    (verify,) = (job for job in found["jobs"] if job["kind"] == "verify")
+    assert [verify["starts_at"], *verify["then_at"]] == verify["cron_at"]
+    assert len(verify["cron_at"]) == 288
+
+
 def test_the_windows_of_a_policy_are_bounded(service: Running) -> None:
     windows = [{"start": f"{n // 60:02d}:{n % 60:02d}", "end": "00:00"} for n in range(51)]
     refused = service.admin.post(

@@ -181,10 +181,19 @@ def test_an_index_is_compacted_when_it_is_in_many_pieces_or_half_dead(
     assert (found.code if found.action is Action.TRIGGER else None) == code
 
 
-def test_compactions_keep_their_distance() -> None:
-    for seconds, action in ((599, Action.WAIT), (600, Action.TRIGGER)):
+@pytest.mark.parametrize(("sorted_runs", "code"), [(1, "cron"), (16, "sorted-runs")])
+def test_compactions_keep_their_distance_whatever_asks_for_them(sorted_runs: int, code: str) -> None:
+    policy = with_cron("compact", "*/5 * * * *")
+    for seconds, expected in ((200, "min-interval"), (599, "min-interval"), (600, code)):
         last = {JobKind.COMPACT: LastJob(NOW - timedelta(seconds=seconds))}
-        assert decision(replace(IDLE, sorted_runs=99, last=last), JobKind.COMPACT).action is action
+        found = decision(replace(IDLE, sorted_runs=sorted_runs, last=last), JobKind.COMPACT, policy)
+        assert found.code == expected
+        assert (found.action is Action.TRIGGER) == (expected == code)
+        if expected != code:
+            assert found.sentence.endswith(
+                f". It was last compacted only {seconds} s ago (policy: 600 s)."
+            ), found.sentence
+    assert decision(replace(IDLE, last=last), JobKind.COMPACT).code == "below-triggers"
 
 
 def pauses(*last: LastJob) -> list[int]:
