@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from tests.factories import Catalog
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.faults.proxy import Proxy
 from tests.faults.recovery import Recovery, read_passes
 from tests.integration.icestream import FINAL, Json, wait_until
+from tests.jobs import CatalogRecord
 
 LEASE_SECONDS = 3.0
 SCHEDULER_SECONDS = 0.2
@@ -155,7 +155,7 @@ class Cluster:
     def post(self, path: str, body: Json) -> Json:
         return _content(self.http.post(path, json=body))
 
-    def register(self, catalog: Catalog) -> None:
+    def register(self, catalog: CatalogRecord) -> None:
         self.post("/catalogs", {"name": catalog.name, "type": catalog.type, "properties": catalog.properties})
 
     def enroll(

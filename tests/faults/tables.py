@@ -44,10 +44,13 @@ def assert_every_manifest_is_named(table: TableBuilder) -> None:
     assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
 
 
-def assert_nothing_is_left(table: TableBuilder) -> None:
-    """No equality delete is live, and each of our files in the table's location is named by a snapshot."""
+def assert_nothing_is_left(table: TableBuilder, properties: Mapping[str, str] | None = None) -> None:
+    """No equality delete is live, and each of our files in the table's location is named by a snapshot.
+
+    properties: of the store, if it is not a local one.
+    """
     assert equality_delete_files(table.spark, table.identifier) == []
-    assert orphans(table) == set()
+    assert orphans(table, properties) == set()
 
 
 def assert_next_attempt_converts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -12,17 +13,23 @@ from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
+from tests.faults.cluster import KEEP_SECONDS, Cluster
+from tests.faults.injection import Fault, release
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
 from tests.faults.tables import commits_by_job, orphans, strays, table_with_deletes, unnamed
+from tests.faults.test_worker import Subject, prepare
+from tests.integration.icestream import wait_until
 from tests.jobs import Jobs, SqlCatalog
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
+from worker.deletes import FILES_AT_ONCE
 from worker.job import JobError
 
 pytestmark = pytest.mark.integration
 
 ROWS = 300
 WAREHOUSE = "s3://lake/warehouse"
+INDEX_WAREHOUSE = "s3://lake/index"
 _numbers = count(1)
 
 
@@ -91,7 +98,7 @@ class S3Jobs(Jobs):
 
     def __init__(self, spark: SparkSession, catalog: SqlCatalog, identifier: str, proxy: Proxy) -> None:
         super().__init__(spark, catalog, identifier, Path.cwd())
-        self.index_location = f"s3://lake/index/{identifier}"
+        self.index_location = f"{INDEX_WAREHOUSE}/{identifier}"
         self.proxy = proxy
         self.broken: tuple[str, Mode] | None = None
         real = self.reporter.progress
@@ -208,6 +215,62 @@ def test_a_slow_store_or_one_truncated_read_only_takes_longer(
         s3_jobs.proxy.set(PASS)
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
+
+
+@pytest.fixture(scope="module")
+def cluster(proxy: Proxy, catalog_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its catalog's tables lie on S3, and so do their indexes."""
+    environment = {"ICESTREAM_INDEX_WAREHOUSE": INDEX_WAREHOUSE, "CATALOG_S3_SECRET": "secret"}
+    allowed = [tmp_path_factory.getbasetemp().as_uri(), "s3://lake"]
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), allowed, workers=1, environment=environment)
+    try:
+        impatient = s3_catalog(catalog_file, S3(proxy.port))
+        properties = {key: value for key, value in impatient.properties.items() if "timeout" not in key}
+        properties["s3.secret-access-key"] = "env:CATALOG_S3_SECRET"
+        cluster.register(SqlCatalog(impatient.name, properties))
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        # Some are written, others wait for their turn.
+        ("convert", Fault("delete-file", "after", "hold", times=FILES_AT_ONCE)),
+        pytest.param("index", Fault("run", "after", "hold"), marks=pytest.mark.thorough),
+    ],
+    ids=["convert", "index"],
+)
+def test_a_job_whose_store_is_cut_off_is_done_by_an_attempt_after_that(
+    kind: str, fault: Fault, cluster: Cluster, proxy: Proxy, spark: SparkSession, server: S3
+) -> None:
+    store = server.properties()
+    subject = Subject(cluster, spark, f"s3.db.t{next(_numbers)}", 3, batch=60, store=store)
+    prepare(subject, kind)
+    subject.write(files=2 * FILES_AT_ONCE)
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    proxy.set(CUT)
+    try:
+        release(fired)
+        wait_until(lambda: cluster.get(f"/jobs/{job_id}")["attempts"][0]["ended_at"], "the attempt to fail")
+    finally:
+        proxy.set(PASS)
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    failed = job["attempts"][:-1]  # the next one may have begun before the network was well again
+    assert {(attempt["status"], attempt["error"]["code"]) for attempt in failed} == {
+        ("failed", "storage_error")
+    }
+    if kind == "convert":
+        assert any("files that attempt 1" in decision for decision in job["result"]["decisions"])
+        return
+    for _ in range(2):
+        time.sleep(KEEP_SECONDS)  # what is younger stays
+        cluster.run(subject.table_id, "compact")
+    assert strays(subject.table, INDEX_WAREHOUSE, store) == set()
 
 
 def test_a_table_is_converted_with_credentials_that_its_catalog_vends(

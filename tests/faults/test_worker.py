@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -53,11 +53,17 @@ class Subject:
         identifier: str,
         format_version: Any,
         policy: str = "impatient",
+        *,
+        batch: int = BATCH,
+        store: Mapping[str, str] | None = None,
     ) -> None:
+        """batch: rows that each `write` adds. store: properties of the table's, if it is not a local one."""
         self.cluster, self.spark = cluster, spark
+        self._batch, self._store = batch, store
         self.table = TableBuilder.create(
             spark, identifier, "id bigint, v bigint", format_version=format_version
         )
+        self.table.writer = "iceberg" if store else "arrow"
         self.table_id = cluster.enroll(identifier, key_sets=[["id"]], policy=policy)
         self.rows: Counter[tuple[int, int]] = Counter()
         self._next = 0
@@ -65,10 +71,10 @@ class Subject:
 
     def write(self, files: int = 3) -> None:
         """Some data files, and deletes of one row in four of these and of older ones."""
-        ids = range(self._next, self._next + BATCH)
-        self._next += BATCH
+        ids = range(self._next, self._next + self._batch)
+        self._next += self._batch
         self.table.append(pa.table({"id": ids, "v": ids}), files=files)
-        gone = [i for i in range(self._next) if (i + self._next // BATCH) % 4 == 0]
+        gone = [i for i in range(self._next) if (i + self._next // self._batch) % 4 == 0]
         self.table.delete_keys(pa.table({"id": gone}))
         self.rows.update((i, i) for i in ids)
         for i in gone:
@@ -92,7 +98,7 @@ class Subject:
         kinds = Counter(event["kind"] for event in events)
         assert kinds["job.running"] == len(job["attempts"])
         if kind == "convert":
-            assert_nothing_is_left(self.table)
+            assert_nothing_is_left(self.table, self._store)
         if kind in ("index", "rebuild"):
             (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
             assert key_set["coverage"] == 1.0
