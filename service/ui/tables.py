@@ -19,7 +19,7 @@ from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.jobs.scheduler import preview
 from service.jobs.status import JobKind, JobStatus
-from service.paging import PageRequest, Search
+from service.paging import PageRequest, Search, page_request
 from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/tables", route_class=PageRoute)
 
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
-_EVENTS_SHOWN = 30
+_LATEST_EVENTS = PageRequest(limit=15, sort="-id")
 _RESOLUTIONS = {
     1: Resolution.ALL,
     7: Resolution.HOUR,
@@ -104,9 +104,10 @@ def show_table(
     settings: CurrentSettings,
     reader: Viewer,
     table_id: str,
+    shown: Annotated[PageRequest, Depends(page_request(["id"], "-id", limit=_LATEST_EVENTS.limit))],
     days: int = 1,
 ) -> Response:
-    return _table_page(request, session, settings, reader, table_id, Fields.of(), days)
+    return _table_page(request, session, settings, reader, table_id, Fields.of(), days, shown)
 
 
 def _table_page(
@@ -117,7 +118,9 @@ def _table_page(
     table_id: str,
     form: Fields,
     days: int = 1,
+    shown: PageRequest = _LATEST_EVENTS,
 ) -> Response:
+    """shown: which of its events."""
     row = tables.get_table(session, table_id)
     days = days if days in SPANS else 1
     now = utc_now()
@@ -136,12 +139,7 @@ def _table_page(
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
         jobs=history,
-        events=events.list_events(
-            session,
-            PageRequest(limit=_EVENTS_SHOWN, sort="-id"),
-            table_id=table_id,
-            but_for=tuple(UNTOLD),
-        ),
+        events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
         now=now,
     )
 

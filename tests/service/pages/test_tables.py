@@ -147,6 +147,13 @@ def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
     assert -1 not in places, told
     assert places == sorted(places)
     assert "Who changed it" not in told
+    pages = [admin.open(f"/tables/{geese['id']}?days=7&limit=1").text.partition("Events")[2]]
+    assert "Latest events" not in admin.page.links
+    while "Earlier events" in admin.page.links:
+        pages.append(admin.follow("Earlier events").text.partition("Events")[2])
+        assert "Latest events" in admin.page.links
+    found = [next(number for number, page in enumerate(pages) if one in page) for one in sentences]
+    assert found == sorted(set(found)), "one on each page"
     admin.open(f"/tables/{geese['id']}")
     assert "table.pause" in admin.follow("Who changed it").text
 
