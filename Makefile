@@ -14,7 +14,7 @@ export ICESTREAM_JARS_DIR ?= $(HOME)/.cache/icestream/ivy
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .PHONY: install
 install: $(VENV)/installed $(VENV)/jars ## Install everything into .venv (does nothing when nothing changed)
@@ -51,18 +51,20 @@ test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not thorough" $(ARGS)
 
 .PHONY: thorough
-thorough: install ## Run the tests that are too many alike for every change: a worker killed at each of its points
+thorough fault-figures: export ICESTREAM_STORES := gcs,azure
+thorough: emulators ## Run the tests that are too many alike for every change: a worker killed at each of its points
+	@$(BIN)/pytest -m thorough $(ARGS)
+
+.PHONY: fault-figures
+fault-figures: emulators ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md
+	@$(BIN)/python -m tests.faults.figures $(ARGS)
+
+.PHONY: emulators
+emulators: install
 	@scripts/install_system_packages java jdk maven postgresql chromium npm
 	scripts/install_helm >/dev/null
 	scripts/install_azurite
-	export ICESTREAM_STORES=gcs,azure
 	$(BIN)/python scripts/fetch_jars
-	$(BIN)/pytest -m thorough $(ARGS)
-
-.PHONY: fault-figures
-fault-figures: install ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md
-	@scripts/install_system_packages java postgresql
-	$(BIN)/python -m tests.faults.figures $(ARGS)
 
 .PHONY: fast
 fast: install ## Run the tests that take less than a minute together

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pytest
 from tests.faults.recovery import FOLLOWED, INJECTED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).parents[1]
 _BEGIN, _END = "<!-- figures: made by make fault-figures -->", "<!-- end of figures -->"
 
 
@@ -73,6 +73,16 @@ def faults_by_test(document: str) -> dict[str, str]:
     return {test: fault for fault, tests in rows for test in re.findall(r"`(\w+)`", tests)}
 
 
+def places(tests: Iterable[str]) -> dict[str, list[Path]]:
+    """The files in which each test is."""
+    wanted = set(tests)
+    found: dict[str, list[Path]] = {test: [] for test in wanted}
+    for file in sorted(_TESTS.rglob("test_*.py")):
+        for test in wanted.intersection(re.findall(r"^ *def (test_\w+)\(", file.read_text(), re.MULTILINE)):
+            found[test].append(file)
+    return found
+
+
 def section(figures: Mapping[str, Figures], faults: Sequence[str], minutes: float) -> str:
     """faults: in the order of the document."""
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
@@ -97,14 +107,15 @@ def section(figures: Mapping[str, Figures], faults: Sequence[str], minutes: floa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: of pytest, on top of all tests in this folder."""
+    """arguments: of pytest, on top of the tests that the document names."""
     document = DOCUMENT.read_text()
     if _BEGIN not in document:
         document = f"{document}\n## Figures\n\n{_BEGIN}{_END}\n"
     fault_of = faults_by_test(document)
     collector = Collector(fault_of)
     begun = time.monotonic()
-    code = int(pytest.main([str(_TESTS), *arguments], [collector]))
+    files = sorted({str(file) for of_test in places(fault_of).values() for file in of_test})
+    code = int(pytest.main([*files, "-k", " or ".join(fault_of), *arguments], [collector]))
     faults = list(dict.fromkeys(fault_of.values()))
     text = section(collector.figures, faults, (time.monotonic() - begun) / 60)
     before, _, rest = document.partition(_BEGIN)
