@@ -157,12 +157,16 @@ class AttemptReporter:
         while True:
             self._raise_if_ended()
             try:
-                return call()
+                answer = call()
             except RefusedReportError:
                 raise
             except ControlPlaneError as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 self._stopped.wait(RETRY_SECONDS)
+            else:
+                # What follows may be a commit, and the answer may have taken long.
+                self._raise_if_ended()
+                return answer
 
     def interrupt(self) -> None:
         """The job ends at its next step with KeyboardInterrupt; its lease is kept meanwhile."""
@@ -312,7 +316,12 @@ class Worker:
 
     def _end_hung(self) -> None:
         """A thread that waits for ever can't be ended: a worker that is started again takes jobs."""
-        _end_at_once(self._runner, "The job still hangs although its attempt was over long ago")
+        told = "The job still hangs although its attempt was over long ago"
+        if self._slot.is_alone:
+            _end_at_once(self._runner, told)
+        else:
+            log.error("%s: the others are handed back, and this process ends", told)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def run_attempt(self, assignment: Assignment) -> bool:
         """Runs one attempt to its end and reports it; never raises for the job's own errors.
@@ -320,10 +329,13 @@ class Worker:
         False if it could not be reported.
         """
         with self._redaction.knowing(secrets_of(assignment.catalog.properties)):
-            return self._run_attempt(assignment, self._redaction)
+            return self._run_attempt(assignment)
 
-    def _run_attempt(self, assignment: Assignment, redaction: Redaction) -> bool:
-        report = self._control_plane.attempt(assignment, redaction)
+    def _run_attempt(self, assignment: Assignment) -> bool:
+        redaction = self._redaction
+        # A secret of another job that runs here may be a word of this one's report.
+        own = Redaction(secrets_of(assignment.catalog.properties))
+        report = self._control_plane.attempt(assignment, own)
         job = assignment.job
         finished: dict[str, Any]
         account = Account()
@@ -405,7 +417,9 @@ class Worker:
 
         def run() -> None:
             try:
-                outcome.set_result(run_job(assignment, self._runner, reporter, account))
+                # Also for a thread that is left behind.
+                with self._redaction.knowing(secrets_of(assignment.catalog.properties)):
+                    outcome.set_result(run_job(assignment, self._runner, reporter, account))
             except BaseException as error:  # handed to the worker's thread
                 outcome.set_exception(error)
 

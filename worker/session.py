@@ -206,22 +206,31 @@ class TaskRunner:
         *,
         is_limited: bool = False,
         slot: Slot = ALONE,
+        threads: int | None = None,
     ) -> None:
-        """is_limited: no more tasks than `parallelism` run at a time on Spark either."""
+        """is_limited: no more tasks than `parallelism` run at a time on Spark either.
+
+        threads: in which tasks run here; the slot's share by default.
+        """
         self.spark = spark
         self.slot = slot
         self.local_rows = local_rows
         self.parallelism = parallelism or max(2, _processors(spark), spark.sparkContext.defaultParallelism)
         self._is_limited = is_limited
+        self._threads = threads or slot.share(self.parallelism)
 
     def smaller(self, halvings: int) -> TaskRunner:
         """With fewer tasks at a time, which share the memory of a machine."""
-        return self.limited(max(1, self.parallelism >> halvings))
+        return self._with(max(1, self.parallelism >> halvings), max(1, self._threads >> halvings))
 
     def limited(self, tasks: int) -> TaskRunner:
         """With at most so many tasks at a time, here and on Spark."""
-        fewer = min(self.parallelism, tasks)
-        return TaskRunner(self.spark, self.local_rows, fewer, is_limited=True, slot=self.slot)
+        return self._with(min(self.parallelism, tasks), min(self._threads, tasks))
+
+    def _with(self, parallelism: int, threads: int) -> TaskRunner:
+        return TaskRunner(
+            self.spark, self.local_rows, parallelism, is_limited=True, slot=self.slot, threads=threads
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -288,7 +297,7 @@ class TaskRunner:
             finally:
                 seconds.append(time.monotonic() - started)
 
-        threads = Threads(self.slot.share(self.parallelism), "stage")
+        threads = Threads(self._threads, "stage")
         try:
             pending: set[Future[R]] = {threads.submit(timed, task) for task in tasks}
             while pending:
