@@ -205,7 +205,10 @@ def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_
     service.poll(table)
     overview = admin.open("/")
     assert f"{name} is blocked" not in overview.links
-    assert "Deletes resolved 48,210" in words(overview)
+    done = service.admin.get("/jobs?status=succeeded&kind=convert").json()["items"]
+    resolved = sum(one["result"].get("equality_deletes_resolved", 0) for one in done)
+    assert resolved >= 48_210
+    assert f"Deletes resolved {resolved:,}" in words(overview)
 
 
 def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
