@@ -52,3 +52,8 @@ def can_hold_index(location: str) -> bool:
     Of an object store that speaks S3, the scheme alone does not tell.
     """
     return normalize_location(location).partition(":")[0] in _INDEX_SCHEMES
+
+
+def is_any_azure_account(location: str) -> bool:
+    """Whether it is a place on Azure without a container: whoever writes a location chooses the host then."""
+    return re.fullmatch(r"(abfs|wasb)://\.{0,2}(/.*)?", normalize_location(location)) is not None

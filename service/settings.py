@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from service.auth.models import Role
 from service.control_database import is_database_of, is_file_of
 from service.errors import StartError
-from service.locations import can_hold_index, is_under
+from service.locations import can_hold_index, is_any_azure_account, is_under
 from telemetry.logs import LogFormat
 
 MIN_KEY_CHARACTERS = 32
@@ -114,6 +114,17 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("allowed_locations")
+    @classmethod
+    def _check_roots(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for root in value:
+            if is_any_azure_account(root):
+                raise ValueError(
+                    f"{root!r} would let whoever names a location choose the host that gets the credentials; "
+                    "write abfss://container@account.dfs.core.windows.net"
+                )
+        return value
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -7,9 +7,10 @@ before version 20, beyond which pypaimon does not go. Directories are what names
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from errno import EACCES, ENOENT
 from functools import lru_cache
@@ -31,11 +32,40 @@ _CLIENT_SECONDS = 20
 _CLIENT: ClientConfig = {"timeout": timedelta(seconds=_CLIENT_SECONDS)}
 _MARK = ".directory"
 _DOMAIN = ".dfs.core.windows.net"
+# Azure's own, in all its clouds.
+_HOST = re.compile(
+    r"[a-z0-9-]+(\.[a-z0-9-]+)*"
+    r"\.(core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net"
+    r"|fabric\.microsoft\.com)"
+)
+_SIGNATURE = re.compile(r"\bsig=[^&\s\"')>]+")
+
+AZURE_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs"))
 
 
 def azure_container(netloc: str) -> str:
     """Of `container@account.dfs.core.windows.net`, or of a location that names nothing else."""
     return netloc.partition("@")[0]
+
+
+def azure_host(location: str) -> str:
+    """Of the account that a location on Azure names; empty if it names none."""
+    scheme, _, rest = location.partition("://")
+    return rest.partition("/")[0].partition("@")[2] if scheme.lower() in AZURE_SCHEMES else ""
+
+
+def check_endpoint(value: str) -> None:
+    """Raises OSError for a `adls.connection-string` that is none in Java's sense; never quotes it."""
+    if not re.fullmatch(r"https?://[^/?#;@\s]+(/[^?#;@\s]*)?", value):
+        raise OSError(
+            "adls.connection-string has to be the URL of the account's endpoint, as in Iceberg's Java, "
+            "without credentials; give those as adls.account-key or adls.sas-token"
+        )
+
+
+def without_signature(text: str) -> str:
+    """What is said of a request, without what is secret of a SAS token."""
+    return _SIGNATURE.sub("sig=...", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +78,46 @@ class AzureAccount:
 
     name: str
     endpoint: str
-    key: str | None = None
-    sas_token: str | None = None
+    key: str | None = field(default=None, repr=False)
+    sas_token: str | None = field(default=None, repr=False)
 
     @staticmethod
     def of(netloc: str, properties: Mapping[str, str]) -> AzureAccount:
-        """The account that a location names, or else the properties do: PyIceberg's, or Iceberg Java's."""
+        """The account that a location names, or else the properties do: PyIceberg's, or Iceberg Java's.
+
+        What is given for no host goes to the account that the properties name, if they name one, and only
+        to hosts of Azure's and that of `warehouse`: whoever writes a location chooses a host. Raises
+        PermissionError for any other host that no property is for, OSError for what is no endpoint.
+        """
         host = netloc.partition("@")[2]
         named = _first(properties, "adls.account-name", "adls.auth.shared-key.account.name")
         name = host.partition(".")[0] or named or ""
+        if not name:
+            raise OSError("neither the location nor adls.account-name names the account on Azure")
         host = host if "." in host else name + _DOMAIN
+        is_own = bool(_HOST.fullmatch(host.lower())) or host == azure_host(properties.get("warehouse", ""))
+        if not is_own and not any(key.startswith("adls.") and key.endswith(f".{host}") for key in properties):
+            raise PermissionError(
+                EACCES,
+                "This host is not Azure's, and gets no credentials unless a property is for it, "
+                "such as adls.sas-token.HOST or adls.connection-string.HOST",
+                host,
+            )
+        is_named = named in (None, name)
 
         def of_account(key: str) -> str | None:
-            return _first(properties, f"{key}.{host}", f"{key}.{name}", key)
+            names = (f"{key}.{name}", key) if is_named else (f"{key}.{name}",)
+            return _first(properties, f"{key}.{host}", *(names if is_own else ()))
 
         key = _first(properties, "adls.account-key", "adls.auth.shared-key.account.key")
         # What Java calls so is the endpoint.
         endpoint = of_account("adls.connection-string") or f"https://{host}"
+        check_endpoint(endpoint)
         token = of_account("adls.sas-token")
         return AzureAccount(
             name,
             endpoint.rstrip("/").replace(".dfs.", ".blob.", 1),
-            key if named in (None, name) else None,  # that of another account
+            key if is_named else None,
             token.removeprefix("?") if token else None,
         )
 
@@ -259,6 +307,9 @@ class _Upload(io.RawIOBase):
             with _told(self._name):
                 self._writer.close()
 
+    def __del__(self) -> None:
+        """Nothing: Python's own would close, and a file that nobody finished would be there."""
+
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
@@ -266,7 +317,7 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = without_signature(str(error).partition("\n")[0])
         # Of a container, it has no name of its own.
         if isinstance(error, NotFoundError | FileNotFoundError) or ": 404 Not Found" in reason:
             raise FileNotFoundError(ENOENT, "Azure has no such blob or container", path) from None

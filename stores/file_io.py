@@ -16,10 +16,9 @@ from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
 
-from stores.azure import AzureAccount, AzureHandler, azure_container
+from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
 
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
-AZURE_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs"))
 
 _HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
 _SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}

@@ -24,7 +24,8 @@ from py4j.java_gateway import JavaClass, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from stores.file_io import AZURE_SCHEMES, GOOGLE_SCHEMES
+from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
+from stores.file_io import GOOGLE_SCHEMES
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
 from worker.slots import ALONE, Slot
@@ -295,10 +296,7 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
     if "s3.endpoint" in properties:
         by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         java.setdefault("s3.path-style-access", "false" if by_host else "true")
-    account = java.get(_JAVA_NAMES["adls.account-name"])
-    for key in ("adls.sas-token", "adls.connection-string"):
-        if account and key in java:
-            java[f"{key}.{account}.dfs.core.windows.net"] = java[f"{key}.{account}"] = java.pop(key)
+    _name_azure_account(java)
     if catalog_type in ("sql", "hive"):
         # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
         java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
@@ -311,6 +309,32 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
                 java[f"glue.{key}"] = value
     java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
     return java
+
+
+def _name_azure_account(java: dict[str, str]) -> None:
+    """Java takes tokens and endpoints only with the host that they are for, and a name only with its key."""
+    name, key = _JAVA_NAMES["adls.account-name"], _JAVA_NAMES["adls.account-key"]
+    host = azure_host(java.get("warehouse", ""))
+    account = java.get(name) or host.partition(".")[0]
+    if account:
+        hosts = [f"{account}.dfs.core.windows.net", account]
+        if host.partition(".")[0] == account:
+            hosts[0] = host
+        for prefix in ("adls.sas-token", "adls.connection-string"):
+            if prefix in java:
+                value = java.pop(prefix)
+                for one in hosts:
+                    java.setdefault(f"{prefix}.{one}", value)
+        if key in java:
+            java.setdefault(name, account)
+        elif name in java:
+            java["adls.account-name"] = java.pop(name)  # for Storage
+    for one, value in java.items():
+        if one.startswith("adls.connection-string"):
+            try:
+                check_endpoint(value)
+            except OSError as error:
+                raise CatalogUnreachableError(f"{error}.") from None
 
 
 _TIMEOUTS = {"socketTimeout": "60", "connectTimeout": "10", "tcpKeepAlive": "true"}  # seconds
@@ -354,18 +378,25 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
 
 def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
-    return {key: value for key, value in properties.items() if key.startswith(_FILE_IO_PREFIXES)}
+    return _of_files(properties)
 
 
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
     """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
-    python = {key: value for key, value in java.items() if key.startswith(_FILE_IO_PREFIXES)}
+    python = _of_files(java)
     if "s3.path-style-access" in python:
         by_path = python.pop("s3.path-style-access").lower() == "true"
         python["s3.force-virtual-addressing"] = "false" if by_path else "true"
     if "client.region" in python:
         python.setdefault("s3.region", python["client.region"])
     return python
+
+
+def _of_files(properties: Mapping[str, str]) -> dict[str, str]:
+    given = {key: value for key, value in properties.items() if key.startswith(_FILE_IO_PREFIXES)}
+    warehouse = properties.get("warehouse", "")
+    # Tells whose account credentials are for.
+    return given | {"warehouse": warehouse} if azure_host(warehouse) else given
 
 
 def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:

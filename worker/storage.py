@@ -23,8 +23,8 @@ from pyarrow import fs as pafs
 from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from stores.azure import AzureAccount, azure_container
-from stores.file_io import AZURE_SCHEMES, GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
+from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -177,7 +177,7 @@ class Storage:
             # A repeated request of our own finds what the first one wrote, if only its answer was lost.
             return self.read(location) == content
         except (BaseError, TimeoutError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = without_signature(str(error).partition("\n")[0])
             raise OSError(f"{location} could not be written: {reason}") from error
         return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from pydantic import ValidationError
 from sqlmodel import SQLModel, select
 
 from service.app import prepare
@@ -45,6 +46,13 @@ def test_allowed_locations_are_a_comma_separated_list(clean_environment: pytest.
     assert settings.allows_location("s3a://bucket/wh/db/t")
     assert settings.allows_location("/srv/wh/x")
     assert not settings.allows_location("s3://bucket/wh2")
+
+
+@pytest.mark.parametrize("root", ["abfss://", "abfs:///", "WASBS:/", "abfss://../"])
+def test_an_allowed_location_on_azure_names_a_container(root: str) -> None:
+    with pytest.raises(ValidationError, match="choose the host"):
+        Settings(allowed_locations=(root,))
+    assert Settings(allowed_locations=("abfss://c@acc.dfs.core.windows.net", "abfss://c/x", "s3://"))
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,11 @@ class TestJavaProperties:
             ),
             (
                 {"s3.endpoint": "http://minio", "s3.force-virtual-addressing": "True"},
-                {"s3.path-style-access": "false"},
+                {
+                    "s3.endpoint": "http://minio",
+                    "s3.force-virtual-addressing": "True",
+                    "s3.path-style-access": "false",
+                },
             ),
             (
                 {"adls.account-name": "acc", "adls.account-key": "k"},
@@ -141,13 +145,41 @@ class TestJavaProperties:
             ),
             (
                 {"adls.account-name": "acc", "adls.sas-token": "t"},
-                {"adls.sas-token.acc": "t", "adls.sas-token.acc.dfs.core.windows.net": "t"},
+                {
+                    "adls.account-name": "acc",  # in Java's words, it would want a key
+                    "adls.sas-token.acc": "t",
+                    "adls.sas-token.acc.dfs.core.windows.net": "t",
+                },
+            ),
+            (
+                {"adls.sas-token": "t", "warehouse": "abfss://c@acc.dfs.core.chinacloudapi.cn/w"},
+                {
+                    "adls.sas-token.acc": "t",
+                    "adls.sas-token.acc.dfs.core.chinacloudapi.cn": "t",
+                    "warehouse": "abfss://c@acc.dfs.core.chinacloudapi.cn/w",
+                },
+            ),
+            (
+                {"adls.account-key": "k", "warehouse": "abfss://c@acc.dfs.core.windows.net/w"},
+                {
+                    "adls.auth.shared-key.account.name": "acc",
+                    "adls.auth.shared-key.account.key": "k",
+                    "warehouse": "abfss://c@acc.dfs.core.windows.net/w",
+                },
             ),
             ({"uri": "http://rest", "credential": "a:b"}, {"uri": "http://rest", "credential": "a:b"}),
         ],
     )
     def test_properties_get_javas_names(self, python: dict[str, str], java: dict[str, str]) -> None:
-        assert java_properties("rest", python).items() >= java.items()
+        expected = java | {"catalog-impl": "org.apache.iceberg.rest.RESTCatalog"}
+        assert java_properties("rest", python) == expected
+
+    def test_what_is_no_endpoint_on_azure_is_refused_without_being_quoted(self) -> None:
+        value = "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=MARK"
+        for key in ("adls.connection-string", "adls.connection-string.acc.dfs.core.windows.net"):
+            with pytest.raises(CatalogUnreachableError, match=r"adls\.account-key") as caught:
+                java_properties("rest", {key: value})
+            assert "MARK" not in str(caught.value)
 
     @pytest.mark.parametrize(
         ("catalog_type", "uri", "cause"),

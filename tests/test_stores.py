@@ -1,0 +1,84 @@
+"""What the stores do without one: who gets which credentials, and what is told of them."""
+
+import gc
+
+import pytest
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+from pyarrow import PythonFile
+
+from stores.azure import AzureAccount, _told, _Upload
+
+HOST = "acc.dfs.core.windows.net"
+UNNAMED = {"adls.sas-token": "?MARK-token", "adls.account-key": "MARK-key"}
+OWN = {"warehouse": "abfss://c@acc.store.example/w"}
+
+
+@pytest.mark.parametrize(
+    ("netloc", "properties"),
+    [
+        (f"c@{HOST}", UNNAMED),
+        (f"c@{HOST}", UNNAMED | {"adls.account-name": "acc"}),
+        ("c", UNNAMED | {"adls.account-name": "acc"}),
+        ("c@acc.store.example", UNNAMED | OWN),
+        ("c@acc.dfs.core.usgovcloudapi.net", UNNAMED),
+    ],
+)
+def test_credentials_go_to_azure_and_to_the_catalogs_own_host(
+    netloc: str, properties: dict[str, str]
+) -> None:
+    account = AzureAccount.of(netloc, properties)
+    assert (account.name, account.sas_token, account.key) == ("acc", "MARK-token", "MARK-key")
+    assert "MARK" not in repr(account)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "acc.evil.example",
+        f"evil.example\\.{HOST}",
+        f"evil.example?.{HOST}",
+        f"evil.example:80.{HOST}",
+        "acc.dfs.core.windows.net.evil.example",
+    ],
+)
+def test_another_host_gets_nothing(host: str) -> None:
+    for properties in (UNNAMED, UNNAMED | {"adls.account-name": "acc"}, UNNAMED | OWN, {}):
+        with pytest.raises(PermissionError, match=r"adls\.sas-token\.HOST"):
+            AzureAccount.of(f"c@{host}", properties | {"adls.sas-token.acc": "MARK-token"})
+
+
+def test_a_property_for_a_host_goes_there_and_what_is_for_another_account_does_not() -> None:
+    account = AzureAccount.of("c@x.example", {"adls.sas-token": "t", "adls.sas-token.x.example": "for x"})
+    assert (account.sas_token, account.endpoint) == ("for x", "https://x.example")
+    other = AzureAccount.of(f"c@other.{HOST[4:]}", UNNAMED | {"adls.account-name": "acc"})
+    assert (other.sas_token, other.key) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["DefaultEndpointsProtocol=https;AccountKey=MARK", "https://x.example/?sig=MARK", "https://MARK@x"],
+)
+def test_what_is_no_endpoint_is_not_quoted(value: str) -> None:
+    with pytest.raises(OSError, match=r"adls\.account-key") as caught:
+        AzureAccount.of(f"c@{HOST}", {"adls.connection-string": value})
+    assert "MARK" not in str(caught.value)
+
+
+def test_what_azure_says_is_told_without_the_signature() -> None:
+    with pytest.raises(OSError, match=r"f: .*sv=1&sig=\.\.\.&se=2") as caught, _told("f"):
+        raise GenericError("error sending request for url (https://acc/c/f?sv=1&sig=MARK%2B%3D&se=2)")
+    assert "MARK" not in str(caught.value)
+
+
+def test_only_a_file_that_is_closed_is_there() -> None:
+    store = MemoryStore()
+    for name, is_finished in (("whole", True), ("aborted", False)):
+        file = PythonFile(_Upload(store, name), mode="w")  # type: ignore[arg-type]
+        file.write(b"x")
+        if is_finished:
+            file.close()
+        del file
+    gc.collect()
+    assert [one["path"] for chunk in store.list() for one in chunk] == ["whole"]
