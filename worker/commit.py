@@ -16,7 +16,7 @@ referenced data file still lives and every delete file to remove is still there.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -127,10 +127,13 @@ class CommittedSnapshot:
     summary: Mapping[str, str]
 
 
-def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapshot:
+def commit_row_delta(
+    java_table: JavaObject, delta: RowDelta, *, confirm_lease: Callable[[], None] = lambda: None
+) -> CommittedSnapshot:
     """Commits `delta` in one snapshot and returns it.
 
     java_table: an `org.apache.iceberg.Table`; it is refreshed.
+    confirm_lease: called before each round, when nothing is committed; what it raises ends the commit.
     Raises the errors of this module, ValueError for a delta that changes nothing, and MemoryError when the
     JVM's heap is too small for it: then nothing is known either.
     """
@@ -138,17 +141,17 @@ def commit_row_delta(java_table: JavaObject, delta: RowDelta) -> CommittedSnapsh
         raise ValueError("a commit needs delete files to add or to remove")
     commit_id = str(uuid4())
     summary = {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt), COMMIT_ID: commit_id}
-    with _prepared():
-        java_table.refresh()
-        # Iceberg creates a branch that does not exist from the current snapshot, without any check.
-        if not java_table.refs().containsKey(delta.branch):
-            raise CommitConflictError(f"branch {delta.branch} no longer exists")
-        added = _java_delete_files(java_table, [_added_json(file) for file in delta.added])
-        removed = _java_delete_files(java_table, [_removed_json(file) for file in delta.removed])
-        referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
     for remaining in reversed(range(_COMMIT_ROUNDS)):
-        check_clock(java_table)
+        confirm_lease()
         with _prepared():
+            java_table.refresh()
+            # Iceberg creates a branch that does not exist from the current snapshot, without any check.
+            if not java_table.refs().containsKey(delta.branch):
+                raise CommitConflictError(f"branch {delta.branch} no longer exists")
+            check_clock(java_table)
+            added = _java_delete_files(java_table, [_added_json(file) for file in delta.added])
+            removed = _java_delete_files(java_table, [_removed_json(file) for file in delta.removed])
+            referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
             operation = _row_delta(java_table, delta, added, removed, referenced, summary, condemned)

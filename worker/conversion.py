@@ -565,8 +565,12 @@ class Plan:
         assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
         assert snapshot_id is not None
         written = part.deletes.written
-        self._announce(removes=part.delete_files[0].path)
-        self.may_be_committed = True
+
+        def confirm_lease() -> None:
+            self.may_be_committed = False
+            self._announce(removes=part.delete_files[0].path)
+            self.may_be_committed = True
+
         try:
             return commit_row_delta(
                 self.table.java_table,
@@ -584,6 +588,7 @@ class Plan:
                         COMMITS_LEFT: str(self._commits_left),
                     },
                 ),
+                confirm_lease=confirm_lease,
             )
         except CommitError as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)

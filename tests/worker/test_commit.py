@@ -28,10 +28,12 @@ from worker.commit import (
     commit_row_delta,
     find_commits,
 )
+from worker.control_plane import StaleAttemptError
 from worker.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
 from worker.job import JobError
 from worker.manifests import read_snapshot_files
 from worker.plan import DataFile, PartitionKey
+from worker.session import JobTimedOutError
 from worker.storage import Storage
 
 pytestmark = pytest.mark.integration
@@ -80,7 +82,7 @@ class Plan:
         return visible_rows(self.spark, self.table.identifier, branch=self.branch)
 
     @contextmanager
-    def changes_nothing(self, expected: type[CommitError], match: str) -> Iterator[None]:
+    def changes_nothing(self, expected: type[Exception], match: str) -> Iterator[None]:
         metadata_location, rows = self.table.metadata_location, self.rows
         metadata = local(metadata_location).parent
         manifests = set(metadata.glob("*.avro"))
@@ -307,26 +309,55 @@ class TestOtherWriters:
 
     def test_a_lost_race_is_tried_again_when_the_table_allows_no_retry(self, new_plan: NewPlan) -> None:
         plan = new_plan(3, **{"commit.retry.num-retries": "0"})
-        database = plan.catalog.database
-        name = plan.table.identifier.split(".")[-1]
-        # The first swap of the metadata finds that another writer was faster.
-        with closing(sqlite3.connect(database)) as connection:
-            connection.executescript(
-                f"""
-                CREATE TABLE races_{name} (lost INTEGER);
-                CREATE TRIGGER lose_{name} BEFORE UPDATE ON iceberg_tables
-                WHEN OLD.table_name = '{name}' AND (SELECT COUNT(*) FROM races_{name}) < 2
-                BEGIN
-                    INSERT INTO races_{name} VALUES (1);
-                    SELECT RAISE(IGNORE);
-                END;
-                """
-            )
-        commit_row_delta(plan.java_table, plan.delta)
-        with closing(sqlite3.connect(database)) as connection:
-            assert connection.execute(f"SELECT COUNT(*) FROM races_{name}").fetchone() == (2,)
-            connection.execute(f"DROP TRIGGER lose_{name}")
+        with losing_races(plan, 2) as lost:
+            commit_row_delta(plan.java_table, plan.delta)
+            assert lost() == 2
         assert len(plan.rows) == 8
+
+    def test_an_attempt_that_ended_since_it_lost_a_race_commits_nothing_and_leaves_nothing(
+        self, new_plan: NewPlan, jobs: Jobs
+    ) -> None:
+        plan = new_plan(3, **{"commit.retry.num-retries": "0"})
+        before = orphans(plan.table)  # of the plan, which is not committed
+        for error in (StaleAttemptError("another has begun"), JobTimedOutError("it took too long")):
+            with losing_races(plan, 1) as lost, plan.changes_nothing(type(error), str(error)):
+
+                def confirm(lost: Callable[[], int] = lost, error: Exception = error) -> None:
+                    if lost():
+                        raise error
+
+                jobs.reporter.before_commit = confirm
+                try:
+                    jobs.run("convert", job_id="job-1")
+                finally:
+                    assert lost() == 1
+            assert orphans(plan.table) == before
+
+
+@contextmanager
+def losing_races(plan: Plan, times: int) -> Iterator[Callable[[], int]]:
+    """So many swaps of the metadata find that another writer was faster; yields how many did so far."""
+    name = plan.table.identifier.split(".")[-1]
+    with closing(sqlite3.connect(plan.catalog.database)) as connection:
+
+        def lost() -> int:
+            return int(connection.execute(f"SELECT COUNT(*) FROM races_{name}").fetchone()[0])
+
+        connection.executescript(
+            f"""
+            CREATE TABLE races_{name} (lost INTEGER);
+            CREATE TRIGGER lose_{name} BEFORE UPDATE ON iceberg_tables
+            WHEN OLD.table_name = '{name}' AND (SELECT COUNT(*) FROM races_{name}) < {times}
+            BEGIN
+                INSERT INTO races_{name} VALUES (1);
+                SELECT RAISE(IGNORE);
+            END;
+            """
+        )
+        try:
+            yield lost
+        finally:
+            connection.executescript(f"DROP TRIGGER lose_{name}; DROP TABLE races_{name}")
 
 
 @contextmanager
