@@ -103,6 +103,24 @@ def test_openapi_prints_the_document() -> None:
     assert "/api/v1/jobs" in json.loads(result.output)["paths"]
 
 
+def test_shells_complete_commands_options_and_values() -> None:
+    def offered(typed: str) -> list[str]:
+        shell = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        asked = {"_ICESTREAM_COMPLETE": "complete_bash", **shell}
+        return CliRunner().invoke(app, [], prog_name="icestream", env=asked).output.split()
+
+    assert offered("icestream jo") == ["jobs"]
+    assert offered("icestream jobs ca") == ["cancel"]
+    assert offered("icestream jobs list --sta") == ["--status"]
+    assert offered("icestream jobs list --status ") == [
+        "queued",
+        "running",
+        "succeeded",
+        "failed",
+        "cancelled",
+    ]
+
+
 class Up:
     """A running `icestream up`, with its log."""
 
