@@ -321,7 +321,7 @@ class TestFileIoProperties:
             "s3.access-key-id": "key",
             "s3.region": "eu-1",
             "gcs.project-id": "p",
-            "adls.auth.shared-key.account.name": "acc",
+            "adls.account-name": "acc",
             "adls.sas-token.acc": "t",
         }
         properties = catalog.properties | storage | {"password": "hidden", "jdbc.password": "hidden"}
