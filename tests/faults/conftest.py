@@ -1,6 +1,6 @@
 """Spark and a catalog for the faults of tables, with the worker's other fixtures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,11 +14,10 @@ from tests.worker.conftest import table_name as table_name
 
 
 @pytest.fixture(autouse=True)
-def tally(record_property: Callable[[str, object], None]) -> Iterator[None]:
+def tally(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test injected and saw, for tests.faults.figures."""
     yield
-    for name, value in TALLY.take():
-        record_property(name, value)
+    request.node.user_properties.extend(TALLY.take())
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ def test_each_fault_of_the_document_has_figures_of_its_tests() -> None:
     fault_of = faults_by_test(DOCUMENT.read_text())
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ") and "`test_" in line]
     assert len(set(fault_of.values())) == len(rows) > 10
-    assert [test for test, files in places(fault_of).items() if len(files) != 1] == []
+    assert [test for test, files in places(fault_of).items() if not files] == []
     node_id = "tests/faults/test_worker.py::TestX::test_a_killed_worker[convert-a::b-after]"
     assert fault_of[name_of(node_id)].startswith("a worker dies")
     assert fault_of["test_a_full_disk_costs_an_attempt_and_no_row"] == "a disk is full"
