@@ -34,7 +34,7 @@ from worker.sorted_runs import (
     write_run,
 )
 from worker.sorting import Int64Array, sort_rows
-from worker.storage import Storage
+from worker.storage import Storage, lacks_own_memory
 
 RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
@@ -238,9 +238,11 @@ def _open_table(warehouse: IndexWarehouse, database: str, name: str) -> RunTable
     """The table, or None. Raises OSError, and DamagedIndexError when its schema can't be understood."""
     try:
         return warehouse.open(database, name)
-    except (OSError, MemoryError):
+    except OSError:
         raise
     except Exception as error:
+        if lacks_own_memory(error):
+            raise
         raise DamagedIndexError(f"the schema of {name} can't be read: {error}") from error
 
 

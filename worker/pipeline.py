@@ -18,7 +18,7 @@ from worker.removal import drop_index
 from worker.rest_gateway import CatalogRedirectsError
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
-from worker.storage import LocationNotAllowedError, causes_of
+from worker.storage import LocationNotAllowedError, causes_of, lacks_own_memory
 from worker.verification import verify_index
 
 # Errors whose text is all that there is of what happened in another process.
@@ -123,14 +123,11 @@ def run_job(
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
+    if lacks_own_memory(error):
+        return True
     for one in causes_of(error):
         words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
-        if isinstance(one, MemoryError) or any(sign in words for sign in _SIGNS):
-            return True
-        if isinstance(one, OSError) and one.errno == errno.ENOMEM:
-            return True
-        # Python's words when the system has no memory, or no number, left for one.
-        if isinstance(one, RuntimeError) and "can't start new thread" in str(one):
+        if any(sign in words for sign in _SIGNS):
             return True
     return False
 

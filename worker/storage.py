@@ -5,6 +5,7 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import re
 import threading
@@ -137,15 +138,15 @@ class Storage:
         Only the former can be helped by a retry. Arrow raises OSError for damaged pages too: it is damage if
         reading them again fails, although every byte can be read.
         """
-        if isinstance(error, MemoryError):
+        if lacks_own_memory(error):
             return True
         if not isinstance(error, OSError):
             return False
         try:
             read_again()
-        except MemoryError:
-            return True
-        except Exception:
+        except Exception as again:
+            if lacks_own_memory(again):
+                return True
             return not all(self._can_be_read(location) for location in locations)
         return True
 
@@ -288,6 +289,17 @@ def _normalized(location: str) -> str:
         # `..` must not climb out of the bucket.
         rest = f"/{authority}{posixpath.normpath('/' + path.lstrip('/'))}"
     return f"{_SAME_SCHEME.get(scheme, scheme)}:{posixpath.normpath('/' + rest.lstrip('/'))}"
+
+
+def lacks_own_memory(error: BaseException) -> bool:
+    """Whether an error, or a cause of it, tells that this process has too little memory."""
+    return any(
+        isinstance(one, MemoryError)
+        or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
+        # Python's words when the system has no memory, or no number, left for one.
+        or (isinstance(one, RuntimeError) and "can't start new thread" in str(one))
+        for one in causes_of(error)
+    )
 
 
 def causes_of(error: BaseException) -> list[BaseException]:

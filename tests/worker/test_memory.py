@@ -309,3 +309,14 @@ def test_the_processors_of_a_node_that_a_container_may_not_use_start_no_tasks(
     """Each task holds its part of the memory. Java knows what a container may use."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert TaskRunner(spark).parallelism < 64
+
+
+def test_too_little_memory_is_no_damage_of_the_file_that_was_read() -> None:
+    def fails(error: Exception) -> None:
+        raise error
+
+    shortage = RuntimeError("can't start new thread")
+    for error in (MemoryError(), shortage, caused_by(shortage)):
+        assert Storage({}).is_at_fault(error, [], lambda: None)
+        assert Storage({}).is_at_fault(OSError("cut off"), [], lambda: fails(shortage))
+    assert not Storage({}).is_at_fault(ValueError("no magic"), [], lambda: None)
