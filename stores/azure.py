@@ -24,6 +24,8 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from obstore.store import AzureStore
 from pyarrow import fs as pafs
 
+from stores.ranges import RangeReader
+
 if TYPE_CHECKING:  # names that obstore has for type checkers only
     from obstore.store import ClientConfig, RetryConfig
 
@@ -260,28 +262,15 @@ def _file(path: str, found: Any) -> pafs.FileInfo:
     return pafs.FileInfo(path, pafs.FileType.File, size=found["size"], mtime=found["last_modified"])
 
 
-class _Blob(io.RawIOBase):
+class _Blob(RangeReader):
     """A file that is read by ranges."""
 
     def __init__(self, store: AzureStore, name: str, size: int) -> None:
-        self._store, self._name, self._size, self._at = store, name, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        super().__init__(size)
+        self._store, self._name = store, name
 
     def read(self, size: int = -1) -> bytes:
-        start = self._at
-        self._at = end = min(self._size, start + size) if size >= 0 else self._size
+        start, end = self.advance(size)
         if end <= start:
             return b""
         with _told(self._name):

@@ -5,7 +5,6 @@ Arrow asks for one column chunk after the other as it decodes them, with `pre_bu
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stores.ranges import RangeReader
 from worker.slots import Threads
 from worker.sorting import is_bytes
 
@@ -98,15 +98,14 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-class _Fetched(io.RawIOBase):
+class _Fetched(RangeReader):
     """A file of which some ranges were asked for at once, and the rest is read when it is needed."""
 
     def __init__(self, source: pa.NativeFile) -> None:
+        super().__init__(source.size())
         self._source = source
-        self._size: int = source.size()
         self._parts: dict[int, pa.Buffer] = {}
         self._starts: list[int] = []
-        self._at = 0
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """ranges: (start, end) in bytes, ascending; what is there already is not read again."""
@@ -124,22 +123,8 @@ class _Fetched(io.RawIOBase):
         part = self._parts[first]
         return part.slice(start - first, end - start) if end - first <= len(part) else None
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
     def read(self, size: int = -1) -> Any:
         """Bytes, or a buffer of Arrow's."""
-        start = self._at
-        self._at = end = min(self._size, start + size) if size >= 0 else self._size
+        start, end = self.advance(size)
         held = self._held(start, end)
         return self._source.read_at(end - start, start) if held is None else held
