@@ -1,9 +1,12 @@
 """The configuration of Spark that a worker builds, on each kind of cluster that the documentation shows."""
 
 import re
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from worker.main import main
 from worker.session import check_jars, is_local, spark_settings
@@ -71,3 +74,10 @@ def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
 def test_only_a_local_master_is_kept_on_loopback() -> None:
     assert all(map(is_local, ["local", "local[*]", "local[2, 4]"]))
     assert not any(map(is_local, ["local-cluster[1,1,512]", "spark://localhost:7077", "yarn"]))
+
+
+@pytest.mark.integration
+def test_a_package_is_looked_up_once(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    for names in ("java.util", "org.apache.iceberg", "py4j.reflection.TypeUtil"):
+        assert attrgetter(names)(jvm) is attrgetter(names)(jvm)
