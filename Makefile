@@ -44,8 +44,13 @@ $(VENV)/jars: $(VENV)/installed worker/session.py scripts/fetch_jars
 demo: install ## Show Icestream at work on a sample table, in the browser
 	@exec $(BIN)/icestream demo $(ARGS)
 
+# Without it the tests only take longer.
+$(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
+	@echo "Keeping the classes of Spark, which the tests start many times ..."
+	$(BIN)/python -m tests.class_archive >$(VENV)/spark-classes.log 2>&1 || { cat $(VENV)/spark-classes.log >&2; exit 1; }
+
 .PHONY: test
-test: install lint ## Run the linters and the tests (ARGS="-k name" to choose)
+test: install lint $(VENV)/spark-classes.jsa ## Run the linters and the tests (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
 	scripts/install_helm >/dev/null
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not thorough" $(ARGS)

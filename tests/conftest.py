@@ -4,9 +4,10 @@ import os
 
 from hypothesis import settings
 
-# Tests start many short-lived JVMs on few cores: what the optimising compiler makes there comes too late,
-# and costs more than all else. One that is set already counts.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.class_archive import java_options
+
+# One that is set already counts.
+os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)
