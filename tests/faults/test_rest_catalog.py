@@ -23,6 +23,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs
 from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
+from tests.thorough import by_turns
 from worker.job import JobError
 
 pytestmark = pytest.mark.integration
@@ -97,10 +98,11 @@ OUTAGES = [
 ]
 
 
-@pytest.mark.parametrize(("moment", "mode", "code"), OUTAGES)
+@pytest.mark.parametrize(("table", "outage"), by_turns(OUTAGES), indirect=["table"])
 def test_a_catalog_that_is_away_costs_an_attempt(
-    moment: str, mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+    outage: tuple[str, Mode, str], jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
+    moment, mode, code = outage
     if moment == "plan":
         proxy.set(mode)
     else:

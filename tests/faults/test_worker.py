@@ -10,9 +10,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from tests.faults.tables import (
     strays,
 )
 from tests.integration.icestream import Json, wait_until
+from tests.thorough import thorough_unless
 from worker.deletes import FILES_AT_ONCE
 from worker.index import database_name
 from worker.main import STOP_SECONDS
@@ -138,13 +139,6 @@ def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Callabl
     return subject
 
 
-C = TypeVar("C", bound=tuple[Any, ...])
-
-
-def thorough_unless(always: Callable[[C], bool], cases: Sequence[C]) -> list[Any]:
-    return [pytest.param(*case, marks=() if always(case) else (pytest.mark.thorough,)) for case in cases]
-
-
 # What a kind of job passes, in order: points at which its worker is killed.
 POINTS: dict[str, list[tuple[str, When]]] = {
     "convert": [
@@ -187,11 +181,7 @@ ALWAYS = {
     ("convert", "delete-file", "after"),
     ("convert", "iceberg", "before"),
     ("convert", "iceberg", "after"),
-    ("convert", "finish", "before"),
-    ("index", "entries", "before"),
     ("index", "entries", "after"),
-    ("index", "dictionary", "after"),
-    ("compact", "dictionary", "after"),
     ("compact", "entries", "after"),
     ("rebuild", "dictionary", "after"),
 }
@@ -256,7 +246,18 @@ SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes we
 ]
 
 
-@pytest.mark.parametrize(("kind", "point", "when", "skip"), SLEEPS)
+@pytest.mark.parametrize(
+    ("kind", "point", "when", "skip"),
+    thorough_unless(
+        {
+            ("convert", "iceberg", "before", 0),
+            ("convert", "delete-file", "after", 1),
+            ("index", "dictionary", "before", 0),
+            ("compact", "snapshot", "before", 2),
+        }.__contains__,
+        SLEEPS,
+    ),
+)
 def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     kind: str, point: str, when: When, skip: int, cluster: Cluster, subjects: Callable[[int], Subject]
 ) -> None:
@@ -368,7 +369,7 @@ ERRORS: list[tuple[str, str, When, str, str | None]] = [
 
 @pytest.mark.parametrize(
     ("kind", "point", "when", "action", "code"),
-    thorough_unless(lambda case: case[4] is not None or case[2] == "after", ERRORS),
+    thorough_unless(lambda case: case[2] == "after" or case[1] in ("run", "delete-files"), ERRORS),
 )
 def test_a_point_that_fails_or_does_not_answer(
     kind: str,
@@ -442,7 +443,9 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     subject.check_rows()
 
 
-@pytest.mark.parametrize(("format_version", "mode"), [(2, CUT), (3, HANG)])
+@pytest.mark.parametrize(
+    ("format_version", "mode"), thorough_unless(lambda case: case[1] == HANG, [(2, CUT), (3, HANG)])
+)
 def test_a_worker_that_can_not_reach_the_service_gives_its_job_up(
     format_version: int, mode: Mode, cluster: Cluster, subjects: Callable[[int], Subject]
 ) -> None:
@@ -522,7 +525,10 @@ DRAINS: list[tuple[str, str, When]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "point", "when"), DRAINS)
+@pytest.mark.parametrize(
+    ("kind", "point", "when"),
+    thorough_unless(lambda case: case[1] in ("delete-file", "run") or case[2] == "after", DRAINS),
+)
 def test_a_worker_that_is_asked_to_stop_hands_its_job_back_within_a_bound(
     kind: str, point: str, when: When, cluster: Cluster, subjects: Callable[[int], Subject]
 ) -> None:

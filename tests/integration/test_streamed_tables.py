@@ -88,7 +88,7 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],
     spark: SparkSession,
@@ -137,7 +137,7 @@ def test_table_is_converted_by_policy_while_flink_writes_it(
     _check_health(icestream, table_id, table)
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_conversions_on_request_win_against_a_running_writer(
     format_version: Literal[2, 3],
     spark: SparkSession,

@@ -10,7 +10,7 @@ from tests.soak.world import World
 pytestmark = pytest.mark.integration
 BATCH = 20
 # The rest by `make thorough`.
-ALWAYS = range(0, 60, BATCH)
+ALWAYS = range(0, 40, BATCH)
 SHRINKING_SECONDS = 30
 
 

@@ -13,23 +13,22 @@ from tests.exactness import Exactness
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows
+from tests.thorough import by_turns
 
 pytestmark = pytest.mark.integration
 VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
-ODD = pytest.mark.parametrize(
-    "odd",
-    [
-        'it\'s "quoted" `twice``',
-        "schön 数据 🦆 e\u0301",
-        " padded  twice ",
-        "50% a%20b %2F %",
-        "a+b=c&d;e,f(g)[h]{i}$j@k!l~m^n|o",
-        "dots.in.it",
-        "back\\slash",
-        "a/b",
-        "a?b#c",
-    ],
-)
+ODD = [
+    'it\'s "quoted" `twice``',
+    "schön 数据 🦆 e\u0301",
+    " padded  twice ",
+    "50% a%20b %2F %",
+    "a+b=c&d;e,f(g)[h]{i}$j@k!l~m^n|o",
+    "dots.in.it",
+    "back\\slash",
+    "a/b",
+    "a?b#c",
+]
+ODD_BY_TURNS = pytest.mark.parametrize(("format_version", "odd"), by_turns(ODD))
 
 
 def quoted(name: str) -> str:
@@ -59,8 +58,7 @@ def create(spark: SparkSession, identifier: str, format_version: int, *, locatio
     return TableBuilder(spark, identifier)
 
 
-@VERSIONS
-@ODD
+@ODD_BY_TURNS
 def test_namespaces_and_tables_of_odd_names(
     spark: SparkSession, catalog: Catalog, tmp_path: Path, format_version: int, odd: str
 ) -> None:
@@ -74,8 +72,7 @@ def test_namespaces_and_tables_of_odd_names(
     assert result["rows_deleted"] == 4
 
 
-@VERSIONS
-@ODD
+@ODD_BY_TURNS
 def test_a_table_at_an_odd_place(exactly: Exactness, tmp_path: Path, format_version: int, odd: str) -> None:
     exactly.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {exactly.table_name.rpartition('.')[0]}")
     location = f"file:{tmp_path}/{odd}/x"
@@ -89,8 +86,7 @@ ODD_COLUMNS = ["it's", 'say "so"', "tick`", "schön", "数据", "🦆", "two wor
 ODD_COLUMNS += ["50%", "a%20b", "a+b", "#", "a?b", "dots.in.it", "1st", "_x20", "UPPER", "upper"]
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@pytest.mark.parametrize(("format_version", "file_format"), by_turns(["parquet", "orc", "avro"]))
 def test_key_columns_of_odd_names(exactly: Exactness, format_version: int, file_format: str) -> None:
     # Iceberg 1.12 can't write a backtick's column as ORC: "Unmatched quote".
     names = [name for name in ODD_COLUMNS if file_format != "orc" or "`" not in name]
@@ -172,7 +168,7 @@ def test_partition_values_of_odd_text(exactly: Exactness, format_version: int) -
     assert result["rows_deleted"] == len(ODD_VALUES) + 3
 
 
-@ODD
+@pytest.mark.parametrize("odd", ODD)
 def test_an_index_at_an_odd_place(exactly: Exactness, tmp_path: Path, odd: str) -> None:
     exactly.jobs.index = tmp_path / odd / "index"
     table = exactly.table()

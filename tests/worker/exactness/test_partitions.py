@@ -14,6 +14,7 @@ import pytest
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.readers import Rows, duckdb_rows, java_rows
+from tests.thorough import by_turns, thorough_unless
 from worker.job import JobError
 
 pytestmark = pytest.mark.integration
@@ -186,24 +187,25 @@ MOMENTS = [
 ]
 
 
-@VERSIONS
-@pytest.mark.parametrize(
-    ("transform", "partition_of"),
-    [
-        ("region", lambda row: row["region"]),
-        ("truncate(2, region)", lambda row: row["region"] and row["region"][:2]),
-        ("truncate(10, id)", lambda row: row["id"] // 10),
-        ("years(at)", lambda row: row["at"] and row["at"].year),
-        ("months(at)", lambda row: row["at"] and (row["at"].year, row["at"].month)),
-        ("days(at)", lambda row: row["at"] and row["at"].date()),
-        ("hours(at)", lambda row: row["at"] and (row["at"].date(), row["at"].hour)),
-        # One bucket each, for these three ids.
-        ("bucket(8, id)", lambda row: row["id"]),
-    ],
-)
+# And of what value the partition of a row is.
+TRANSFORMS: dict[str, Callable[[Row], Any]] = {
+    "region": lambda row: row["region"],
+    "truncate(2, region)": lambda row: row["region"] and row["region"][:2],
+    "truncate(10, id)": lambda row: row["id"] // 10,
+    "years(at)": lambda row: row["at"] and row["at"].year,
+    "months(at)": lambda row: row["at"] and (row["at"].year, row["at"].month),
+    "days(at)": lambda row: row["at"] and row["at"].date(),
+    "hours(at)": lambda row: row["at"] and (row["at"].date(), row["at"].hour),
+    # One bucket each, for these three ids.
+    "bucket(8, id)": lambda row: row["id"],
+}
+
+
+@pytest.mark.parametrize(("format_version", "transform"), by_turns(list(TRANSFORMS)))
 def test_every_transform_scopes_the_deletes_of_its_partitions(
-    exactly: Exactness, format_version: int, transform: str, partition_of: Callable[[Row], Any]
+    exactly: Exactness, format_version: int, transform: str
 ) -> None:
+    partition_of = TRANSFORMS[transform]
     table = exactly.table(
         "id bigint, region string, at timestamp_ntz",
         format_version=format_version,
@@ -283,7 +285,15 @@ WRONG_IN_JAVA = ("uuid", "timestamp_ns", "timestamptz_ns")
 
 @pytest.mark.parametrize(
     ("iceberg_type", "format_version"),
-    [(kind, version) for kind in VALUES for version in (2, 3) if version == 3 or not kind.endswith("_ns")],
+    thorough_unless(
+        lambda case: case[1] == 3 or case[0] in ("date", "string"),
+        [
+            (kind, version)
+            for kind in VALUES
+            for version in (2, 3)
+            if version == 3 or not kind.endswith("_ns")
+        ],
+    ),
 )
 def test_a_partition_value_of_every_type_scopes_deletes_and_stands_for_an_absent_key_column(
     exactly: Exactness, format_version: int, iceberg_type: str
