@@ -122,7 +122,7 @@ def test_each_attempt_that_may_have_lacked_memory_halves_the_next(
         }
     )
     nothing: Any = None
-    assert Job(assignment, nothing, nothing).halvings == halvings
+    assert Job(assignment, nothing, nothing).own_halvings == halvings
 
 
 def test_a_build_that_holds_less_writes_more_and_smaller_runs(
