@@ -1,0 +1,22 @@
+"""Which of many cases alike every change is tested with; the rest are left to `make thorough`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+C = TypeVar("C", bound=tuple[Any, ...])
+
+
+def thorough_unless(always: Callable[[C], bool], cases: Sequence[C]) -> list[Any]:
+    return [pytest.param(*case, marks=() if always(case) else (pytest.mark.thorough,)) for case in cases]
+
+
+def by_turns(cases: Sequence[Any]) -> list[Any]:
+    """Pairs of a format version and a case: every case with one of both versions, in turns."""
+    turns = {(2 + at % 2, at) for at in range(len(cases))}
+    every = [(version, at) for at in range(len(cases)) for version in (2, 3)]
+    return [
+        pytest.param(version, cases[at], marks=() if (version, at) in turns else (pytest.mark.thorough,))
+        for version, at in every
+    ]
