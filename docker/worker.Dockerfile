@@ -33,8 +33,11 @@ ARG STORES
 RUN ICESTREAM_STORES="$STORES" ICESTREAM_JARS_DIR=/opt/icestream/ivy /opt/icestream/bin/python scripts/fetch_jars \
     && rm -r /opt/icestream/ivy/cache
 WORKDIR /opt/icestream/ivy/jars
+# What is locked is there, and what is there is locked.
 RUN sha256sum --check --strict /src/requirements/jars.sha256 \
-    && { test -z "$STORES" || sha256sum --check --strict --ignore-missing /src/requirements/store-jars.sha256; }
+    && sha256sum -- *.jar > /src/jars.sha256 \
+    && ! grep --invert-match --line-regexp --fixed-strings --file=/src/requirements/jars.sha256 \
+        --file=/src/requirements/store-jars.sha256 /src/jars.sha256
 WORKDIR /src
 RUN /opt/icestream/bin/python scripts/sbom --name icestream-worker --debian /var/lib/dpkg/status \
         --java "$JAVA_HOME" --jars /opt/icestream/ivy/jars --jars /opt/icestream/spark/jars \

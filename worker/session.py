@@ -6,6 +6,8 @@ stage whose planned rows are few runs its tasks in threads of the driver, with t
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import subprocess
@@ -22,6 +24,7 @@ from operator import add
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, StorageLevel
@@ -45,13 +48,15 @@ STORE_JARS = {
     ),
 }
 """What `ICESTREAM_STORES` names, beyond S3."""
-# Azure's SDK brings these along: Spark has them, the JDK's client replaces another one, or nothing needs it.
+# What the above bring along: Spark has it, the JDK's client replaces Azure's, or nothing needs it.
 _EXCLUDED = (
     "com.azure:azure-core-http-netty",
     "com.fasterxml.jackson.*:*",
     "net.java.dev.jna:*",
+    "org.checkerframework:*",
     "org.slf4j:*",
 )
+_RESOLVED = "resolved-{}.json"
 LOCAL_ROWS = 50_000_000  # planned rows up to which threads of the driver are faster than a Spark job
 
 DRAIN_SECONDS = 5.0  # for tasks that run when the process is asked to stop
@@ -118,6 +123,9 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _keep_packages(spark.sparkContext._jvm)
+    wanted = wanted_jars(os.environ)
+    if not cached_jars(jars_folder(os.environ), wanted):
+        remember_jars(jars_folder(os.environ), wanted, (spark.conf.get("spark.jars") or "").split(","))
     return spark
 
 
@@ -196,12 +204,34 @@ def jars_folder(environment: Mapping[str, str]) -> Path:
 
 def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:
     """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
-    names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in wanted]
+    if tuple(wanted) == _JARS:  # which need no further ones
+        names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in wanted]
+        return _present(folder, names)
+    for path in sorted(folder.glob(_RESOLVED.format("*"))):
+        resolved = json.loads(path.read_text())
+        is_meant = set(wanted) <= set(resolved["wanted"]) and tuple(resolved["excluded"]) == _EXCLUDED
+        if is_meant and (jars := _present(folder, resolved["jars"])):
+            return jars
+    return []
+
+
+def remember_jars(folder: Path, wanted: Sequence[str], resolved: Iterable[str]) -> None:
+    """Writes down what Ivy found to be needed. Its folder does not tell: it keeps what older versions needed.
+
+    resolved: paths or URIs, of which those in the folder count.
+    """
+    paths = [Path(unquote(urlsplit(jar).path)) for jar in resolved]
+    names = sorted(path.name for path in paths if path.parent.resolve() == (folder / "jars").resolve())
+    text = json.dumps({"wanted": sorted(wanted), "excluded": _EXCLUDED, "jars": names}, indent=1)
+    path = folder / _RESOLVED.format(hashlib.sha256(text.encode()).hexdigest()[:16])
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_text(text)
+    written.replace(path)  # at once, since others may start meanwhile
+
+
+def _present(folder: Path, names: Iterable[str]) -> list[Path]:
     jars = [folder / "jars" / name for name in names]
-    if not all(jar.is_file() for jar in jars):
-        return []
-    # Those of stores need further ones, which are there since Ivy brings all or none.
-    return jars if tuple(wanted) == _JARS else sorted((folder / "jars").glob("*.jar"))
+    return jars if all(jar.is_file() for jar in jars) else []
 
 
 def _processors(spark: SparkSession) -> int:

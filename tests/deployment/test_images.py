@@ -22,7 +22,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from tests.deployment.chart import ROOT, component, container, pods, render
-from tests.deployment.dockerfile import FOLDER, build, read
+from tests.deployment.dockerfile import FOLDER, Instruction, Stage, build, read
 from tests.test_requirements import read_lock
 from worker.session import cached_jars
 
@@ -159,6 +159,31 @@ def test_jars_are_locked_by_hash() -> None:
     locked = {name: digest for digest, name in (line.split("  ") for line in lines)}
     jars = cached_jars(JARS)
     assert locked == {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in jars}
+
+
+@pytest.mark.parametrize("found", ["what was locked", "something else", "nothing", "one too many"])
+def test_an_image_takes_the_jars_that_are_locked_and_no_others(found: str, tmp_path: Path) -> None:
+    stage = read("worker").stage("build")
+    (checks,) = (one for one in stage.all("RUN") if "sha256sum" in one.text)
+    locks, folder = tmp_path / "src" / "requirements", tmp_path / "opt" / "icestream" / "ivy" / "jars"
+    locks.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    for name, jar in (("jars", "iceberg.jar"), ("store-jars", "azure.jar")):
+        (locks / f"{name}.sha256").write_text(f"{hashlib.sha256(b'what was locked').hexdigest()}  {jar}\n")
+        if found != "nothing":
+            (folder / jar).write_text("what was locked" if found == "one too many" else found)
+    if found == "one too many":
+        (folder / "annotations.jar").write_text("what was locked")
+    step = Stage(stage.base, stage.name, [Instruction("WORKDIR", "/opt/icestream/ivy/jars"), checks])
+    if found == "what was locked":
+        build(step, tmp_path)
+        (folder / "azure.jar").unlink()  # of a store that the image is not for
+        build(step, tmp_path)
+    else:
+        with pytest.raises(
+            AssertionError, match="annotations.jar" if found == "one too many" else "iceberg.jar"
+        ):
+            build(step, tmp_path)
 
 
 def bill_of_materials(*options: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from worker.main import main
-from worker.session import check_jars, is_local, spark_settings
+from worker.session import cached_jars, check_jars, is_local, remember_jars, spark_settings
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -69,6 +69,32 @@ def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
         assert main() == 1
     assert re.search(cause, capsys.readouterr().err)
     check_jars({"ICESTREAM_STORES": "gcs", "ICESTREAM_JARS_DIR": str(tmp_path / "new")})
+
+
+def test_after_an_upgrade_no_jar_of_the_older_version_is_used(tmp_path: Path) -> None:
+    before, after = ("store:sdk:1", "store:auth:1"), ("store:sdk:2", "store:auth:1")
+    for name in ("sdk-1", "sdk-2", "auth-1", "further-1", "further-2"):  # as Ivy leaves them
+        (tmp_path / "jars").mkdir(exist_ok=True)
+        (tmp_path / "jars" / f"store_{name}.jar").touch()
+
+    def remember(wanted: tuple[str, ...], *names: str) -> None:
+        jars = [f"file://{tmp_path}/jars/store_{name}.jar" for name in names]
+        remember_jars(tmp_path, wanted, [*jars, "file:///opt/an-operator/own.jar"])
+
+    def cached(*wanted: str) -> list[str]:
+        return [jar.name.removeprefix("store_") for jar in cached_jars(tmp_path, wanted)]
+
+    remember(before, "sdk-1", "auth-1", "further-1")
+    assert cached(*before) == ["auth-1.jar", "further-1.jar", "sdk-1.jar"]
+    # What else is wanted has to be asked for.
+    assert cached(*after) == []
+    remember(after, "sdk-2", "auth-1", "further-2")
+    assert cached(*after) == ["auth-1.jar", "further-2.jar", "sdk-2.jar"]
+    assert cached(*before) == ["auth-1.jar", "further-1.jar", "sdk-1.jar"]
+    # An image for two stores serves a worker of one.
+    assert cached("store:sdk:2") == ["auth-1.jar", "further-2.jar", "sdk-2.jar"]
+    (tmp_path / "jars" / "store_further-2.jar").unlink()
+    assert cached(*after) == []
 
 
 def test_only_a_local_master_is_kept_on_loopback() -> None:
