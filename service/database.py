@@ -157,10 +157,14 @@ class Database:
         with self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
             revision = MigrationContext.configure(connection).get_current_revision()
-        head = _scripts(self.url).get_current_head()
-        if revision != head:
-            return f"The database is at migration {revision}, this needs {head}: run `icestream migrate`."
-        return None
+        scripts = _scripts(self.url)
+        head = scripts.get_current_head()
+        if revision == head:
+            return None
+        return (
+            _newer(scripts, revision)
+            or f"The database is at migration {revision}, this needs {head}: run `icestream migrate`."
+        )
 
     def check_usable(self) -> str | None:
         """The same, and whether the last write succeeded: what is locked or full can still be read.
@@ -296,7 +300,7 @@ def migrate(url: str, down_to: str | None = None) -> None:
     """Bring the database at `url` to this version's schema; safe to run from several replicas at once.
 
     down_to: an older revision to go back to instead, which drops what that one does not have.
-    Raises StartError for one that is not older.
+    Raises StartError for one that is not older, and for a database of a newer version.
     """
     database = Database(url)
     try:
@@ -309,10 +313,14 @@ def migrate(url: str, down_to: str | None = None) -> None:
                 connection.commit()
             config = _alembic_config(url)
             config.attributes["connection"] = connection
+            current = MigrationContext.configure(connection).get_current_revision()
+            connection.commit()  # migrations begin a transaction of their own
+            if problem := _newer(ScriptDirectory.from_config(config), current):
+                raise StartError(problem)
             if down_to is None:
                 command.upgrade(config, "head")
             else:
-                _downgrade(config, connection, down_to)
+                _downgrade(config, current or "base", down_to)
             if not database.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_unlock(727074)"))
             connection.commit()
@@ -326,8 +334,18 @@ def _wait_for_ever(connection: Connection) -> None:
     raw.answer_seconds = None
 
 
-def _downgrade(config: Config, connection: Connection, revision: str) -> None:
-    current = MigrationContext.configure(connection).get_current_revision() or "base"
+def _newer(scripts: ScriptDirectory, revision: str | None) -> str | None:
+    """What to do about a database that a newer version of the service has migrated; None if none has."""
+    known = [script.revision for script in scripts.walk_revisions()]
+    if revision is None or revision in known:
+        return None
+    return (
+        f"The database is at migration {revision}, of a newer version than this one, which knows {known[0]}"
+        f" at last: start the newer one, or run its `icestream migrate --down-to {known[0]}` first."
+    )
+
+
+def _downgrade(config: Config, current: str, revision: str) -> None:
     scripts = ScriptDirectory.from_config(config)
     behind = [script.revision for script in scripts.iterate_revisions(current, "base")]
     if revision not in behind[1:]:

@@ -77,6 +77,23 @@ def test_a_migration_that_the_database_was_never_at_is_refused(
         migrate(new_database_url("sqlite"), "nonsense")
 
 
+def test_an_older_version_leaves_a_newer_database_alone_and_says_how_to_get_it_back(
+    new_database_url: Callable[[str], str],
+) -> None:
+    url = new_database_url("sqlite")
+    database = Database(url)
+    head = _scripts(url).get_current_head()
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    said = rf"at migration 9999, of a newer version .* run its `icestream migrate --down-to {head}` first\."
+    for refuse in (database.check_start, lambda: migrate(url), lambda: migrate(url, "0001")):
+        with pytest.raises(StartError, match=said):
+            refuse()
+    with database.engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    database.dispose()
+
+
 @pytest.mark.parametrize("kind", DATABASES)
 def test_names_with_dots_in_their_parts_are_kept_on_the_way_there_and_back(
     kind: str, new_database_url: Callable[[str], str]
