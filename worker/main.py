@@ -50,6 +50,7 @@ from worker.pipeline import run_job
 from worker.redaction import Redaction
 from worker.session import JobCancelledError, JobTimedOutError, JvmWatch, TaskRunner, check_jars, create_spark
 from worker.slots import ALONE, Slot
+from worker.threads import outliving_shortage
 
 log = logging.getLogger("icestream.worker")
 
@@ -114,7 +115,7 @@ class AttemptReporter:
         # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
         self._ends_at = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
         self._thread = threading.Thread(
-            target=copy_context().run, args=[self._beat], name="heartbeat", daemon=True
+            target=copy_context().run, args=[outliving_shortage(self._beat)], name="heartbeat", daemon=True
         )
 
     def __enter__(self) -> AttemptReporter:
@@ -217,7 +218,7 @@ class AttemptReporter:
             progress, events, self._events = self._progress, self._events, []
         try:
             cancel_requested = self._report.heartbeat(progress, events, plan)
-        except ControlPlaneError:
+        except (ControlPlaneError, MemoryError):
             with self._lock:
                 self._events = events + self._events
             raise
@@ -459,10 +460,10 @@ class Worker:
                     return False
                 log.error("Reporting as failed instead of %s: %s", status, error)
                 status, finished = "failed", {"error": _error(_refused(error))}  # no more than is needed
-            except ControlPlaneError as error:
-                log.warning("Reporting failed: %s; trying again in %.0f s", error, RETRY_SECONDS)
+            except (ControlPlaneError, MemoryError) as error:
+                log.warning("Reporting failed: %r; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set() or time.monotonic() > deadline:
-                    log.error("Giving up the report: %s", error)
+                    log.error("Giving up the report: %r", error)
                     return False
                 time.sleep(RETRY_SECONDS)
 

@@ -31,6 +31,7 @@ from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
 from worker.slots import ALONE, Slot, Threads
+from worker.threads import outliving_shortage
 
 log = logging.getLogger("icestream.worker")
 
@@ -541,31 +542,45 @@ class JvmWatch:
     def __init__(self, runner: TaskRunner) -> None:
         self._runner = runner
         self._stopped = threading.Event()
+        # Both threads begin before there is a job that could leave no memory for one.
+        self._asked = threading.Event()
+        self._answered = threading.Event()
 
     def __enter__(self) -> JvmWatch:
-        threading.Thread(target=self._watch, name="jvm-watch", daemon=True).start()
+        for name, run in (("jvm-watch", self._watch), ("jvm-ping", self._ping)):
+            threading.Thread(target=outliving_shortage(run), name=name, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
+        self._asked.set()
 
     def _watch(self) -> None:
         while not self._stopped.wait(JVM_SILENCE_SECONDS / 4):
-            has_answered = threading.Event()
-            threading.Thread(target=self._ping, args=[has_answered], name="jvm-ping", daemon=True).start()
+            self._answered.clear()
+            self._asked.set()
             # In parts: while this whole process stands still, no more than one of them passes.
-            if any(has_answered.wait(JVM_SILENCE_SECONDS / 10) for _ in range(10)) or self._stopped.is_set():
+            if (
+                any(self._answered.wait(JVM_SILENCE_SECONDS / 10) for _ in range(10))
+                or self._stopped.is_set()
+            ):
                 continue
             if self._runner.is_alive:
                 log.error("Spark's JVM has not answered for %.0f s: it is ended", JVM_SILENCE_SECONDS)
                 self._runner.kill_jvm()
             return
 
-    def _ping(self, has_answered: threading.Event) -> None:
-        # Once it has ended, whoever calls it is told.
-        with suppress(Exception):
-            works = self._runner.ping()
-            has_answered.set()
+    def _ping(self) -> None:
+        while self._asked.wait() and not self._stopped.is_set():
+            self._asked.clear()
+            try:
+                works = self._runner.ping()
+            except Exception:
+                # Whoever calls a JVM that has ended is told. To ask takes memory, which may be there later.
+                if self._runner.is_alive and not self._stopped.wait(JVM_SILENCE_SECONDS / 10):
+                    self._asked.set()
+                continue
+            self._answered.set()
             if not works and not self._stopped.is_set():
                 log.error("Spark has ended in its JVM, and no other can follow: the JVM is ended, too")
                 self._runner.kill_jvm()

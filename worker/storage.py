@@ -26,6 +26,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from worker.threads import CANT_START
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -296,8 +297,8 @@ def lacks_own_memory(error: BaseException) -> bool:
     return any(
         isinstance(one, MemoryError)
         or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
-        # Python's words when the system has no memory, or no number, left for one.
-        or (isinstance(one, RuntimeError) and "can't start new thread" in str(one))
+        # The system has no memory, or no number, left for one.
+        or (isinstance(one, RuntimeError) and CANT_START in str(one))
         for one in causes_of(error)
     )
 

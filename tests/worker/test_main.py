@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -347,6 +347,26 @@ def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     assert (jvm.is_alive, jvm.answers) == (False, -1)
 
 
+def test_a_jvm_that_could_not_be_asked_for_lack_of_memory_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
+    jvm = Jvm(answers=3)
+    answered, ask = threading.Event(), jvm.ping
+
+    def ping() -> bool:
+        works = ask()
+        if jvm.answers == 2:
+            raise MemoryError
+        answered.set()
+        return works
+
+    monkeypatch.setattr(jvm, "ping", ping)
+    with JvmWatch(cast("TaskRunner", jvm)):
+        assert answered.wait(20)
+    assert jvm.is_alive
+
+
 def test_a_jvm_in_which_spark_has_ended_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
     jvm = Jvm(answers=1, works=False)
@@ -436,6 +456,47 @@ def test_a_worker_whose_job_goes_on_after_its_attempt_was_taken_away_ends(
     monkeypatch.setattr(main, "run_job", hang)
     assert not worker.run_attempt(ASSIGNMENT)
     assert ended.is_set()
+
+
+def test_what_a_heartbeat_had_no_memory_for_is_told_by_the_next_one(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    known = threading.Event()
+
+    def heartbeat(_: object, __: object, events: Sequence[Event], ___: object) -> bool:
+        if not told:
+            told.append("nothing")
+            raise MemoryError
+        told.extend(event.message for event in events)
+        if "decided" in told:
+            known.set()
+        return False
+
+    def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        reporter.decide("decided")
+        assert known.wait(20)
+        return Outcome({}, {})
+
+    monkeypatch.setattr(AttemptReport, "heartbeat", heartbeat)
+    monkeypatch.setattr(main, "run_job", run)
+    assert worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["succeeded"]
+
+
+def test_a_report_that_had_no_memory_is_made_again(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "RETRY_SECONDS", 0.0)
+    shortages = [MemoryError()]
+
+    def fails() -> None:
+        if shortages:
+            raise shortages.pop()
+
+    service.on_finish = fails
+    assert worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["succeeded"]
 
 
 def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
