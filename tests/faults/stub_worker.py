@@ -97,6 +97,7 @@ def main() -> None:
         JobTimedOutError=timed_out,
         TaskRunner=object,
         JvmWatch=object,
+        check_jars=None,
         create_spark=None,
     )
 

@@ -106,6 +106,11 @@ class Process:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def assert_no_crash(self) -> None:
+        """It runs, or was asked to end, or killed."""
+        code = self._process.poll() if self._process is not None else None
+        assert code is None or code <= 0, self.log.read_text()
+
 
 class World:
     """One database, the processes around it, and what they did."""
@@ -130,6 +135,7 @@ class World:
         self.tables = add_tables(self.database, ["a", "a", "b", "c", "d"])
         self._retry_soon()
         self.processes: list[Process] = []
+        self.workers: list[Process] = []
         self._stopping = threading.Event()
         self._keepers: list[threading.Thread] = []
 
@@ -206,6 +212,7 @@ class World:
         )
         process.start()
         self.processes.append(process)
+        self.workers.append(process)
         return process
 
     def close(self) -> None:
@@ -233,10 +240,14 @@ class World:
         return wait_until(ask, "a job to be queued")
 
     def jobs(self) -> list[Job]:
+        for worker in self.workers:  # one that never began would be waited for in vain
+            worker.assert_no_crash()
         with self.database.read() as session:
             return list(session.exec(select(Job)))
 
     def attempts(self) -> list[Attempt]:
+        for worker in self.workers:
+            worker.assert_no_crash()
         with self.database.read() as session:
             return list(session.exec(select(Attempt).order_by(Attempt.job_id, Attempt.attempt)))  # type: ignore[arg-type]
 
