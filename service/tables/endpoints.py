@@ -99,6 +99,8 @@ def get_table(
 @router.patch("/{table_id}")
 def update_table(
     session: WriteSession,
+    database: CurrentDatabase,
+    catalogs: OpenCatalogs,
     settings: CurrentSettings,
     caller: Operator,
     table_id: TableId,
@@ -106,8 +108,13 @@ def update_table(
     if_match: IfMatch,
     response: Response,
 ) -> TableView:
-    """Change policy or declared keys; needs If-Match."""
-    updated = service.update_table(session, settings, caller, table_id, body, if_match)
+    """Change policy or declared keys; needs If-Match.
+
+    Columns of new keys must be in the table. While its catalog can't be reached they are taken unseen, and
+    the next job that indexes tells what does not fit.
+    """
+    columns = service.load_columns(database, catalogs, caller, table_id, body)
+    updated = service.update_table(session, settings, caller, table_id, body, if_match, columns)
     set_etag(response, updated.version)
     return updated
 

@@ -22,7 +22,14 @@ from service.catalogs.reach import check_location
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.conditional import check_version
 from service.database import FOR_UPDATE, Database, utc_now
-from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, NotFoundError
+from service.errors import (
+    PROBLEM_PATH,
+    ConflictError,
+    IcestreamError,
+    InvalidError,
+    NotFoundError,
+    UnreachableError,
+)
 from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
 from service.jobs.events import record_table_event
@@ -261,6 +268,31 @@ def get_table(session: Session, table_id: str, *, for_update: bool = False) -> E
     return row
 
 
+def load_columns(
+    database: Database, catalogs: IcebergCatalogs, principal: Principal, table_id: str, patch: TablePatch
+) -> frozenset[str] | None:
+    """Names of the table's columns, for a change that declares a key. Slow: call it outside any transaction.
+
+    None if no key is new, or the catalog can't be reached: the next job that indexes then says what does not
+    fit. Raises NotFoundError, or InvalidError if the catalog has no such table any more.
+    """
+    require_role(principal, Role.OPERATOR, "table.update", table_id)
+    with database.read() as session:
+        row = get_table(session, table_id)
+        catalog = session.get_one(Catalog, row.catalog_id)
+    if not _new_key_sets(row, patch):
+        return None
+    try:
+        return frozenset(catalogs.load(catalog, tuple(row.identifier)).schema().column_names)
+    except UnreachableError:
+        return None
+
+
+def _new_key_sets(row: EnrolledTable, patch: TablePatch) -> list[list[str]]:
+    """What was declared before may stay, whatever became of its columns."""
+    return [key_set for key_set in patch.key_sets or [] if key_set not in row.key_sets]
+
+
 def update_table(
     session: Session,
     settings: Settings,
@@ -268,8 +300,12 @@ def update_table(
     table_id: str,
     patch: TablePatch,
     if_match: str,
+    columns: frozenset[str] | None,
 ) -> TableView:
-    """Change policy or declared keys of a table that nobody changed meanwhile."""
+    """Change policy or declared keys of a table that nobody changed meanwhile.
+
+    columns: as `load_columns` found them. Raises InvalidError for a new key with others.
+    """
     row = get_table(session, table_id, for_update=True)
     authorize(
         session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
@@ -277,11 +313,15 @@ def update_table(
     check_version(if_match, row.version)
     if "policy" in patch.model_fields_set:
         policies.set_table_policy(session, row.id, patch.policy)
+    added = _new_key_sets(row, patch)
+    check_key_sets(columns, added)
     if "key_sets" in patch.model_fields_set:
         row.key_sets = patch.key_sets or []
     changed = _changed(session, settings, row)
-    keys = " and ".join(f"({', '.join(columns)})" for columns in changed.key_sets) or "none"
+    keys = " and ".join(f"({', '.join(key_set)})" for key_set in changed.key_sets) or "none"
     sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
+    if added and columns is None:
+        sentence += " The catalog could not be reached, so whether the table has these columns is not known."
     record_table_event(session, row.id, "table.changed", sentence, utc_now())
     return changed
 
@@ -383,16 +423,19 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     ]
 
 
-def check_key_sets(columns: frozenset[str], key_sets: list[list[str]]) -> None:
-    """Raise InvalidError unless every declared key column is in the table."""
+def check_key_sets(columns: frozenset[str] | None, key_sets: list[list[str]]) -> None:
+    """Raise InvalidError unless every declared key column is in the table, and once in its key.
+
+    columns: None if nobody knows them.
+    """
     for key_set in key_sets:
-        missing = [name for name in key_set if name not in columns]
+        missing = [name for name in key_set if columns is not None and name not in columns]
         if missing or len(set(key_set)) != len(key_set):
+            known = f" The table has: {', '.join(sorted(columns))}." if columns is not None else ""
             raise InvalidError(
                 "invalid-key-set",
                 "A declared key does not fit the table",
-                f"Key {key_set} names columns that are missing or twice: {missing or key_set}. "
-                f"The table has: {', '.join(sorted(columns))}.",
+                f"Key {key_set} names columns that are missing or twice: {missing or key_set}.{known}",
                 "Correct key_sets; nested fields are written with dots.",
             )
 

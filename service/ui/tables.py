@@ -10,6 +10,7 @@ from sqlmodel import Session
 from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
+from service.catalogs.endpoints import OpenCatalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.index_health import service as index_health
@@ -156,6 +157,7 @@ def show_table_form(
 def update_table(
     request: Request,
     database: CurrentDatabase,
+    opened: OpenCatalogs,
     settings: CurrentSettings,
     sender: Operator,
     table_id: str,
@@ -164,8 +166,9 @@ def update_table(
     try:
         key_sets = [[name.strip() for name in line.split(",")] for line in typed.lines("key_sets")]
         body = typed.read(TablePatch, {"policy": typed.given("policy"), "key_sets": key_sets})
+        columns = tables.load_columns(database, opened, sender, table_id, body)
         with database.write() as session:
-            tables.update_table(session, settings, sender, table_id, body, typed.if_match)
+            tables.update_table(session, settings, sender, table_id, body, typed.if_match, columns)
     except NotFoundError:
         raise
     except IcestreamError as error:

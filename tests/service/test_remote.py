@@ -66,6 +66,9 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     assert table["id"] in listed.stdout
     keys = call("tables", "update", "local/db.t", "--key-sets", '[["id"]]', "-o", "json")
     assert answer(keys)["key_sets"] == [["id"]]
+    wrong = call("tables", "update", "local/db.t", "--key-sets", '[["no"]]')
+    assert wrong.exit_code == 1
+    assert "The table has: id, region." in " ".join(wrong.stderr.split())
     job = answer(call("jobs", "request", "db.t", "--kind", "convert", "--dry-run", "-o", "json"))
     assert (job["kind"], job["dry_run"]) == ("convert", True)
     assert call("jobs", "cancel", job["id"]).exit_code == 0

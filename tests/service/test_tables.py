@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from service.auth.models import Role
@@ -124,6 +125,32 @@ def test_an_unreachable_catalog_is_a_bad_gateway(local: Running, iceberg: Iceber
     (iceberg.directory / "cat.db").rename(iceberg.directory / "hidden.db")
     status, problem = refusal(local)
     assert (status, problem["type"]) == (502, "/problems/catalog-unreachable")
+
+
+def test_a_key_that_is_declared_later_names_columns_of_the_table(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    path = f"/tables/{local.enroll()['id']}"
+
+    def declare(*key_sets: list[str]) -> httpx.Response:
+        return local.admin.patch(path, json={"key_sets": key_sets}, headers={"If-Match": "*"})
+
+    assert declare(["id"]).json()["key_sets"] == [["id"]]
+    for wrong in (["id", "regoin"], ["id", "id"]):
+        refused = declare(["id"], wrong)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/invalid-key-set")
+        assert "The table has: id, region." in refused.json()["detail"]
+    with iceberg.catalog.load_table("db.t").update_schema() as change:
+        change.rename_column("region", "area")
+        change.rename_column("id", "number")
+    # What was declared before stays, and hinders nothing else.
+    assert declare(["id"], ["number", "area"]).json()["key_sets"] == [["id"], ["number", "area"]]
+    iceberg.close()
+    (iceberg.directory / "cat.db").rename(iceberg.directory / "hidden.db")
+    assert declare(["id", "id"]).status_code == 422
+    assert declare(["unseen"]).json()["key_sets"] == [["unseen"]]
+    (event,) = local.admin.get(f"{path}/events", params={"sort": "-id", "limit": 1}).json()["items"]
+    assert event["message"].endswith("so whether the table has these columns is not known.")
 
 
 def test_metadata_that_cannot_be_read_is_not_taken_for_an_unreachable_catalog(

@@ -176,6 +176,10 @@ def test_the_plan_says_what_starts_by_itself_and_why(
     assert refused.status == 422
     assert 'id="key_sets-wrong"' in refused.html
     admin.open(f"/tables/{table['id']}/edit")
+    refused = admin.send("/edit", key_sets="id, regoin")
+    assert refused.status == 422
+    assert "The table has: id, region." in refused.text
+    admin.open(f"/tables/{table['id']}/edit")
     admin.send("/edit", policy="manual", key_sets="")
     assert service.admin.get(f"/tables/{table['id']}").json()["key_sets"] == []
 
