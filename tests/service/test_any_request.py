@@ -1,8 +1,10 @@
 """Whatever is sent, the service answers as its OpenAPI document says: never 5xx, never anything undocumented.
 
-schemathesis draws requests from the document: valid ones, and ones that break its rules in one place.
+schemathesis draws requests from the document: valid ones, and ones that break its rules in one place. Ids in
+their paths are mostly of things that are there, which are made anew once a request has changed them.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.core import NOT_SET
+from schemathesis.core.result import Ok
+from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     ignored_auth,
@@ -22,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 
 from service.openapi import DOCUMENT
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, DATABASES, Running, on_server, running
+from tests.service.conftest import ADMIN_KEY, Running, on_server, running
 from tests.service.iceberg_tables import IcebergCatalog
 
 CHECKS = [
@@ -32,18 +37,99 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
     negative_data_rejection,
-    ignored_auth,
     unsupported_method,
 ]
+AUTHORIZATION = {"Authorization": f"Bearer {ADMIN_KEY}"}
+EXAMPLES = {
+    name: message.get("examples", [])
+    for name, message in json.loads(DOCUMENT.read_text())["components"]["schemas"].items()
+}
 # An event stream has no end.
 schema = schemathesis.openapi.from_path(DOCUMENT).exclude(path="/api/v1/events")
+schema.config.phases.coverage.enabled = False
+# With one request for each rule of the document that can be broken in one place: thousands.
+whole_schema = schemathesis.openapi.from_path(DOCUMENT).exclude(path="/api/v1/events")
 
 
-@pytest.fixture(scope="module", params=DATABASES)
-def known(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Running, dict[str, Any]]]:
-    """The service on either database, and ids that it knows, by the name of the path's parameter."""
+class Known:
+    """A service, and ids of things that it has, by the names of paths' parameters."""
+
+    def __init__(self, service: Running, iceberg: IcebergCatalog) -> None:
+        self.service = service
+        self._iceberg = iceberg
+        self._ids: dict[str, Any] = {}
+        self._made = 0
+
+    def id(self, name: str) -> Any:
+        if name not in self._ids:
+            self._made += 1
+            getattr(self, f"_make_{name}")(str(self._made))
+        return self._ids[name]
+
+    def ids(self, case: schemathesis.Case[Any]) -> dict[str, Any]:
+        """For all parameters of a request's path."""
+        ids = {parameter.name: self.id(parameter.name) for parameter in case.operation.path_parameters}
+        if case.path.endswith("/jobs/{job_id}/retry"):  # which only a job can be that has ended
+            self.service.admin.post(f"/jobs/{ids['job_id']}/cancel")
+        return ids
+
+    def forget(self, case: schemathesis.Case[Any]) -> None:
+        """What a request has changed."""
+        for parameter in case.operation.path_parameters:
+            self._ids.pop(parameter.name, None)
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        answer = self.service.admin.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def _make_catalog_id(self, number: str) -> None:
+        body = {"name": f"catalog-{number}", "type": "sql", "properties": self._iceberg.properties}
+        self._ids["catalog_id"] = self._post("/catalogs", body)["id"]
+
+    def _make_table_id(self, number: str) -> None:
+        self._iceberg.create(f"db.t{number}")
+        self._ids["table_id"] = self.service.enroll(f"db.t{number}")["id"]
+
+    def _make_job_id(self, number: str) -> None:
+        self._make_table_id(number)
+        body = {"kind": "convert", "priority": 100}
+        self._ids["job_id"] = self._post(f"/tables/{self._ids['table_id']}/jobs", body)["id"]
+
+    def _make_attempt(self, number: str) -> None:
+        """A running one, of the job of the same request."""
+        while True:
+            assigned = self.service.claim(self.service.start_worker())
+            assert assigned is not None
+            if assigned["job"]["id"] == self._ids["job_id"]:
+                self._ids["attempt"] = assigned["attempt"]
+                return
+
+    def _make_worker_id(self, number: str) -> None:
+        self._ids["worker_id"] = self.service.start_worker()
+
+    def _make_policy_id(self, number: str) -> None:
+        self._ids["policy_id"] = self._post("/policies", {"name": f"policy-{number}", "settings": {}})["id"]
+
+    def _make_pattern_id(self, number: str) -> None:
+        body = {"catalog": "local", "pattern": f"nothing-{number}.*"}
+        self._ids["pattern_id"] = self._post("/patterns", body)["id"]
+
+    def _make_key_id(self, number: str) -> None:
+        self._ids["key_id"] = self._post("/api-keys", {"name": number, "role": "viewer"})["id"]
+
+    def _make_webhook_id(self, number: str) -> None:
+        body = {"url": "https://hooks.example/", "kinds": ["job"], "secret": "env:WEBHOOK_ON_CALL"}
+        self._ids["webhook_id"] = self._post("/webhooks", body | {"name": f"webhook-{number}"})["id"]
+        self._ids.pop("delivery_id", None)
+
+    def _make_delivery_id(self, number: str) -> None:
+        self._ids["delivery_id"] = self._post(f"/webhooks/{self._ids['webhook_id']}/test")["id"]
+
+
+# What a request breaks is mostly found before the database is asked, which `tests/service` does on both.
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     directory = tmp_path_factory.mktemp("any_request")
     url = ""
     if request.param == "postgresql":
@@ -57,92 +143,126 @@ def known(
         background=False,
         requests_per_minute=0,
         failed_logins_per_minute=0,
+        allowed_hosts=("hooks.example", "catalog.example.com"),
+        # Those of the document's examples, and of the catalog here.
+        allowed_locations=("s3://lake/", "file:///data/", f"file://{directory}/"),
     )
     iceberg = IcebergCatalog(directory)
-    iceberg.create()
-    with running(settings) as service:
-        catalog = service.register(iceberg)
-        table = service.enroll()
-        job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).json()
-        yield (
-            service,
-            {
-                "catalog_id": catalog["id"],
-                "table_id": table["id"],
-                "job_id": job["id"],
-                "policy_id": "standard",
-                "worker_id": service.start_worker(),
-            },
-        )
+    iceberg.create("sales.orders")
+    with pytest.MonkeyPatch.context() as environment, running(settings) as service:
+        environment.setenv("WEBHOOK_ON_CALL", f"whsec_{'a' * 32}")
+        environment.setenv("CATALOG_TOKEN", "a-token-of-these-tests")
+        for name in ("local", "lake"):  # as in the document's examples
+            body = {"name": name, "type": "sql", "properties": iceberg.properties}
+            assert service.admin.post("/catalogs", json=body).status_code == 201
+        yield Known(service, iceberg)
     iceberg.close()
 
 
-@pytest.mark.integration
-@schema.parametrize()
-@settings(
-    derandomize=True, database=None, max_examples=10, deadline=None, suppress_health_check=list(HealthCheck)
-)
-def test_any_request_is_answered_as_documented(
-    case: schemathesis.Case[Any], known: tuple[Running, dict[str, Any]]
-) -> None:
-    service, ids = known
-    if case.method != "DELETE":
-        for name in case.path_parameters:
-            # Half of the names are known: of these, more is asked than whether they are there.
-            if name in ids and len(str(case.path_parameters[name])) % 2:
-                case.path_parameters[name] = ids[name]
+def ask(case: schemathesis.Case[Any], known: Known, checks: list[Any]) -> int:
+    """The status of the answer, which is as documented."""
     if "/claim" in case.path and isinstance(case.body, dict):
         wait = case.body.get("wait_seconds", 20)
         # What may be asked for is not waited for.
         if type(wait) in (int, float) and 0 <= wait <= 60:  # type: ignore[operator]
             case.body["wait_seconds"] = 0
-    checks = list(CHECKS)
-    if any(isinstance(value, dict) for value in (case.query or {}).values()):
-        checks.remove(negative_data_rejection)  # in an address it is text, as it should be
-    case.call_and_validate(
-        base_url=service.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, checks=checks, timeout=20
+    answer = case.call_and_validate(
+        base_url=known.service.url, headers=AUTHORIZATION, checks=checks, timeout=20
     )
+    if case.method != "GET" and answer.status_code < 300:
+        known.forget(case)
+    return answer.status_code
 
 
 @pytest.mark.parametrize(
-    ("value", "cause"),
-    [
-        (r'"\u0000"', "body.parameters.a.0 has a NUL character"),
-        (r'"\ud800"', "body.parameters.a.0 has half of a surrogate pair"),
-        (r'{"\u0000": 1}', "a name in body.parameters.a.0 has a NUL character"),
-        ("NaN", "body.parameters.a.0 is no finite number"),
-        ("-Infinity", "body.parameters.a.0 is no finite number"),
-        ("1e999", "body.parameters.a.0 is no finite number"),
-        ("9223372036854775808", "body.parameters.a.0 does not fit into 64 bits"),
-    ],
+    "operation",
+    [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)],
+    ids=lambda operation: operation.label,
 )
-def test_a_value_that_no_database_keeps_is_refused(
-    known: tuple[Running, dict[str, Any]], value: str, cause: str
+def test_what_is_there_is_answered_with_success_as_documented(
+    operation: APIOperation[Any, Any, Any, Any], known: Known
 ) -> None:
-    service, ids = known
-    path = f"/tables/{ids['table_id']}/jobs"
+    bodies = [body for of_type in operation.body for body in EXAMPLES[of_type.resource_name]]
+    for body in bodies or [NOT_SET]:
+        if operation.label == "POST /api/v1/catalogs":
+            body = body | {"name": f"new-{body['name']}"}  # these are there, for the other examples
+        # PUT may have nothing before it that a version could name.
+        case = operation.Case(
+            headers={"If-Match": "*"} if operation.method == "patch" else {},
+            body=body,
+            media_type=None if body is NOT_SET else "application/json",
+        )
+        case.path_parameters = known.ids(case)
+        assert ask(case, known, [*CHECKS, ignored_auth]) in (200, 201, 202, 204), body
+
+
+def ask_anything(case: schemathesis.Case[Any], known: Known) -> None:
+    ids = known.ids(case)
+    for name in case.path_parameters:
+        # Half of the names are known: of these, more is asked than whether they are there.
+        if len(str(case.path_parameters[name])) % 2:
+            case.path_parameters[name] = ids[name]
+    if case.method == "PATCH" and case.headers and len(str(case.headers.get("If-Match"))) % 2:
+        case.headers["If-Match"] = "*"
+    checks = list(CHECKS)
+    if any(isinstance(value, dict) for value in (case.query or {}).values()):
+        checks.remove(negative_data_rejection)  # in an address it is text, as it should be
+    ask(case, known, checks)
+
+
+@schema.parametrize()
+@settings(
+    derandomize=True, database=None, max_examples=5, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_any_request_is_answered_as_documented(case: schemathesis.Case[Any], known: Known) -> None:
+    ask_anything(case, known)
+
+
+@pytest.mark.thorough
+@pytest.mark.integration
+@whole_schema.parametrize()
+@settings(
+    derandomize=True, database=None, max_examples=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_any_of_many_requests_is_answered_as_documented(case: schemathesis.Case[Any], known: Known) -> None:
+    ask_anything(case, known)
+
+
+VALUES_THAT_NO_DATABASE_KEEPS = [
+    (r'"\u0000"', "body.parameters.a.0 has a NUL character"),
+    (r'"\ud800"', "body.parameters.a.0 has half of a surrogate pair"),
+    (r'{"\u0000": 1}', "a name in body.parameters.a.0 has a NUL character"),
+    ("NaN", "body.parameters.a.0 is no finite number"),
+    ("-Infinity", "body.parameters.a.0 is no finite number"),
+    ("1e999", "body.parameters.a.0 is no finite number"),
+    ("9223372036854775808", "body.parameters.a.0 does not fit into 64 bits"),
+]
+
+
+def test_a_value_that_no_database_keeps_is_refused(known: Known) -> None:
+    admin, path = known.service.admin, f"/tables/{known.id('table_id')}/jobs"
     body = '{"kind": "verify", "parameters": {"a": [%s]}}'
-    json = {"Content-Type": "application/json"}
-    answer = service.admin.post(path, content=body % value, headers=json)
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unusable-value")
-    assert cause in answer.json()["detail"]
+    headers = {"Content-Type": "application/json"}
+    for value, cause in VALUES_THAT_NO_DATABASE_KEEPS:
+        answer = admin.post(path, content=body % value, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unusable-value"), value
+        assert cause in answer.json()["detail"]
     harmless = r'"\\u0000 \ud83d\ude00 1e999 NaN", 9223372036854775807, 1e9'
-    accepted = service.admin.post(path, content=body % harmless, headers=json)
+    accepted = admin.post(path, content=body % harmless, headers=headers)
     assert accepted.status_code == 202, accepted.text
     assert accepted.json()["parameters"]["a"][0] == "\\u0000 \U0001f600 1e999 NaN"
 
 
-@pytest.mark.parametrize("path", ["/tables/%00", "/tables?search=%00", "/jobs/%00/events"])
-def test_an_address_with_a_nul_character_is_refused(known: tuple[Running, dict[str, Any]], path: str) -> None:
-    service, _ = known
-    answer = service.admin.get(path)
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unusable-value")
+def test_an_address_with_a_nul_character_is_refused(known: Known) -> None:
+    for path in ("/tables/%00", "/tables?search=%00", "/jobs/%00/events"):
+        answer = known.service.admin.get(path)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unusable-value"), path
 
 
-def test_times_are_written_as_times(known: tuple[Running, dict[str, Any]]) -> None:
-    service, _ = known
+def test_times_are_written_as_times(known: Known) -> None:
+    admin = known.service.admin
     for time in ("0", "1.5", "-1", "2030-01-01T00:00:00", "0001-01-01T00:00:00+10:00"):
-        assert service.admin.get("/jobs", params={"since": time}).status_code == 422, time
-    assert service.admin.get("/jobs", params={"since": "2030-01-01T00:00:00Z"}).status_code == 200
+        assert admin.get("/jobs", params={"since": time}).status_code == 422, time
+    assert admin.get("/jobs", params={"since": "2030-01-01T00:00:00Z"}).status_code == 200
     body = {"name": "x", "role": "viewer", "expires_at": 1893456000}
-    assert service.admin.post("/api-keys", json=body).status_code == 422
+    assert admin.post("/api-keys", json=body).status_code == 422
