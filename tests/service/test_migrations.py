@@ -1,73 +1,137 @@
 """Migrations go up and down, on either database, and lose nothing that both versions know."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import MetaData, Table, text
 from sqlmodel import select
 
 from service.catalogs.models import Catalog
-from service.database import Database, _scripts, migrate
+from service.database import Database, _alembic_config, _scripts, migrate
 from service.errors import StartError
 from service.policies.models import Level, PolicyAttachment
 from service.policies.service import STANDARD, get_policy, namespace_target
 from service.tables.models import EnrolledTable
 from tests.service.conftest import DATABASES
 
+Rows = dict[str, list[dict[str, Any]]]
+Schema = dict[str, tuple[set[Any], ...]]
 
-def schema(url: str) -> dict[str, tuple[set[Any], ...]]:
+
+def tables_of(database: Database) -> list[Table]:
+    """As they are now, each after those that it names."""
+    metadata = MetaData()
+    metadata.reflect(database.engine)
+    return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
+
+
+def schema_of(database: Database, tables: list[Table]) -> Schema:
     """Columns, indexes, foreign keys and triggers of each table."""
-    engine = create_engine(url)
-    inspector = inspect(engine)
     catalog = "sqlite_master WHERE type = 'trigger'"
-    if engine.dialect.name == "postgresql":
+    if not database.is_sqlite:
         catalog = "(SELECT tgname AS name, tgrelid::regclass::text AS tbl_name FROM pg_trigger"
         catalog += " WHERE NOT tgisinternal) AS triggers"
-    with engine.connect() as connection:
+    with database.engine.connect() as connection:
         triggers = connection.execute(text(f"SELECT name, tbl_name FROM {catalog}")).all()
-    found: dict[str, tuple[set[Any], ...]] = {
-        table: (
-            {column["name"] for column in inspector.get_columns(table)},
-            {(index["name"], *index["column_names"]) for index in inspector.get_indexes(table)},
-            {
-                (*key["constrained_columns"], key["referred_table"])
-                for key in inspector.get_foreign_keys(table)
-            },
-            {name for name, of_table in triggers if of_table == table},
+    return {
+        table.name: (
+            {column.name for column in table.columns},
+            {(index.name, *(column.name for column in index.columns)) for index in table.indexes},
+            {(key.parent.name, key.column.table.name) for key in table.foreign_keys},
+            {name for name, of_table in triggers if of_table == table.name},
         )
-        for table in inspector.get_table_names()
-        if table != "alembic_version"
+        for table in tables
     }
-    engine.dispose()
-    return found
+
+
+def rows_of(database: Database, tables: list[Table]) -> Rows:
+    with database.engine.connect() as connection:
+        return {
+            table.name: [
+                dict(row) for row in connection.execute(text(f"SELECT * FROM {table.name}")).mappings()
+            ]
+            for table in tables
+        }
+
+
+def fill(database: Database, tables: list[Table]) -> None:
+    """A row in each empty table, with a value in every column; as all ids agree, they name each other."""
+    values: dict[type, Any] = {
+        str: "x",
+        int: 7,
+        float: 0.5,
+        bool: True,
+        datetime: datetime(2026, 1, 1, tzinfo=UTC),
+        object: ["a", "b"],  # JSON
+    }
+    with database.engine.begin() as connection:
+        for table in tables:
+            if connection.execute(text(f"SELECT 1 FROM {table.name}")).first() is None:
+                row = {column.name: values[column.type.python_type] for column in table.columns}
+                connection.execute(table.insert().values(row))
+
+
+def differing(before: Rows, after: Rows) -> list[str]:
+    """Tables of both whose rows differ in columns of both."""
+    return [
+        table
+        for table in before.keys() & after.keys()
+        if len(before[table]) != len(after[table])
+        or any(
+            old[column] != new[column]
+            for old, new in zip(before[table], after[table], strict=True)
+            for column in old.keys() & new.keys()
+        )
+    ]
+
+
+def go(database: Database, way: Callable[[Config, str], None], revision: str) -> None:
+    with database._writing_engine.connect() as connection:
+        config = _alembic_config(database.url)
+        config.attributes["connection"] = connection
+        way(config, revision)
+        connection.commit()
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_every_migration_can_be_taken_back_and_done_again(
-    kind: str, new_database_url: Callable[[str], str]
+def test_every_migration_keeps_all_rows_on_the_way_there_and_back(
+    kind: str, new_database_url: Callable[[str], str], request: pytest.FixtureRequest
 ) -> None:
-    url = new_database_url(kind)
-    newest = schema(url)
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO address_counters (table_uuid, next_address) VALUES ('t', 7)"))
-    seen = [newest]
-    older = [script.revision for script in _scripts(url).iterate_revisions("head", "base")][1:]
-    for revision in older:
-        migrate(url, revision)
-        seen.append(schema(url))
-    assert older[-1] == "0001"
-    assert all(one != other for one, other in pairwise(seen))
-    migrate(url)
-    assert schema(url) == newest
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT next_address FROM address_counters")).scalar() == 7
-    engine.dispose()
-    migrate(url, "0001")
+    database = Database(new_database_url(kind))
+    request.addfinalizer(database.dispose)
+    newest = schema_of(database, tables_of(database))
+    revisions = [script.revision for script in _scripts(database.url).iterate_revisions("head", "base")]
+    assert revisions[-1] == "0001"
+    go(database, command.downgrade, "base")
+    rows: Rows = {}
+    there: dict[str, Schema] = {}
+    for revision in reversed(revisions):
+        go(database, command.upgrade, revision)
+        tables = tables_of(database)
+        found = rows_of(database, tables)
+        assert (rows.keys() - found.keys(), differing(rows, found)) == (set(), []), revision
+        fill(database, tables)  # each at the first version that has it
+        rows, there[revision] = rows_of(database, tables), schema_of(database, tables)
+        assert all(rows.values())
+    assert all(there[one] != there[other] for one, other in pairwise(revisions))
+    assert there[revisions[0]] == newest
+    for revision in revisions[1:]:
+        go(database, command.downgrade, revision)
+        tables = tables_of(database)
+        found = rows_of(database, tables)
+        assert (schema_of(database, tables), differing(rows, found)) == (there[revision], []), revision
+        rows = found
     with pytest.raises(StartError, match=r"at migration 0001; it can go back to these: none\."):
-        migrate(url, older[0])
+        migrate(database.url, revisions[1])
+    assert all(rows.values())
+    migrate(database.url)
+    tables = tables_of(database)
+    assert (schema_of(database, tables), differing(rows, rows_of(database, tables))) == (newest, [])
 
 
 def test_a_migration_that_the_database_was_never_at_is_refused(
