@@ -2,10 +2,12 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from service.cli import app
 
@@ -52,3 +54,11 @@ def test_every_command_that_a_document_shows_is_there() -> None:
     assert [command for command in shown if not is_known(command)] == []
     for wrong in ("jobs lists", "jobs", "jobs list --state failed", "migrate --to 1", "--complete"):
         assert not is_known(wrong), wrong
+
+
+def test_the_notes_on_upgrading_are_those_of_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    sections = re.findall(r"^## (\d\S*)$", (ROOT / "docs" / "upgrading.md").read_text(), re.MULTILINE)
+    assert sections[0] == version
+    chart = yaml.safe_load((ROOT / "helm" / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version
