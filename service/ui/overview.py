@@ -1,7 +1,7 @@
 """The first page: is all well, and what needs a person?"""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -17,12 +17,13 @@ from service.catalogs import service as catalogs
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.discovery import patterns
 from service.index_health import service as index_health
-from service.index_health.models import HealthStatus
+from service.index_health.models import GRAVITY, HealthStatus
 from service.jobs import service as jobs
 from service.jobs.status import JobStatus
 from service.paging import PageRequest
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
+from service.tables.models import TableView
 from service.ui.formats import count, plural, short_count
 from service.ui.forms import see
 from service.ui.pages import EVERYTHING, PageRoute, address_of, render
@@ -74,7 +75,6 @@ def show_overview(
     numbers = Counter[JobStatus]()
     for (status, _), number in jobs.count_jobs(session, _ACTIVE).items():
         numbers[status] += number
-    page = tables.list_tables(session, settings, PageRequest(limit=_SHOWN))
     over_time = index_health.total_pending(session, now - timedelta(days=days), by_day=days > _BY_HOUR_DAYS)
     return render(
         request,
@@ -83,8 +83,7 @@ def show_overview(
         summary=summary,
         enrolled=summary.tables.total(),
         by_status=[(status, summary.tables[status]) for status in HealthStatus if summary.tables[status]],
-        rows=rows_of(session, page.items),
-        more_tables=page.next_cursor is not None,
+        rows=rows_of(session, _gravest_tables(session, settings, summary.tables)),
         concerns=list(_concerns(session, settings, reader)),
         pending_plot=plot(
             "Pending equality deletes of all tables",
@@ -114,6 +113,18 @@ def pause_system(database: CurrentDatabase, sender: Admin, action: Literal["paus
     with database.write() as session:
         jobs.pause_system(session, sender, paused=action == "pause")
     return see("/")
+
+
+def _gravest_tables(
+    session: Session, settings: Settings, numbers: Mapping[HealthStatus, int]
+) -> list[TableView]:
+    """Those in trouble first, of a status by name. numbers: how many tables there are, by status."""
+    found: list[TableView] = []
+    for status in reversed(GRAVITY):
+        if numbers[status] and len(found) < _SHOWN:
+            page = PageRequest(limit=_SHOWN - len(found))
+            found += tables.list_tables(session, settings, page, status=status).items
+    return found
 
 
 def _concerns(session: Session, settings: Settings, reader: Principal) -> Iterator[Concern]:

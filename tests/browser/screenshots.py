@@ -213,6 +213,11 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
         for at in conversions:
             _repeat(session, job_ids[1], at, table)
         past = {job_id: _repeat(session, job_id, now - timedelta(hours=2)) for job_id in job_ids}
+        # Events are in the order of their ids, too.
+        happened = session.exec(select(Event).order_by(col(Event.at), col(Event.id))).all()
+        in_order = [event.model_dump() | {"id": None} for event in happened]
+        session.exec(delete(Event))
+        session.add_all(Event.model_validate(event) for event in in_order)
     database.dispose()
     return past
 
@@ -256,6 +261,9 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
             page.get_by_role("button", name="Enrol", exact=True).click()
             page.get_by_role("alert").wait_for()
             page.screenshot(path=directory / ("register-refused" + kind), full_page=True)
+            page.goto(service.url + pages.signed_in["table"])
+            page.get_by_text("More jobs").click()
+            page.screenshot(path=directory / ("table-menu" + kind))
         context.close()
 
 

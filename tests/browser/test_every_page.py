@@ -110,8 +110,22 @@ def _look(page: Page, url: str) -> list[str]:
     return _weaknesses(answer) + _examine(page)
 
 
+_OUT_OF_REACH = """() => {
+    const isOutOfReach = (control) => {
+        if (!control.checkVisibility()) return false;  // folded in
+        control.scrollIntoView({ block: "center", inline: "nearest" });
+        const [box] = control.getClientRects();
+        return !control.contains(
+            document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
+    };
+    const controls = document.querySelectorAll("a:not(.skip), button, summary, input, select, textarea");
+    return [...controls].filter(isOutOfReach).map((control) => control.outerHTML);
+}"""
+"""Whatever can be used and cannot be clicked, however the page is scrolled."""
+
+
 def _examine(page: Page) -> list[str]:
-    problems = []
+    problems = [f"out of reach: {control}" for control in page.evaluate(_OUT_OF_REACH)]
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         problems.append("wider than the window")

@@ -7,7 +7,7 @@ import pytest
 
 from service.auth.models import Role
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.conftest import Running, running
 from tests.service.pages.person import Person
 
 NEXT = {
@@ -20,6 +20,8 @@ NEXT = {
     "/catalogs": ("No catalog is registered yet", "Register a catalog", "/catalogs/new"),
     "/workers": ("No worker has been heard of", "create one", "/api-keys/new"),
     "/webhooks": ("There is no webhook yet", "Create the first", "/webhooks/new"),
+    "/api-keys": ("There is no API key yet", "Create the first key", "/api-keys/new"),
+    "/audit": ("Nothing was changed yet", "the overview", "/"),
 }
 """Of each page: what it says, and the words and address of the link to what to do."""
 
@@ -30,7 +32,6 @@ def empty(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Running]:
     settings = Settings(
         data_dir=tmp_path,
         database_url=f"sqlite:///{tmp_path / 'icestream.db'}",
-        bootstrap_key=ADMIN_KEY,
         background=False,
     )
     with running(settings) as service:

@@ -10,6 +10,7 @@ from sqlmodel import col, delete, select
 
 from service.auth.models import Role
 from service.database import new_id, utc_now
+from service.index_health.models import TableHealth
 from service.jobs.models import EventView, Job, JobView
 from service.tables.models import EnrolledTable
 from service.ui.job_story import stages_of, work_of
@@ -230,6 +231,36 @@ def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     assert "All is well" not in admin.page.text
     admin.send("/system/resume")
     assert "All is well" in admin.page.text
+
+
+def test_the_overview_shows_tables_in_trouble_first_and_of_a_status_by_name(
+    service: Running, admin: Person, table: str
+) -> None:
+    added = {"m": "degraded", "p": "blocked", "q": "lagging", "z": "blocked"} | dict.fromkeys(
+        "abcdefgh", "healthy"
+    )
+    with service.database.write() as session:
+        row = session.get_one(EnrolledTable, table)
+        for name, status in added.items():
+            copied = row.model_dump() | {"id": new_id(), "name": f"a.{name}", "branch": name}
+            session.add(EnrolledTable.model_validate(copied))
+            session.flush()
+            session.add(TableHealth(table_id=copied["id"], status=status))
+            added[name] = copied["id"]
+    enrolled = len(service.admin.get("/tables").json()["items"])
+    page = admin.open("/")
+    listed = page.html.partition('id="tables"')[2].partition("</table>")[0]
+    # Other tests leave tables of other names and statuses.
+    shown = "".join(re.findall(r'class="head"><a href="/tables/[^"]+">a\.<wbr>([a-z])<', listed))
+    assert shown.startswith("pz")
+    assert "pzqmabcdef".startswith(shown)
+    assert f"10 of {enrolled}, those in trouble first." in page.text
+    first = admin.follow("All tables in this order")
+    in_order = [name.removeprefix("a.") for name in first.links if name.startswith("a.")]
+    assert (set(in_order[:2]), in_order[2:4]) == ({"p", "z"}, ["q", "m"])
+    with service.database.write() as session:
+        session.exec(delete(TableHealth).where(col(TableHealth.table_id).in_(added.values())))
+        session.exec(delete(EnrolledTable).where(col(EnrolledTable.id).in_(added.values())))
 
 
 def test_what_runs_is_counted_and_shown_first_however_much_was_queued_later(
