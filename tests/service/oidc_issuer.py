@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,7 @@ class Issuer:
     """Publishes `keys`, and `document` for discovery; both may be changed while it runs."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, SigningKey] = {"rsa-1": new_rsa_key()}
+        self.keys: dict[str, SigningKey] = {"rsa-1": _first_key()}
         self.published: list[dict[str, Any]] | None = None
         """Instead of the public halves of `keys`."""
         self.is_down = False
@@ -98,6 +99,12 @@ def public_jwk(key: SigningKey) -> dict[str, Any]:
     if isinstance(key, rsa.RSAPrivateKey):
         return dict(RSAAlgorithm.to_jwk(key.public_key(), as_dict=True))
     return dict(ECAlgorithm.to_jwk(key.public_key(), as_dict=True))
+
+
+@cache
+def _first_key() -> rsa.RSAPrivateKey:
+    """Of every issuer: to make one takes longer than most tests."""
+    return new_rsa_key()
 
 
 @contextmanager
