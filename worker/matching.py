@@ -20,6 +20,10 @@ from worker.sorting import Int64Array, UInt64Array, decimal_words, sort_order
 _SLOTS_PER_KEY = 4  # most rows meet an empty slot, and cost one look into the table
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio
 
+# Polars starts its threads with its first hash, and hangs if there is no memory for one: so before there are
+# rows that take it.
+pl.Series([0]).hash()
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:

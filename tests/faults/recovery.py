@@ -16,8 +16,8 @@ from typing import Any, Self
 
 PASSES = "passes"
 """The file in which the test build notes each pass of the scheduler."""
-_CALL_SECONDS = 1.0
-"""What a call of a worker may take from its begin, whose time is recorded, to its commit."""
+_CALL_SECONDS = 2.0
+"""What a call of a worker may take from its begin, whose time is recorded, to its commit, on a busy disk."""
 
 
 INJECTED, FOLLOWED = "injected", "followed"

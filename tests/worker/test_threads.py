@@ -64,3 +64,22 @@ def test_a_loop_that_others_rely_on_goes_on_after_it_ran_out_of_memory(
 
     outliving_shortage(loop)()
     assert len(tries) == 3
+
+
+_HASHES = """
+from pathlib import Path
+from worker.matching import KeyMatcher
+import pyarrow as pa
+
+def threads():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("jemalloc" not in name for name in names)
+
+before = threads()
+KeyMatcher([pa.array([str(i) for i in range(100_000)])])
+assert threads() == before > 1
+"""
+
+
+def test_hashes_of_keys_start_no_thread_once_there_are_rows() -> None:
+    subprocess.run([sys.executable, "-c", _HASHES], timeout=120, check=True)
