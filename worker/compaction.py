@@ -35,6 +35,7 @@ from worker.index import (
     owners,
     sort_entries,
 )
+from worker.plan import DataFiles
 from worker.row_groups import RowGroups
 from worker.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.sorting import Int64Array
@@ -192,8 +193,8 @@ class LiveAddresses:
     record_counts: Int64Array
 
     @classmethod
-    def of(cls, dictionary: FileDictionary, live_paths: frozenset[str]) -> LiveAddresses:
-        live = np.array([path in live_paths for path in dictionary.paths], np.bool_)
+    def of(cls, dictionary: FileDictionary, live_files: DataFiles) -> LiveAddresses:
+        live = dictionary.are_live(live_files)
         return cls(dictionary.base_addresses[live], dictionary.record_counts[live])
 
     @classmethod

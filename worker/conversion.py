@@ -46,6 +46,7 @@ from worker.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outco
 from worker.leftovers import output_locations, remove_leftovers, unannounced
 from worker.plan import (
     DataFile,
+    DataFiles,
     DeleteFile,
     KeySetDeletes,
     PartitionKey,
@@ -431,7 +432,9 @@ class Plan:
         except KeyColumnError as error:
             refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in plan.delete_files]
             choice = Choice(Source.NONE, str(error))
-            return Resolved((), tuple(refused), Positions(()), explain(plan.equality_field_ids, [], choice))
+            return Resolved(
+                (), tuple(refused), Positions(DataFiles.of(())), explain(plan.equality_field_ids, [], choice)
+            )
         reader = key_reader(table.metadata, table.storage, key_set)
         with job.stage("plan"):
             index = self._open_index(key_set)

@@ -25,7 +25,7 @@ from pyiceberg.table.locations import load_location_provider
 from pyroaring import BitMap64
 
 from worker.file_formats import FORMATS, check_size, field_id_of, open_columns
-from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
 from worker.puffin import (
     CorruptDeletionVectorError,
     Positions,
@@ -350,8 +350,8 @@ def plan_deletes(
 
 
 def sharing_a_file(
-    removed: Iterable[DeleteFile], position_deletes: Iterable[DeleteFile], data_files: Iterable[DataFile]
-) -> list[DataFile]:
+    removed: Iterable[DeleteFile], position_deletes: Iterable[DeleteFile], data_files: DataFiles
+) -> DataFiles:
     """The data files whose vector stays in a Puffin file of which another one is removed.
 
     Iceberg's expiry deletes such a file by its path, once the snapshot that removed the one has expired
@@ -362,9 +362,12 @@ def sharing_a_file(
     left = {
         one.referenced_data_file
         for one in position_deletes
-        if one.is_deletion_vector and one.path in paths and (one.path, one.referenced_data_file) not in gone
+        if one.is_deletion_vector
+        and one.referenced_data_file is not None
+        and one.path in paths
+        and (one.path, one.referenced_data_file) not in gone
     }
-    return [file for file in data_files if file.path in left]
+    return data_files.with_paths(left)
 
 
 def write_planned(

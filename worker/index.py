@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from worker.checksums import read_footer
-from worker.plan import DataFile, PartitionKey
+from worker.paths import PIECE, Paths
+from worker.plan import DataFile, DataFiles, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.row_groups import RowGroups
 from worker.sorted_runs import (
+    ROW_GROUP_ROWS,
     TABLE_FOLDERS,
     IndexWarehouse,
     LiveFiles,
@@ -84,24 +87,51 @@ class IndexedFile:
 
 
 class FileDictionary:
-    """The covered files, ordered by base address; address -> file by binary search."""
+    """The covered files, ordered by base address; address -> file by binary search.
 
-    def __init__(self, rows: pa.Table) -> None:
-        """rows: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
-        rows = rows.sort_by("base_address")
-        self.base_addresses: Int64Array = rows["base_address"].to_numpy()
-        self.record_counts: Int64Array = rows["record_count"].to_numpy()
-        self.partition_ids: Int64Array = rows[PARTITION_ID].to_numpy()
-        self.paths: list[str] = rows["path"].to_pylist()
-        known: dict[tuple[int, str], PartitionKey] = {}  # one for all files of a partition
-        self._partitions = [
-            known.setdefault(key, PartitionKey(*key))
-            for key in zip(rows["spec_id"].to_pylist(), rows["partition_values"].to_pylist(), strict=True)
-        ]
-        self._row_of_path = {path: row for row, path in enumerate(self.paths)}
+    In columns, 44 bytes a file beside its path's text: there may be ten million.
+    """
+
+    def __init__(self, parts: Iterable[pa.Table]) -> None:
+        """parts: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
+        numbers = [np.empty((3, 0), np.int64)]
+        partition_of = [np.empty(0, np.int32)]
+        self._partitions: dict[PartitionKey, int] = {}
+
+        def paths() -> Iterator[pa.Array]:
+            for part in parts:
+                columns = (part[name].to_numpy() for name in ("base_address", "record_count", PARTITION_ID))
+                numbers.append(np.array(list(columns), np.int64))
+                partition_of.append(self._partitions_in(part))
+                yield from part["path"].chunks
+
+        self._paths = Paths(paths())
+        together = np.concatenate(numbers, axis=1)
+        numbers.clear()
+        self._order = np.argsort(together[0], kind="stable")  # where the path of each row is
+        self.base_addresses: Int64Array
+        self.record_counts: Int64Array
+        self.partition_ids: Int64Array
+        self.base_addresses, self.record_counts, self.partition_ids = together[:, self._order]
+        self._partition_of = np.concatenate(partition_of)[self._order]
+
+    def _partitions_in(self, part: pa.Table) -> npt.NDArray[np.int32]:
+        """The partition of each row, by its number."""
+        values = part["partition_values"].combine_chunks().dictionary_encode()
+        count = len(values.dictionary)
+        codes = part["spec_id"].to_numpy().astype(np.int64) * count + values.indices.to_numpy()
+        distinct, of_row = np.unique(codes, return_inverse=True)
+        keys = (
+            PartitionKey(code // count, values.dictionary[code % count].as_py()) for code in distinct.tolist()
+        )
+        numbers = [self._partitions.setdefault(key, len(self._partitions)) for key in keys]
+        return np.array(numbers, np.int32)[of_row]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.base_addresses)
+
+    def path_of(self, row: int) -> str:
+        return self._paths[int(self._order[row])]
 
     @property
     def end_address(self) -> int:
@@ -112,24 +142,59 @@ class FileDictionary:
     def record_count(self) -> int:
         return int(self.record_counts.sum())
 
-    def covers(self, file: DataFile) -> bool:
-        """Whether the index holds every row of the file, under its partition."""
-        return self.row_of(file) is not None
+    def rows_of(self, files: DataFiles) -> Int64Array:
+        """The dictionary row under which each file is covered; -1 for one that is not.
 
-    def row_of(self, file: DataFile) -> int | None:
-        """The dictionary row under which the file is covered; None if it is not."""
-        row = self._row_of_path.get(file.path)
-        return row if row is not None and self._partitions[row] == file.partition else None
+        A file is covered if the index holds every row of it, under its partition.
+        """
+        rows = np.full(len(files), -1, np.int64)
+        for ordinals, found in self.pairs(files):
+            # One row a file: a path that was covered twice, in two partitions, has entries under both.
+            rows[ordinals] = found
+        here = np.array([self._partitions.get(kind.partition, -1) for kind in files.kinds], np.int32)
+        known = np.flatnonzero(rows >= 0)
+        elsewhere = self._partition_of[rows[known]] != here[files.kind_of[known]]
+        rows[known[elsewhere]] = -1
+        return rows
+
+    def covers(self, files: DataFiles) -> npt.NDArray[np.bool_]:
+        """Which of the files are covered."""
+        covered: npt.NDArray[np.bool_] = self.rows_of(files) >= 0
+        return covered
+
+    def are_live(self, files: DataFiles) -> npt.NDArray[np.bool_]:
+        """Which rows are of some live file, in whatever partition."""
+        live = np.zeros(len(self), np.bool_)
+        for _, rows in self.pairs(files):
+            live[rows] = True
+        return live
+
+    def pairs(self, files: DataFiles) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Which of the files, by ordinal, has the path of which row: every pair, some at a time."""
+        rows = np.empty(len(self), np.int64)
+        rows[self._order] = np.arange(len(self))
+        for ordinals, places in self._paths.pairs(files.path_pieces()):
+            yield ordinals, rows[places]
+
+    def repeated_paths(self) -> list[str]:
+        """Those that more than one row has, in order."""
+        pairs = self._paths.pairs(self._paths.pieces())
+        return sorted({self._paths[int(one)] for ones, others in pairs for one in ones[ones < others]})
 
     def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
         """Partition -> partition_id of every partition that has a covered file.
 
         More than one only after an attempt that had lost its job committed all the same.
         """
-        found: dict[PartitionKey, dict[int, None]] = {}
-        for partition, partition_id in zip(self._partitions, self.partition_ids.tolist(), strict=True):
-            found.setdefault(partition, {})[partition_id] = None
-        return {partition: tuple(ids) for partition, ids in found.items()}
+        _, first = np.unique(self._partition_of, return_index=True)  # all partitions have a file
+        usual = self.partition_ids[first]
+        others = np.flatnonzero(self.partition_ids != usual[self._partition_of])
+        found = {number: {partition_id: None} for number, partition_id in enumerate(usual.tolist())}
+        for number, partition_id in zip(
+            self._partition_of[others].tolist(), self.partition_ids[others].tolist(), strict=True
+        ):
+            found[number][partition_id] = None
+        return {partition: tuple(found[number]) for partition, number in self._partitions.items()}
 
     def ordinals(self, addresses: Int64Array) -> Int64Array:
         """The dictionary row of each address; -1 for an address that no covered file owns."""
@@ -169,15 +234,11 @@ class KeySetIndex:
         used = max((file.upper_bounds[-1] + 1 for file in self.entries.files), default=0)
         return max(self.dictionary.end_address, used)
 
-    def dead_ratio(self, live_paths: frozenset[str]) -> float:
+    def dead_ratio(self, live_files: DataFiles) -> float:
         """The share of entries whose file is no longer live (or never was committed)."""
         if not self.entries.rows:
             return 0.0
-        live = sum(
-            int(count)
-            for path, count in zip(self.dictionary.paths, self.dictionary.record_counts, strict=True)
-            if path in live_paths
-        )
+        live = int(self.dictionary.record_counts[self.dictionary.are_live(live_files)].sum())
         return max(0.0, 1.0 - live / self.entries.rows)
 
 
@@ -328,7 +389,7 @@ def load_index(
     """
     for _ in range(2):  # a commit to both may come in between
         files = files_table.live_files()
-        dictionary = FileDictionary(_read_rows(storage, files.files, DICTIONARY_SCHEMA))
+        dictionary = FileDictionary(_read_parts(storage, files.files, DICTIONARY_SCHEMA))
         entries = entries_table.live_files()
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)
@@ -351,17 +412,19 @@ def entries_schema(key_set: KeySet) -> pa.Schema:
     )
 
 
-def _read_rows(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -> pa.Table:
-    tables = []
+def _read_parts(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Their rows, some row groups at a time."""
     for file in files:
         with storage.open_input(file.location) as source:
             metadata = read_footer(source)
-            tables.append(RowGroups(source, metadata).read(range(metadata.num_row_groups), schema.names))
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+            groups = range(metadata.num_row_groups)
+            for start in range(0, len(groups), PIECE // ROW_GROUP_ROWS):
+                chosen = groups[start : start + PIECE // ROW_GROUP_ROWS]
+                yield RowGroups(source, metadata).read(chosen, schema.names)
 
 
-def uncovered_files(data_files: Iterable[DataFile], dictionary: FileDictionary) -> list[DataFile]:
-    return [file for file in data_files if not dictionary.covers(file)]
+def uncovered_files(data_files: DataFiles, dictionary: FileDictionary) -> DataFiles:
+    return data_files.where(~dictionary.covers(data_files))
 
 
 def assign_addresses(
@@ -542,8 +605,8 @@ def commit_index(
     return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
 
 
-def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storage) -> int:
-    """Takes the files that are not in `live_paths` out of the dictionary: they are no longer covered.
+def forget_files(index: KeySetIndex, live_files: DataFiles, storage: Storage) -> int:
+    """Takes the files that are not live out of the dictionary: they are no longer covered.
 
     Returns the dictionary's new snapshot.
 
@@ -552,11 +615,11 @@ def forget_files(index: KeySetIndex, live_paths: frozenset[str], storage: Storag
     raises IndexCommitConflictError when that one came first.
     """
     files = sorted(index.files.files, key=lambda file: file.rows)
-    wanted = pa.array(sorted(live_paths), pa.string())
+    bases = pa.array(index.dictionary.base_addresses[index.dictionary.are_live(live_files)])
     kept = []
     for file in files:
-        rows = _read_rows(storage, [file], DICTIONARY_SCHEMA)
-        kept.append(rows.filter(pc.is_in(rows["path"], wanted)))
+        rows = pa.concat_tables(_read_parts(storage, [file], DICTIONARY_SCHEMA))
+        kept.append(rows.filter(pc.is_in(rows["base_address"], bases)))
     merged = 0
     if len(files) > DICTIONARY_FILES:
         merged = 2

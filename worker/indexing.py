@@ -82,11 +82,10 @@ def start_anew(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set:
 
 def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Merges sorted runs of every index where it pays, and drops what belongs to files that are gone."""
-    live_paths = frozenset(file.path for file in table.files.data_files)
     results: list[dict[str, Any]] = []
     for index in indexes(job, table, warehouse):
         try:
-            results.append(_compact(job, table, index, live_paths))
+            results.append(_compact(job, table, index))
         except (JobCancelledError, StaleAttemptError, IndexCommitConflictError):
             raise
         except Exception:
@@ -102,9 +101,10 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
 
 
-def _compact(job: Job, table: PinnedTable, index: KeySetIndex, live_paths: frozenset[str]) -> dict[str, Any]:
+def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]:
     """Compacts one index and returns what a job's result tells of it."""
-    dead = index.dead_ratio(live_paths)
+    live_files = table.files.data_files
+    dead = index.dead_ratio(live_files)
     before = index.entries
     report: dict[str, Any] = {
         "equality_field_ids": list(index.key_set.equality_field_ids),
@@ -127,11 +127,11 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex, live_paths: froze
         )
         _clean_up(job, index, report)
         return report
-    written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_paths))
+    written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_files))
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.compaction.
-        forgotten = forget_files(index, live_paths, table.storage)
+        forgotten = forget_files(index, live_files, table.storage)
         index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
     after = index.entries_table.live_files()
     report["sorted_runs_after"] = after.sorted_runs
@@ -198,7 +198,7 @@ def _index_key_set(
     assert index is not None
     reader = key_reader(table.metadata, table.storage, key_set)
     missing = uncovered_files(table.files.data_files, index.dictionary)
-    total = sum(file.record_count for file in missing)
+    total = missing.record_count
     files_indexed = rows_indexed = bytes_written = runs_written = 0
     for batch in commit_batches(missing):
         with job.stage("index"):

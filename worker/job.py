@@ -23,14 +23,14 @@ from worker import catalogs
 from worker.control_plane import AnnouncedPlan, Assignment, AttemptId
 from worker.index import DamagedIndexError, KeySetIndex, database_name, indexed_key_sets, open_index
 from worker.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files
-from worker.plan import SnapshotFiles
+from worker.plan import DataFiles, SnapshotFiles
 from worker.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
 from worker.session import TaskRunner, Work
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
 MAX_HALVINGS = 6
-NO_FILES = SnapshotFiles((), (), frozenset())
+NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
 
 
 class JobError(Exception):
@@ -412,7 +412,7 @@ def index_report(
     iceberg_snapshot_id: int | None,
 ) -> dict[str, Any]:
     """Coverage and size of every key set's index, and what is still pending."""
-    live_paths = frozenset(file.path for file in files.data_files)
+    live_files = files.data_files
     key_sets = []
     for ids, origin in planned_key_sets(job, table, warehouse).items():
         try:
@@ -420,7 +420,7 @@ def index_report(
         except KeyColumnError:
             continue
         index = usable_index(job, table, warehouse, key_set)
-        covered = sum(map(index.dictionary.covers, files.data_files)) if index else 0
+        covered = int(index.dictionary.covers(live_files).sum()) if index else 0
         key_sets.append(
             {
                 "equality_field_ids": list(ids),
@@ -428,12 +428,12 @@ def index_report(
                 "generation": index.generation if index else 0,
                 "source": origin,
                 "files_covered": covered,
-                "files_total": len(live_paths),
-                "coverage": covered / len(live_paths) if live_paths else 1.0,
+                "files_total": len(live_files),
+                "coverage": covered / len(live_files) if live_files else 1.0,
                 "entries": index.entries.rows if index else 0,
                 "bytes": index.entries.size_bytes if index else 0,
                 "sorted_runs": index.entries.sorted_runs if index else 0,
-                "dead_ratio": index.dead_ratio(live_paths) if index else 0.0,
+                "dead_ratio": index.dead_ratio(live_files) if index else 0.0,
             }
         )
     return {

@@ -7,7 +7,7 @@ number is smaller (so the highest number alone decides).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from worker.footers import Footer, KeyRanges, comparable, footer, footers
-from worker.index import ADDRESS, PARTITION_ID, FileDictionary
+from worker.index import ADDRESS, PARTITION_ID, FileDictionary, owners
 from worker.matching import KeyMatcher, match_sorted
-from worker.plan import DataFile
+from worker.plan import DataFile, DataFiles
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.row_groups import RowGroups
 from worker.sorted_runs import ROW_GROUP_ROWS, RunFile
@@ -264,14 +264,17 @@ def _changes(column: pa.Array) -> npt.NDArray[np.bool_]:
 class ScanTask:
     """Reads the key columns of some data files and matches them. Pickles.
 
-    files: (ordinal, partition_id, file).
+    ordinals, partition_ids: of the files, one each.
     """
 
     reader: KeyReader
-    files: tuple[tuple[int, int, DataFile], ...]
+    files: DataFiles
+    ordinals: Int64Array
+    partition_ids: Int64Array
 
     def run(self, deletes: DeleteKeys) -> Matches:
-        return Matches.combined([self._scan(deletes, *file) for file in self.files])
+        files = zip(self.ordinals.tolist(), self.partition_ids.tolist(), self.files, strict=True)
+        return Matches.combined([self._scan(deletes, *file) for file in files])
 
     def _scan(self, deletes: DeleteKeys, ordinal: int, partition_id: int, file: DataFile) -> Matches:
         positions = []
@@ -382,29 +385,27 @@ class LiveRows:
     newer than when it was indexed.
     """
 
-    def __init__(
-        self, dictionary: FileDictionary, files: Sequence[DataFile], ordinals: Mapping[str, int]
-    ) -> None:
-        """files: the data files asked about, with their ordinals by path."""
-        self._dictionary = dictionary
-        self._wanted = np.full(len(dictionary), -1, np.int64)
-        self._data_sequence_numbers = np.full(len(dictionary), -1, np.int64)
-        for file in files:
-            # One row a file: a path that was covered twice, in two partitions, has entries under both.
-            if (row := dictionary.row_of(file)) is not None:
-                self._wanted[row] = ordinals[file.path]
-                self._data_sequence_numbers[row] = file.data_sequence_number
+    def __init__(self, dictionary: FileDictionary, data_files: DataFiles, asked: Int64Array) -> None:
+        """asked: the ordinals of the data files that are asked about."""
+        files = data_files.select(asked)
+        rows = dictionary.rows_of(files)
+        covered = np.flatnonzero(rows >= 0)[::-1]  # of a file that the table has twice, the last counts
+        rows, chosen = np.unique(rows[covered], return_index=True)
+        self._ordinals = asked[covered[chosen]]
+        self._data_sequence_numbers = files.data_sequence_numbers[covered[chosen]]
+        self._base_addresses = dictionary.base_addresses[rows]
+        self._record_counts = dictionary.record_counts[rows]
 
     def of(self, found: AddressMatches) -> Matches:
         """Entries of other files are dropped, as are addresses that no committed file owns."""
-        rows = self._dictionary.ordinals(found.addresses)
+        rows = owners(self._base_addresses, self._record_counts, found.addresses)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
-        keep = (self._wanted[rows] >= 0) & (found.sequence_numbers[known] > self._data_sequence_numbers[rows])
+        keep = found.sequence_numbers[known] > self._data_sequence_numbers[rows]
         rows, known = rows[keep], known[keep]
         return Matches(
-            self._wanted[rows],
-            found.addresses[known] - self._dictionary.base_addresses[rows],
+            self._ordinals[rows],
+            found.addresses[known] - self._base_addresses[rows],
             found.row_groups_read,
             found.row_groups_total,
             found.bytes_read,

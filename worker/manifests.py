@@ -46,12 +46,13 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.slots import Threads
 
 DELETED = 2  # manifest entry status
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
 _READ_THREADS = 8
+_READ_AHEAD = 64  # manifests whose files are held apart at most
 
 
 class UnsupportedTableError(Exception):
@@ -73,17 +74,19 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     if not manifests and _counts_files(snapshot):
         # Cut off right before its first block, a list is a whole file without a row.
         raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
-    with Threads(_READ_THREADS) as threads:
-        entries = list(threads.map(lambda m: _read_manifest(io, m, specs), manifests))
-    data_files: list[DataFile] = []
     delete_files: list[DeleteFile] = []
-    for file in (file for manifest_entries in entries for file in manifest_entries):
-        if isinstance(file, DataFile):
-            data_files.append(file)
-        else:
-            delete_files.append(file)
+    with Threads(_READ_THREADS) as threads:
+
+        def data_files() -> Iterator[DataFiles]:
+            for start in range(0, len(manifests), _READ_AHEAD):
+                some = manifests[start : start + _READ_AHEAD]
+                for of_manifest, deletes in threads.map(lambda m: _read_manifest(io, m, specs), some):
+                    delete_files.extend(deletes)
+                    yield of_manifest
+
+        joined = DataFiles.joined(data_files())
     return SnapshotFiles(
-        tuple(data_files),
+        joined,
         tuple(delete_files),
         frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec)),
     )
@@ -99,7 +102,7 @@ def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[st
         }
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
         entries = threads.map(lambda m: _read_manifest(io, m, specs), manifests.values())
-        return {file.path for of_manifest in entries for file in of_manifest}
+        return {file.path for _, deletes in entries for file in deletes}
 
 
 def _counts_files(snapshot: Snapshot) -> bool:
@@ -290,15 +293,25 @@ def _read_manifest_list(io: FileIO, location: str) -> list[_Manifest]:
 
 def _read_manifest(
     io: FileIO, manifest: _Manifest, specs: Mapping[int, PartitionSpec]
-) -> list[DataFile | DeleteFile]:
+) -> tuple[DataFiles, list[DeleteFile]]:
     file = _AvroFile(io, manifest.path)
+    deletes: list[DeleteFile] = []
+
+    def data_files() -> Iterator[DataFile]:
+        for one in _live_files(file, manifest, specs[manifest.partition_spec_id]):
+            if isinstance(one, DataFile):
+                yield one
+            else:
+                deletes.append(one)
+
     with file.told_as_corrupt():
-        files = list(_live_files(file, manifest, specs[manifest.partition_spec_id]))
-    if manifest.entries is not None and manifest.entries != len(files):
+        files = DataFiles.of(data_files())
+    found = len(files) + len(deletes)
+    if manifest.entries is not None and manifest.entries != found:
         raise CorruptMetadataError(
-            f"{manifest.path} names {len(files)} live files, but its manifest list says {manifest.entries}"
+            f"{manifest.path} names {found} live files, but its manifest list says {manifest.entries}"
         )
-    return files
+    return files, deletes
 
 
 def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cached_property
 from typing import IO
 
 import numpy as np
 
 from worker.lookup import Matches
-from worker.plan import DataFile
+from worker.plan import DataFile, DataFiles
 from worker.sorting import Int64Array
 
 MEMORY_POSITIONS = 16_000_000  # 8 bytes each
@@ -19,14 +20,14 @@ MEMORY_POSITIONS = 16_000_000  # 8 bytes each
 class Positions:
     """0-based positions by data file: filled with `add`, then read file by file, sorted, each once."""
 
-    def __init__(self, data_files: Sequence[DataFile], halvings: int = 0) -> None:
+    def __init__(self, data_files: DataFiles, halvings: int = 0) -> None:
         """data_files: those that the ordinals of matches mean. halvings: of the bound."""
         self._bound = MEMORY_POSITIONS >> halvings
         self.matches = 0
         self._data_files = data_files
-        self._in_memory: dict[DataFile, list[Int64Array]] = defaultdict(list)
+        self._in_memory: dict[int, list[Int64Array]] = defaultdict(list)  # by ordinal
         self._rows_in_memory = 0
-        self._on_disk: dict[DataFile, list[tuple[int, int]]] = defaultdict(list)  # offset and rows
+        self._on_disk: dict[int, list[tuple[int, int]]] = defaultdict(list)  # offset and rows
         self._file: IO[bytes] | None = None
 
     def add(self, found: Matches) -> None:
@@ -35,7 +36,7 @@ class Positions:
         ordinals, positions = found.ordinals[order], found.positions[order]
         starts = np.flatnonzero(np.concatenate([[len(ordinals) > 0], ordinals[1:] != ordinals[:-1]]))
         for start, part in zip(starts, np.split(positions, starts[1:]), strict=False):
-            self._in_memory[self._data_files[int(ordinals[start])]].append(part)
+            self._in_memory[int(ordinals[start])].append(part)
         self.matches += len(positions)
         self._rows_in_memory += len(positions)
         if self._rows_in_memory > self._bound:
@@ -49,28 +50,43 @@ class Positions:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="icestream-positions-")  # noqa: SIM115
         self._file.seek(0, 2)
-        for file, parts in self._in_memory.items():
+        for ordinal, parts in self._in_memory.items():
             rows = np.concatenate(parts)
-            self._on_disk[file].append((self._file.tell(), len(rows)))
+            self._on_disk[ordinal].append((self._file.tell(), len(rows)))
             self._file.write(rows.tobytes())
         self._in_memory.clear()
         self._rows_in_memory = 0
 
-    def data_files(self) -> set[DataFile]:
-        return {*self._in_memory, *self._on_disk}
+    def data_files(self) -> Set[DataFile]:
+        return self._ordinals.keys()
+
+    @cached_property
+    def _ordinals(self) -> dict[DataFile, list[int]]:
+        """More than one of a data file that the table has twice."""
+        ordinals = sorted({*self._in_memory, *self._on_disk})
+        found: dict[DataFile, list[int]] = defaultdict(list)
+        for file, ordinal in zip(self._data_files.select(ordinals), ordinals, strict=True):
+            found[file].append(ordinal)
+        return dict(found)
 
     def of(self, file: DataFile) -> Int64Array:
         """Those of one data file; none if it has none."""
-        parts = list(self._in_memory.get(file, ()))
-        for offset, rows in self._on_disk.get(file, ()):
-            assert self._file is not None
-            self._file.seek(offset)
-            parts.append(np.frombuffer(self._file.read(8 * rows), np.int64))
+        parts: list[Int64Array] = []
+        for ordinal in self._ordinals.get(file, ()):
+            parts += self._in_memory.get(ordinal, ())
+            for offset, rows in self._on_disk.get(ordinal, ()):
+                assert self._file is not None
+                self._file.seek(offset)
+                parts.append(np.frombuffer(self._file.read(8 * rows), np.int64))
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
     def rows_of(self, file: DataFile) -> int:
         """How many were added for one data file, repeated ones included."""
-        return sum(map(len, self._in_memory.get(file, ()))) + sum(n for _, n in self._on_disk.get(file, ()))
+        return sum(
+            sum(map(len, self._in_memory.get(ordinal, ())))
+            + sum(n for _, n in self._on_disk.get(ordinal, ()))
+            for ordinal in self._ordinals.get(file, ())
+        )
 
 
 def union(all_positions: Sequence[Positions], file: DataFile) -> Int64Array:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from worker.deviations import Deviation, deviations, may_deviate
@@ -21,6 +22,7 @@ from worker.plan import (
     NUMBERS,
     STRINGS,
     DataFile,
+    DataFiles,
     DeleteFile,
     KeySetDeletes,
     PartitionKey,
@@ -42,7 +44,7 @@ from worker.shuffle import (
     cuts_between,
 )
 from worker.sorted_runs import ROW_GROUP_ROWS
-from worker.sorting import is_bytes
+from worker.sorting import Int64Array, is_bytes
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000
@@ -98,7 +100,7 @@ class PendingDeletes:
     keys_planned: int
     delete_files: list[DeleteFile]
     refused: list[Unconvertible]
-    data_files: tuple[DataFile, ...]
+    data_files: DataFiles
     partitions: dict[PartitionKey, tuple[int, ...]]
     null_columns: dict[str, int]  # path of a delete file -> mask of the key columns in which it has a null
 
@@ -138,14 +140,13 @@ class PendingDeletes:
 
     def resolve(self) -> Resolved:
         """Finds the rows to delete, from the cheaper source for what the index covers."""
-        covered: list[DataFile] = []
-        uncovered: list[DataFile] = []
-        for file in self.data_files:
-            known = self.index is not None and self.index.dictionary.covers(file)
-            (covered if known else uncovered).append(file)
+        known = np.zeros(len(self.data_files), np.bool_)
+        if self.index is not None:
+            known = self.index.dictionary.covers(self.data_files)
+        covered, uncovered = np.flatnonzero(known), np.flatnonzero(~known)
         choice = self._choose(covered, uncovered)
         if choice.source is Source.SCAN:
-            covered, uncovered = [], list(self.data_files)
+            covered, uncovered = covered[:0], np.arange(len(self.data_files))
         self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
         positions, keys, found = self.find(covered, uncovered)
         for failure in found.failures:
@@ -180,16 +181,15 @@ class PendingDeletes:
                 return ()
         return tuple(found)
 
-    def find(
-        self, covered: Sequence[DataFile], scanned: Sequence[DataFile]
-    ) -> tuple[Positions, int, Matches]:
+    def find(self, covered: Int64Array, scanned: Int64Array) -> tuple[Positions, int, Matches]:
         """Positions of the rows to delete, the number of distinct keys, and counters and failures.
 
-        covered: data files that the index is asked about; scanned: those whose key columns are read.
+        covered: ordinals of the data files that the index is asked about; scanned: of those whose key
+        columns are read.
         """
         positions = Positions(self.data_files, self.job.halvings)
         keys, counters = len(self.keys), []
-        if self.delete_files and (covered or scanned):
+        if self.delete_files and (len(covered) or len(scanned)):
             if self.cuts is not None:
                 with self.job.stage("shuffle"):
                     for part in self._by_ranges(covered, scanned):
@@ -202,40 +202,44 @@ class PendingDeletes:
                     counters.append(matches.without_rows())
         return positions, keys, Matches.combined(counters)
 
-    def _look_up(self, files: Sequence[DataFile]) -> Iterator[Matches]:
-        """Asks the index about `files`, all of which it must cover."""
-        if not files:
+    def _look_up(self, asked: Int64Array) -> Iterator[Matches]:
+        """Asks the index about some data files, all of which it must cover."""
+        if not len(asked):
             return
         assert self.index is not None
         parallelism = self.job.runner.parallelism
         tasks = lookup_tasks(self.table.storage, self.index.entries.files, self.keys, parallelism)
         planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
         with self.job.stage("lookup"):
-            live = LiveRows(self.index.dictionary, files, self._ordinals)
+            live = LiveRows(self.index.dictionary, self.data_files, asked)
             for found in self.job.each_task("lookup", tasks, self.keys, planned):
                 yield live.of(found)
 
-    def _scan(self, files: Sequence[DataFile]) -> Iterator[Matches]:
-        """Reads the key columns of `files`; same results, and failures for unreadable files."""
-        if not files:
+    def _scan(self, scanned: Int64Array) -> Iterator[Matches]:
+        """Reads the key columns of some data files; same results, and failures for unreadable files."""
+        if not len(scanned):
             return
-        groups = balanced(files, self.job.runner.parallelism * 4, lambda file: file.record_count)
-        tasks = [ScanTask(self.reader, tuple(self._scanned(group))) for group in groups]
-        rows = sum(file.record_count for file in files)
+        record_counts = self.data_files.select(scanned).record_counts
+        groups = balanced(record_counts, self.job.runner.parallelism * 4)
+        tasks = [self._scan_task(scanned[group]) for group in groups]
         with self.job.stage("scan"):
-            yield from self.job.each_task("scan", tasks, self.keys, rows)
+            yield from self.job.each_task("scan", tasks, self.keys, int(record_counts.sum()))
 
-    def _by_ranges(self, covered: Sequence[DataFile], scanned: Sequence[DataFile]) -> Iterator[RangeMatches]:
+    def _scan_task(self, ordinals: Int64Array) -> ScanTask:
+        files = self.data_files.select(ordinals)
+        kinds, kind_of = np.unique(files.kind_of, return_inverse=True)
+        ids = [_partition_ids(self.partitions, files.kinds[kind].partition)[0] for kind in kinds]
+        return ScanTask(self.reader, files, ordinals, np.array(ids, np.int64)[kind_of])
+
+    def _by_ranges(self, covered: Int64Array, scanned: Int64Array) -> Iterator[RangeMatches]:
         """One range of keys after the other, resolved in Spark's tasks."""
-        index = self.index if covered else None
+        index = self.index if len(covered) else None
         task = RangeTask(
             self.table.storage,
             self.reader,
             index.entries.files if index else (),
-            index.dictionary if index else None,
-            tuple(covered),
-            tuple(self._scanned(scanned)),
-            self._ordinals,
+            LiveRows(index.dictionary, self.data_files, covered) if index else None,
+            self._scan_task(scanned),
         )
         reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
         tasks = [ShuffleTask(read) for read in reads]
@@ -246,28 +250,19 @@ class PendingDeletes:
         """Into how many ranges the keys are sorted; each takes a lookup or scan of its own."""
         return self.cuts.num_rows + 1 if self.cuts is not None else 1
 
-    @property
-    def _ordinals(self) -> dict[str, int]:
-        return {file.path: ordinal for ordinal, file in enumerate(self.data_files)}
-
-    def _scanned(self, files: Iterable[DataFile]) -> Iterator[tuple[int, int, DataFile]]:
-        ordinals = self._ordinals
-        for file in files:
-            yield ordinals[file.path], _partition_ids(self.partitions, file.partition)[0], file
-
-    def _choose(self, covered: Sequence[DataFile], uncovered: Sequence[DataFile]) -> Choice:
+    def _choose(self, covered: Int64Array, uncovered: Int64Array) -> Choice:
         if not self.delete_files:
             return Choice(Source.NONE, "none of its delete files can be read")
         if not self.data_files:
             return Choice(Source.NONE, "no live data file is older than the deletes in their scope")
         if self.index is None:
             return Choice(Source.SCAN, "there is no index of this key set yet")
-        if not covered:
+        if not len(covered):
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
         entries = self.index.entries
         keys, files = len(self.keys) or self.keys_planned, len(entries.files)
         rates = STRINGS if any(map(is_bytes, self.keys.key_types)) else NUMBERS
-        scan_rows = sum(file.record_count for file in covered) * self._ranges
+        scan_rows = self.data_files.select(covered).record_count * self._ranges
         # Each key may touch one row group in each file of the index, and never more than all of its rows.
         lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
         cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
@@ -276,7 +271,7 @@ class PendingDeletes:
             cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
-        if uncovered:
+        if len(uncovered):
             return Choice(
                 Source.INDEX_AND_SCAN,
                 f"{len(uncovered):,} data files are not indexed yet and are scanned; for the others, {why}",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from worker.index import PARTITION_ID, FileDictionary
+from worker.index import PARTITION_ID
 from worker.job import Unconvertible
 from worker.lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
-from worker.plan import DataFile, DeleteFile
+from worker.plan import DeleteFile
 from worker.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.sorted_runs import RunFile
 from worker.sorting import Int64Array, contiguous, sort_order, sort_rows
@@ -138,24 +138,21 @@ def _key_schema(keys: pa.Schema) -> pa.Schema:
 class RangeTask:
     """Finds the rows that the keys of one range delete. Pickles.
 
-    covered: files that the index answers for; scanned: (ordinal, partition_id, file) of all others.
+    live: the rows of the files that the index answers for, if any; scan: of all others.
     """
 
     storage: Storage
     reader: KeyReader
     index_files: tuple[RunFile, ...]
-    dictionary: FileDictionary | None
-    covered: tuple[DataFile, ...]
-    scanned: tuple[tuple[int, int, DataFile], ...]
-    ordinals: dict[str, int]
+    live: LiveRows | None
+    scan: ScanTask
 
     def run(self, batches: Iterable[KeyBatch]) -> RangeMatches:
         keys = DeleteKeys.of(batches, self.reader.key_set.schema)
-        parts = [ScanTask(self.reader, self.scanned).run(keys)]
-        if self.dictionary is not None and self.covered:
-            live = LiveRows(self.dictionary, self.covered, self.ordinals)
+        parts = [self.scan.run(keys)]
+        if self.live is not None:
             tasks = lookup_tasks(self.storage, self.index_files, keys, 1)
-            parts += [live.of(task.run(keys)) for task in tasks]
+            parts += [self.live.of(task.run(keys)) for task in tasks]
         return RangeMatches(len(keys), Matches.combined(parts))
 
 

@@ -38,7 +38,7 @@ from worker.index import (
 )
 from worker.indexing import rebuild_key_set
 from worker.job import Job, Outcome, PinnedTable, outcome
-from worker.plan import DataFile, balanced, plan_conversion
+from worker.plan import DataFile, DataFiles, balanced, plan_conversion
 from worker.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
 from worker.resolution import PendingDeletes
 from worker.row_groups import RowGroups
@@ -173,42 +173,40 @@ class Verification:
 
     # The dictionary.
 
-    def _compare_dictionary(self, index: KeySetIndex) -> dict[int, IndexedFile]:
-        """The live files that the index covers, by row of the dictionary."""
+    def _compare_dictionary(self, index: KeySetIndex) -> CoveredFiles:
+        """The live files that the index covers as it should."""
         dictionary, storage = index.dictionary, self._table.storage
         with self._job.stage("check_dictionary"):
-            files = index.files_table.live_files().files
-            checks = [SortedFile(storage, file, DICTIONARY_SCHEMA, 1) for file in files]
+            listed = index.files_table.live_files().files
+            checks = [SortedFile(storage, file, DICTIONARY_SCHEMA, 1) for file in listed]
             for check in checks:
                 for _ in check.read():
                     pass
             self.differences.add(*_faults(checks))
         self.differences.add(*_contradictions(index))
-        live = {file.path: file for file in self._table.files.data_files}
-        covered: dict[int, IndexedFile] = {}
-        ranges = zip(
-            dictionary.paths,
-            dictionary.base_addresses.tolist(),
-            dictionary.record_counts.tolist(),
-            dictionary.partition_ids.tolist(),
-            strict=True,
-        )
-        for row, (path, base_address, rows, partition_id) in enumerate(ranges):
-            file = live.get(path)
-            if file is None:
-                self.files_no_longer_live += 1
-            elif not dictionary.covers(file):
-                self.differences.add(f"{path}: the dictionary has it in another partition than the table")
-            elif rows != file.record_count:
-                self.differences.add(f"{path}: {file.record_count:,} rows, {rows:,} in the dictionary")
-            else:
-                covered[row] = IndexedFile(file, base_address, partition_id)
-        self.files_covered = len(covered)
+        live = self._table.files.data_files
+        ordinals = np.full(len(dictionary), -1, np.int64)
+        for found, of_rows in dictionary.pairs(live):
+            ordinals[of_rows] = found
+        rows = np.flatnonzero(ordinals >= 0)
+        self.files_no_longer_live = len(dictionary) - len(rows)
+        files, counts = live.select(ordinals[rows]), dictionary.record_counts[rows]
+        elsewhere = ~dictionary.covers(files)
+        is_wrong = elsewhere | (files.record_counts != counts)
+        wrong = np.flatnonzero(is_wrong)
+        for at, file in zip(wrong.tolist(), files.select(wrong), strict=True):
+            self.differences.add(
+                f"{file.path}: the dictionary has it in another partition than the table"
+                if elsewhere[at]
+                else f"{file.path}: {file.record_count:,} rows, {counts[at]:,} in the dictionary"
+            )
+        covered = CoveredFiles(dictionary, files.where(~is_wrong), rows[~is_wrong])
+        self.files_covered = len(covered.rows)
         return covered
 
     # The entries.
 
-    def _compare_entries(self, index: KeySetIndex, covered: Mapping[int, IndexedFile]) -> None:
+    def _compare_entries(self, index: KeySetIndex, covered: CoveredFiles) -> None:
         dictionary = index.dictionary
         blocks = Blocks(dictionary.base_addresses, dictionary.record_counts)
         found = self._fingerprints_of_entries(index, blocks)
@@ -217,7 +215,7 @@ class Verification:
         self.entries_checked = index.entries.rows
         self.entries_without_file = int(found.rows[0])
         wanted = Fingerprints.none(len(blocks))
-        checked = self._add_rows(wanted, blocks, _sample(covered))
+        checked = self._add_rows(wanted, blocks, covered.sample())
         # Of data files that weren't read, the number of entries can be compared all the same.
         different = np.where(checked, found.differ(wanted), found.rows != blocks.rows)
         different[0] = False
@@ -228,7 +226,7 @@ class Verification:
             # A block of each file, and then others.
             _, first = np.unique(blocks.files[wrong], return_index=True)
             shown = np.concatenate([wrong[first], np.delete(wrong, first)])[:EXAMPLES].tolist()
-            known = {block: covered[int(blocks.files[block])] for block in shown if checked[block]}
+            known = {block: covered.of_row(int(blocks.files[block])) for block in shown if checked[block]}
             rows = self._row_differences(index, blocks, known)
             examples = [
                 rows.get(block) or [_miscounted(dictionary, blocks, found, int(blocks.files[block]))]
@@ -258,16 +256,13 @@ class Verification:
         self, fingerprints: Fingerprints, blocks: Blocks, sample: Mapping[int, IndexedFile]
     ) -> npt.NDArray[np.bool_]:
         """Adds the rows of some covered files; for each block, whether it was read."""
-        rows = sum(indexed.file.record_count for indexed in sample.values())
-        groups = balanced(
-            list(sample.items()),
-            self._job.runner.parallelism * _TASKS_PER_THREAD,
-            lambda item: item[1].file.record_count,
-        )
-        tasks = [RowsTask(self._reader, tuple(group)) for group in groups]
+        files = tuple(sample.items())
+        counts = np.array([indexed.file.record_count for _, indexed in files], np.int64)
+        groups = balanced(counts, self._job.runner.parallelism * _TASKS_PER_THREAD)
+        tasks = [RowsTask(self._reader, files[group]) for group in groups]
         read = np.zeros(len(blocks), np.bool_)
         with self._job.stage("check_data_files"):
-            for results in self._job.each_task("check_data_files", tasks, None, rows):
+            for results in self._job.each_task("check_data_files", tasks, None, int(counts.sum())):
                 for row, result in results:
                     file = sample[row].file
                     if isinstance(result, str):
@@ -326,12 +321,12 @@ class Verification:
         if plan is None:
             return
         pending = PendingDeletes.read(self._job, self._table, plan, self._reader, index)
-        covered = [file for file in pending.data_files if index.dictionary.covers(file)]
-        looked_up, _, _ = pending.find(covered, [])
-        scanned, _, read = pending.find([], covered)
+        covered = np.flatnonzero(index.dictionary.covers(pending.data_files))
+        looked_up, _, _ = pending.find(covered, covered[:0])
+        scanned, _, read = pending.find(covered[:0], covered)
         for failure in read.failures:
             self._leave_out(pending.data_files[failure.ordinal], failure.reason)
-        for file in covered:
+        for file in sorted(looked_up.data_files() | scanned.data_files(), key=lambda file: file.path):
             if file.path in self.unreadable:
                 continue
             by_index, by_scan = looked_up.of(file), scanned.of(file)
@@ -344,7 +339,7 @@ class Verification:
 
 def _miscounted(dictionary: FileDictionary, blocks: Blocks, found: Fingerprints, file: int) -> str:
     entries = found.rows[blocks.files == file].sum()
-    return f"{dictionary.paths[file]}: {dictionary.record_counts[file]:,} rows, {entries:,} entries"
+    return f"{dictionary.path_of(file)}: {dictionary.record_counts[file]:,} rows, {entries:,} entries"
 
 
 def _contradictions(index: KeySetIndex) -> Iterator[str]:
@@ -353,23 +348,43 @@ def _contradictions(index: KeySetIndex) -> Iterator[str]:
     # An empty file takes one address too.
     ends = dictionary.base_addresses + np.maximum(1, dictionary.record_counts)
     for row in np.flatnonzero(ends[:-1] > dictionary.base_addresses[1:]).tolist():
-        yield f"{dictionary.paths[row]} and {dictionary.paths[row + 1]} share addresses"
-    for path, next_path in pairwise(sorted(dictionary.paths)):
-        if path == next_path:
-            yield f"{path} is covered twice"
+        yield f"{dictionary.path_of(row)} and {dictionary.path_of(row + 1)} share addresses"
+    for path in dictionary.repeated_paths():
+        yield f"{path} is covered twice"
     by_id = [(one, partition) for partition, ids in dictionary.partitions().items() for one in ids]
     for (one, partition), (other, following) in pairwise(sorted(by_id, key=lambda pair: pair[0])):
         if one == other:
             yield f"partitions {partition.values} and {following.values} share the id {one}"
 
 
-def _sample(covered: Mapping[int, IndexedFile]) -> dict[int, IndexedFile]:
-    """All of them, or when they have very many rows, some chosen at random: one at least."""
-    chosen = np.random.default_rng().permutation(np.array(sorted(covered), np.int64))
-    rows = np.cumsum([covered[row].file.record_count for row in chosen.tolist()])
-    if len(rows) and rows[-1] > SAMPLE_ROWS:
-        chosen = chosen[: max(1, int(np.searchsorted(rows, SAMPLE_ROWS, side="right")))]
-    return {row: covered[row] for row in sorted(chosen.tolist())}
+@dataclass(frozen=True, slots=True)
+class CoveredFiles:
+    """Live files that an index covers. rows: theirs in the dictionary, ascending."""
+
+    dictionary: FileDictionary
+    files: DataFiles
+    rows: Int64Array
+
+    def sample(self) -> dict[int, IndexedFile]:
+        """All of them, or when they have very many rows, some chosen at random: one at least. By row."""
+        chosen = np.random.default_rng().permutation(len(self.rows))
+        counts = np.cumsum(self.files.record_counts[chosen])
+        if len(counts) and counts[-1] > SAMPLE_ROWS:
+            chosen = chosen[: max(1, int(np.searchsorted(counts, SAMPLE_ROWS, side="right")))]
+        return self._indexed(np.sort(chosen))
+
+    def of_row(self, row: int) -> IndexedFile:
+        return self._indexed(np.searchsorted(self.rows, [row]))[row]
+
+    def _indexed(self, places: Int64Array) -> dict[int, IndexedFile]:
+        rows = self.rows[places]
+        bases, ids = self.dictionary.base_addresses[rows], self.dictionary.partition_ids[rows]
+        return {
+            row: IndexedFile(file, base_address, partition_id)
+            for row, file, base_address, partition_id in zip(
+                rows.tolist(), self.files.select(places), bases.tolist(), ids.tolist(), strict=True
+            )
+        }
 
 
 class SortedFile:

@@ -47,7 +47,7 @@ def test_report_states_the_planner_s_worst_choice_and_the_growth(tmp_path: Path)
 
 
 def test_planning_is_told_by_file(tmp_path: Path) -> None:
-    planning = Planning(1_000, 100, 2, 2**20, 1.5, 0.25, 0.5, 550_000, 250_000, 2**21)
+    planning = Planning(1_000, 100, 2, 2**20, 1.5, 0.25, 0.5, 0.125, 550_000, 250_000, 2**21)
     text = write_report(Results(planning=planning), "A machine.", tmp_path / "report.md")
     assert "1,000 data files and 100 equality delete files in 2 manifests (1 MiB)" in text
     assert "| read the live files from the manifests | 1.5 | 1 MiB | 500 B |" in text

@@ -12,6 +12,7 @@ from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +24,7 @@ from worker.checksums import CheckedFiles, read_footer
 from worker.footers import footer
 from worker.index import DamagedIndexError, assign_addresses, build_tasks, commit_index, decode, open_index
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
-from worker.plan import DataFile
+from worker.plan import DataFile, DataFiles
 from worker.read import KeyReader
 from worker.sorted_runs import IndexWarehouse, write_run
 from worker.storage import Storage
@@ -65,11 +66,12 @@ class Subject:
         footer.cache_clear()
         index = open_index(warehouse(self.folder), DATABASE, KEY_SET)
         assert index is not None
-        live = LiveRows(index.dictionary, self.files, {f.path: i for i, f in enumerate(self.files)})
+        files = DataFiles.of(self.files)
+        live = LiveRows(index.dictionary, files, np.arange(len(files)))
         tasks = lookup_tasks(Storage(), index.entries.files, self.deletes, 2)
         found = Matches.combined([live.of(task.run(self.deletes)) for task in tasks])
         rows = set(zip(found.ordinals.tolist(), found.positions.tolist(), strict=True))
-        return rows, [index.dictionary.covers(file) for file in self.files]
+        return rows, index.dictionary.covers(files).tolist()
 
     def outcome(self, path: Path, content: bytes) -> str:
         """What a lookup makes of a file with another content, which is then as it was."""

@@ -42,7 +42,7 @@ from worker.deletes import (
     written_files,
 )
 from worker.manifests import read_snapshot_files
-from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.puffin import Positions
 from worker.storage import Storage
 
@@ -239,7 +239,7 @@ class TestPlan:
             delete_file(path, file_format="puffin", referenced_data_file=of)
             for path, of in (("v", "a"), ("w", "b"), ("v", "c"), ("x", "d"))
         )
-        files = [data_file(name) for name in "abcd"]
+        files = DataFiles.of([data_file(name) for name in "abcd"])
         shared = sharing_a_file([vector], [vector, other, moved, alone], files)
         assert [file.path for file in shared] == ["c"]
         nothing = {file: BitMap64() for file in (*shared, data_file("e"))}

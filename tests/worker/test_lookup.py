@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +27,7 @@ from worker.index import (
     uncovered_files,
 )
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
-from worker.plan import DataFile, PartitionKey
+from worker.plan import DataFile, DataFiles, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
@@ -143,10 +144,11 @@ def _compare_with_a_brute_force_join(
             tasks = build_tasks(reader, index.entries_table.location, indexed, 2)
             runs = [run for task in tasks for run in task.run(None).runs]
             index = commit_index(index, runs, indexed, storage)
-    assert uncovered_files(files, index.dictionary) == []
+    live_files, ordinals = DataFiles.of(files), np.arange(len(files))
+    assert not uncovered_files(live_files, index.dictionary)
 
     partitions = {json.dumps([p]): i for p, i in _partition_ids(index).items()}
-    partition_id = {f.path: partitions[f.partition.values][0] for f in files}
+    partition_ids = np.array([partitions[f.partition.values][0] for f in files])
     scopes: dict[str | None, tuple[int, ...]] = {
         p: partitions.get(json.dumps([p]), (-2,)) for p in ("p", "q")
     }
@@ -158,11 +160,11 @@ def _compare_with_a_brute_force_join(
         for scope_id in scopes[scope]
     ]
     deletes = DeleteKeys.of(batches, key_set.schema)
-    scan = ScanTask(reader, tuple((i, partition_id[f.path], f) for i, f in enumerate(files))).run(deletes)
+    scan = ScanTask(reader, live_files, ordinals, partition_ids).run(deletes)
     assert set(zip(scan.ordinals.tolist(), scan.positions.tolist(), strict=True)) == expected
 
     lookups = lookup_tasks(storage, index.entries.files, deletes, 2)
-    live = LiveRows(index.dictionary, files, {f.path: i for i, f in enumerate(files)})
+    live = LiveRows(index.dictionary, live_files, ordinals)
     matches = Matches.combined([live.of(lookup.run(deletes)) for lookup in lookups])
     assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
 

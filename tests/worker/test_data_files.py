@@ -1,0 +1,78 @@
+"""Data files in columns are those that they were made of, and are found by their paths."""
+
+from __future__ import annotations
+
+import pickle
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker import paths as paths_module
+from worker.paths import Paths
+from worker.plan import DataFile, DataFiles, PartitionKey, balanced
+
+TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
+PARTITIONS = st.builds(PartitionKey, st.integers(0, 1), st.sampled_from(["[]", "[1]", "[2]"]))
+FILES = st.builds(
+    DataFile,
+    TEXTS,
+    st.sampled_from(["parquet", "orc"]),
+    PARTITIONS,
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.booleans(),
+)
+
+
+@given(st.lists(st.lists(FILES, max_size=4), max_size=4), st.data(), st.sampled_from([0, 2**20]))
+def test_files_come_out_of_columns_as_they_went_in(
+    parts: list[list[DataFile]], data: st.DataObject, memory_bytes: int
+) -> None:
+    files = [file for part in parts for file in part]
+    with patch.object(paths_module, "MEMORY_BYTES", memory_bytes), patch.object(paths_module, "PIECE", 3):
+        columns = DataFiles.joined(map(DataFiles.of, parts))
+        places = data.draw(st.lists(st.sampled_from(range(len(files))))) if files else []
+        selected = columns.select(places)
+        assert list(columns) == files
+        assert list(selected) == [files[place] for place in places]
+        assert [selected[at] for at in range(-len(places), 0)] == list(selected)
+        assert list(selected[1::2]) == list(selected)[1::2]
+        assert list(selected.select(np.arange(len(places))[::-1])) == list(selected)[::-1]
+        assert list(pickle.loads(pickle.dumps(selected))) == list(selected)
+        assert selected.record_counts.tolist() == [file.record_count for file in selected]
+        assert selected.data_sequence_numbers.tolist() == [file.data_sequence_number for file in selected]
+        wanted = {file.path for file in files[::2]} | {"no file's"}
+        assert list(selected.with_paths(wanted)) == [file for file in selected if file.path in wanted]
+
+
+def test_what_goes_to_a_task_is_what_it_reads() -> None:
+    files = DataFiles.of(
+        DataFile(f"{i}", "parquet", PartitionKey(0, f"[{i}]"), 1, 1, 1) for i in range(10_000)
+    )
+    assert len(pickle.dumps(files.select([7]))) < 2_000
+
+
+@given(st.lists(TEXTS), st.lists(TEXTS), st.booleans())
+def test_paths_are_paired_as_they_are_written(ours: list[str], others: list[str], collide: bool) -> None:
+    hashes = (lambda piece: np.zeros(len(piece), np.uint64)) if collide else paths_module._hashes
+    with patch.object(paths_module, "_hashes", hashes), patch.object(paths_module, "PIECE", 3):
+        here, there = Paths([pa.array(ours, pa.string())]), Paths([pa.array(others, pa.string())])
+        found = [pair for pairs in here.pairs(there.pieces()) for pair in zip(*pairs, strict=True)]
+    assert sorted(found) == [
+        (at, place) for at, other in enumerate(others) for place, path in enumerate(ours) if path == other
+    ]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 5))
+def test_groups_are_cut_in_order_where_they_are_full(counts: list[int], groups: int) -> None:
+    cuts = balanced(np.array(counts, np.int64), groups)
+    target = max(1, sum(counts) // groups)
+    assert [count for cut in cuts for count in counts[cut]] == counts
+    for cut in cuts:
+        *before, _ = np.cumsum([0, *counts[cut]])
+        assert max(before) < target
+    assert all(sum(counts[cut]) >= target for cut in cuts[:-1])
