@@ -34,6 +34,7 @@ ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
 PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 T = TypeVar("T")
 DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)]
+LEFT_TO_THOROUGH = [pytest.mark.integration, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="session")
@@ -94,20 +95,29 @@ def new_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 
 
 @pytest.fixture(params=DATABASES)
-def database(request: pytest.FixtureRequest, new_database_url: Callable[[str], str]) -> Iterator[Database]:
-    database = Database(new_database_url(request.param))
+def database_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=LEFT_TO_THOROUGH)])
+def alike_on_both(request: pytest.FixtureRequest) -> str:
+    """The `database_kind` of modules about what SQL and locks do not decide: a change needs one of them."""
+    return str(request.param)
+
+
+@pytest.fixture
+def database(database_kind: str, new_database_url: Callable[[str], str]) -> Iterator[Database]:
+    database = Database(new_database_url(database_kind))
     yield database
     database.dispose()
 
 
-@pytest.fixture(params=DATABASES)
-def settings(
-    request: pytest.FixtureRequest, tmp_path: Path, new_database_url: Callable[[str], str]
-) -> Settings:
+@pytest.fixture
+def settings(database_kind: str, tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings:
     """Polls nothing by itself: tests that want it call `Running.poll` or turn `background` on."""
     return Settings(
         data_dir=tmp_path,
-        database_url=new_database_url(request.param),
+        database_url=new_database_url(database_kind),
         bootstrap_key=ADMIN_KEY,
         background=False,
         failed_logins_per_minute=0,  # many tests are strangers on purpose

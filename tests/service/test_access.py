@@ -19,8 +19,11 @@ from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
 from service.openapi import DOCUMENT
 from tests.access import CALLERS, DECISIONS
-from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+
+# Who may call is decided by the route.
+database_kind = alike_on_both
 
 ROUTES = sorted((route, who) for who, routes in DECISIONS.items() for route in routes)
 _FILLED = {"attempt": "1", "action": "pause"}

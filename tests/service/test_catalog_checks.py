@@ -14,9 +14,12 @@ from thrift.transport.TTransport import TTransportException
 from service.catalogs.check import explain
 from service.catalogs.models import Catalog
 from tests.http_server import Answer, answering, rest_catalog
-from tests.service.conftest import Running
+from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
+
+# Catalogs are asked, and next to nothing of the database.
+database_kind = alike_on_both
 
 ORDER = [
     "secrets",

@@ -25,7 +25,7 @@ from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import restartable_server
 from tests.service.queue_calls import add_tables
 
-ON_SQLITE = pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
+ON_SQLITE = pytest.mark.parametrize("database_kind", ["sqlite"])
 """For what only SQLite does: one writer at a time, and a file whose size can be bounded."""
 _HOLD_LOCK = """
 import sqlite3, sys

@@ -11,7 +11,10 @@ from service.app import create_app, prepare
 from service.auth.access import Anyone
 from service.auth.principals import SESSION_COOKIE
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, Running, run_apart, running
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, run_apart, running
+
+# Headers come from the application alone.
+database_kind = alike_on_both
 
 ANSWERS = {
     "a page": ("GET", "/login", 200),

@@ -11,9 +11,12 @@ import pytest
 from service.auth.models import Role
 from service.index_health.models import TableHealth
 from service.settings import Settings
-from tests.service.conftest import Running, running
+from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.control_plane import Assignment
+
+# Policies are validated, merged and previewed in Python.
+database_kind = alike_on_both
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@ from service.auth.models import SYSTEM, ApiKeyRequest, Role
 from service.auth.service import create_api_key
 from service.rate_limits import RateLimits
 from service.settings import Settings
-from tests.service.conftest import ADMIN_KEY, ManualTime, run_apart, running
+from tests.service.conftest import ADMIN_KEY, ManualTime, alike_on_both, run_apart, running
+
+# Calls are counted in memory.
+database_kind = alike_on_both
 
 CALLS, FAILURES = 20, 5
 Call = Callable[..., Awaitable[httpx.Response]]

@@ -11,8 +11,11 @@ from sqlalchemy import text
 
 from service.settings import Settings
 from tests.http_server import Answer, answering, rest_catalog
-from tests.service.conftest import Running, running
+from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
+
+# Where a catalog may lead is decided before anything is stored.
+database_kind = alike_on_both
 
 INTERNAL = [
     "127.0.0.1",

@@ -17,7 +17,7 @@ from service.remote import load_document, operations
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
 
-pytestmark = pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
+pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Call = Callable[..., Result]
 
 

@@ -18,8 +18,11 @@ from service.catalogs.models import CatalogType
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.rest_catalog import running_rest_catalog
-from tests.service.conftest import Running, running
+from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
+
+# Who waits for a catalog holds no database.
+database_kind = alike_on_both
 
 PATIENCE_SECONDS = 60.0
 
