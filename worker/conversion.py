@@ -503,10 +503,11 @@ class Plan:
     ) -> DeletesOutcome:
         outcomes: list[DeletesOutcome] = []
         bound = MEMORY_POSITIONS >> self.job.halvings
+        existing = _deletes_by_scope(files, self.table.files.position_deletes)
         for batch in in_batches(files, positions, len(files), bound):
             files_at_most = VECTORS_PER_MOVE if moves else FILES_PER_DELETES_TASK
             groups = in_batches(batch, positions, files_at_most, bound // 8)
-            tasks = [self._deletes_task(group, positions, moves=moves) for group in groups]
+            tasks = [self._deletes_task(group, positions, existing, moves=moves) for group in groups]
             if tasks and not self.dry_run:
                 self._announce()
             if moves:  # how many positions their vectors hold is not known before they are read
@@ -534,7 +535,12 @@ class Plan:
         )
 
     def _deletes_task(
-        self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool
+        self,
+        files: Sequence[DataFile],
+        positions: Sequence[Positions],
+        existing: Mapping[str | PartitionKey, Sequence[DeleteFile]],
+        *,
+        moves: bool,
     ) -> DeletesTask:
         metadata, assignment = self.table.metadata, self.job.assignment
         number = len(self._locations)
@@ -544,7 +550,7 @@ class Plan:
         return DeletesTask(
             self.table.storage,
             {file: union(positions, file) for file in files},
-            _deletes_of(files, self.table.files.position_deletes),
+            _deletes_of(files, existing),
             metadata.format_version,
             granularity,
             locations,
@@ -729,16 +735,23 @@ def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
     return delete.partition == file.partition
 
 
-def _deletes_of(group: Sequence[DataFile], position_deletes: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
-    """The position deletes that may apply to the data files of a group."""
-    paths = {file.path for file in group}
-    partitions = {file.partition for file in group}
-    return tuple(
-        delete
-        for delete in position_deletes
-        if (
-            delete.referenced_data_file in paths
-            if delete.referenced_data_file
-            else delete.partition in partitions
-        )
-    )
+def _deletes_by_scope(
+    files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> dict[str | PartitionKey, list[DeleteFile]]:
+    """The position deletes that may apply to some data files, by the path or partition they are for."""
+    found: dict[str | PartitionKey, list[DeleteFile]] = {
+        scope: [] for file in files for scope in (file.path, file.partition)
+    }
+    for delete in position_deletes:
+        scope = delete.referenced_data_file or delete.partition
+        if scope in found:
+            found[scope].append(delete)
+    return found
+
+
+def _deletes_of(
+    group: Iterable[DataFile], by_scope: Mapping[str | PartitionKey, Sequence[DeleteFile]]
+) -> tuple[DeleteFile, ...]:
+    """Those that may apply to the data files of a group, each once."""
+    scopes = dict.fromkeys(scope for file in group for scope in (file.path, file.partition))
+    return tuple(delete for scope in scopes for delete in by_scope[scope])

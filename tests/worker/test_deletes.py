@@ -22,7 +22,7 @@ from tests.factories import Catalog, TableBuilder, live_delete_files, visible_ro
 from tests.worker.test_read import FlakyStorage
 from worker.catalogs import load_table
 from worker.commit import RowDelta, commit_row_delta
-from worker.conversion import DeletesTask
+from worker.conversion import DeletesTask, _deletes_by_scope, _deletes_of
 from worker.deletes import (
     FILES_AT_ONCE,
     DeleteFileLocations,
@@ -233,6 +233,22 @@ class TestPlan:
         }
         assert plan.removed == (vector, legacy)
         assert (plan.rows_deleted, plan.delete_files_added) == (2, 2)
+
+    def test_each_task_gets_what_may_apply_to_its_files_and_every_delete_is_looked_at_once(self) -> None:
+        p, q = (PartitionKey(0, values) for values in ('["p"]', '["q"]'))
+        a, b, c = data_file("a", partition=p), data_file("b", partition=p), data_file("c", partition=q)
+        of_a, of_c, of_p, *_ = deletes = [
+            delete_file("1", partition=p, referenced_data_file="a"),
+            delete_file("2", partition=q, referenced_data_file="c"),
+            delete_file("3", partition=p),
+            delete_file("4", partition=p, referenced_data_file="another"),
+            delete_file("5"),
+        ]
+        by_scope = _deletes_by_scope([a, b, c], iter(deletes))
+        assert set(_deletes_of([a, b], by_scope)) == {of_a, of_p}
+        assert len(_deletes_of([a, b], by_scope)) == 2
+        assert _deletes_of([b], by_scope) == (of_p,)
+        assert _deletes_of([c], by_scope) == (of_c,)
 
     def test_a_vector_is_moved_also_when_nothing_is_new(self) -> None:
         vector, other, moved, alone = (
