@@ -23,7 +23,7 @@ from service.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import queue
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Assignment, Attempt, Event, Job, Turn
+from service.jobs.models import Assignment, Attempt, Event, Job, SystemState, Turn
 from service.jobs.service import retry_job
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.tables.models import EnrolledTable
@@ -51,6 +51,7 @@ from tests.service.queue_calls import (
 )
 
 CALLS = ["heartbeat", "announce", "reserve", "finish"]
+WIDER = ["catalog", "system"]
 TROUBLES = ["pause", "jump", "set back", "limit", "restart", "restart"]
 Move = tuple[str, dict[str, Any]]
 
@@ -101,6 +102,7 @@ MOVES = [  # as often as they are here
     move("cancel", which=st.integers(0, 9)),
     *[move("time_out", **CALLER)] * 2,
     *[move("halt", table=st.integers(0, 3), paused=YES_OR_NO)] * 2,
+    *[move("halt_for_a_claim", table=st.integers(0, 3), what=st.sampled_from(WIDER))] * 2,
     *[
         move(
             "disturb",
@@ -122,7 +124,7 @@ REACHED = {  # in each run
     *(f"cancel: {status}" for status in ("queued", "running")),
     *(f"time_out: {answer}" for answer in ("queued", "had ended")),
     *(f"halt: {paused}" for paused in (True, False)),
-    "claim: a paused table is passed over",
+    *(f"claim: a paused {what} is passed over" for what in ["table", *WIDER]),
     *(f"{trouble}: while jobs run" for trouble in TROUBLES),
     "retry",
     "retry: refused",
@@ -139,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         with self.database.write() as session:
-            for model in (Event, Attempt, Job, Turn, EnrolledTable, Catalog):
+            for model in (Event, Attempt, Job, Turn, EnrolledTable, Catalog, SystemState):
                 for row in session.exec(select(model)):
                     session.delete(row)
                 session.flush()
@@ -198,7 +200,8 @@ class QueueMachine(RuleBasedStateMachine):
         except (ConflictError, InvalidError):
             found = job(self.database, job_id)
             with self.database.read() as session:
-                paused = session.get_one(EnrolledTable, found.table_id).paused
+                table = session.get_one(EnrolledTable, found.table_id)
+                paused = self.halted(session) & {table.id, table.catalog_id, "system"}
             assert paused or not JobStatus(found.status).is_retryable or not may_be_repeated(found)
             self.reached["retry: refused"] += 1
             return
@@ -255,6 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert found.status == JobStatus.QUEUED.value
                 assert counts or found.available_at == self.now
         first = None if is_stopping else self.whose_turn_it_is(assignment)
+        self.resume_all_but_tables()
         assert (assignment.job.id if assignment is not None else None) == first
         self.reached[f"{call}: {'nothing' if assignment is None else 'a job'}"] += 1
         if assignment is None:
@@ -274,7 +278,7 @@ class QueueMachine(RuleBasedStateMachine):
             jobs = session.exec(select(Job)).all()
             tables = session.exec(select(EnrolledTable)).all()
             catalogs = {table.id: table.catalog_id for table in tables}
-            paused = {table.id for table in tables if table.paused}
+            halted = self.halted(session)
             limits = {each.id: each.max_running_jobs for each in session.exec(select(Catalog))}
         taken = assignment.job.id if assignment is not None else None
         running = [each for each in jobs if each.status == JobStatus.RUNNING.value and each.id != taken]
@@ -302,13 +306,24 @@ class QueueMachine(RuleBasedStateMachine):
             turn = self.turns.get(each.table_id, never)
             return -each.priority, running_of[catalog], turn_of[catalog], turn, each.available_at, each.id
 
-        claimable = list(filter(is_claimable, jobs))
-        # The index of a table that goes is dropped all the same.
-        starts = [e for e in claimable if e.table_id not in paused or e.kind == JobKind.DROP_INDEX.value]
-        if len(starts) < len(claimable):
-            self.reached["claim: a paused table is passed over"] += 1
-        first = min(starts, key=rank, default=None)
+        def starts(each: Job) -> bool:
+            places = {"system": "system", "catalog": catalogs[each.table_id]}
+            # The index of a table that goes is dropped all the same.
+            if each.kind != JobKind.DROP_INDEX.value:
+                places["table"] = each.table_id
+            paused = [what for what, place in places.items() if place in halted]
+            self.reached.update(f"claim: a paused {what} is passed over" for what in paused)
+            return not paused
+
+        claimable = [each for each in jobs if is_claimable(each) and starts(each)]
+        first = min(claimable, key=rank, default=None)
         return first.id if first is not None else None
+
+    def halted(self, session: Session) -> set[str]:
+        """Ids of what is paused; "system" is all."""
+        tables = session.exec(select(EnrolledTable.id).where(col(EnrolledTable.paused)))
+        catalogs = session.exec(select(Catalog.id).where(col(Catalog.paused)))
+        return {*tables, *catalogs, *(["system"] if queue.is_system_paused(session) else [])}
 
     def is_unheard_again(self, job_id: str, attempt: int) -> bool:
         """Whether the three attempts before this one were not heard of by their workers either."""
@@ -464,6 +479,20 @@ class QueueMachine(RuleBasedStateMachine):
         with self.database.write() as session:
             session.get_one(EnrolledTable, self.tables[table]).paused = paused
 
+    def halt_for_a_claim(self, table: int, what: str) -> None:
+        """Somebody pauses a table's catalog or everything, until the next call of a worker for a job."""
+        with self.database.write() as session:
+            if what == "catalog":
+                catalog_id = session.get_one(EnrolledTable, self.tables[table]).catalog_id
+                session.get_one(Catalog, catalog_id).paused = True
+            else:
+                session.merge(SystemState(paused=True))
+
+    def resume_all_but_tables(self) -> None:
+        with self.database.write() as session:
+            session.exec(update(Catalog).values(paused=False))
+            session.exec(update(SystemState).values(paused=False))
+
     def disturb(self, trouble: str, seconds: int, limit: int | None) -> None:
         self.reached[f"{trouble}: {'while jobs run' if self.running else 'idle'}"] += 1
         match trouble:
@@ -521,6 +550,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened: when time passes and a worker works, every job ends."""
+        self.resume_all_but_tables()
         for _ in range(200):
             with self.database.read() as session:
                 left = [each for each in session.exec(select(Job)) if not JobStatus(each.status).is_final]
