@@ -34,6 +34,8 @@ ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
 PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 T = TypeVar("T")
 DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)]
+ON_BOTH = pytest.mark.parametrize("database_kind", DATABASES)
+"""For a test about SQL or locks in a module that is `alike_on_both` else."""
 LEFT_TO_THOROUGH = [pytest.mark.integration, pytest.mark.thorough]
 
 

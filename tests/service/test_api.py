@@ -21,8 +21,11 @@ from service.jobs import stream
 from service.jobs.models import Event, EventView
 from service.jobs.stream import _after, settled
 from service.routing import IdempotentAnswer
-from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+
+# Most of this is about HTTP; where SQL or locks decide, both databases are asked.
+database_kind = alike_on_both
 
 
 @pytest.fixture
@@ -57,6 +60,7 @@ def test_without_a_key_nothing_is_told(service: Running) -> None:
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@ON_BOTH
 def test_a_wrong_revoked_or_expired_key_is_refused(service: Running) -> None:
     wrong = service.client_with({"Authorization": "Bearer nonsense"})
     assert wrong.get("/me").json()["type"] == "/problems/invalid-api-key"
@@ -164,6 +168,7 @@ def test_a_callers_request_id_is_kept_if_it_is_sane(service: Running) -> None:
     assert replaced.headers["x-request-id"] != "a b"
 
 
+@ON_BOTH
 def test_a_repeated_request_with_the_same_key_gets_the_first_answer(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
@@ -203,6 +208,7 @@ def test_a_key_of_somebody_else_means_nothing(service: Running, table: dict[str,
     assert service.client(Role.VIEWER).post(path, json={"kind": "verify"}, headers=key).status_code == 403
 
 
+@ON_BOTH
 def test_the_same_request_at_the_same_time_happens_once(service: Running, table: dict[str, Any]) -> None:
     body = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
     key = {"Idempotency-Key": "k"}
@@ -213,6 +219,7 @@ def test_the_same_request_at_the_same_time_happens_once(service: Running, table:
     assert len(service.admin.get("/workers").json()["items"]) == 1
 
 
+@ON_BOTH
 def test_writes_are_audited_whether_allowed_or_denied(service: Running, table: dict[str, Any]) -> None:
     viewer = service.client(Role.VIEWER)
     denied = viewer.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
@@ -276,6 +283,7 @@ def test_a_queued_job_with_other_parameters_is_a_conflict(service: Running, tabl
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-already-queued")
 
 
+@ON_BOTH
 def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]) -> None:
     job = request_job(service, table)
     worker = service.start_worker()
@@ -333,6 +341,7 @@ def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
     assert 0.4 < time.monotonic() - started < 5
 
 
+@ON_BOTH
 def test_a_waiting_claim_gets_a_job_soon_after_it_is_requested(
     service: Running, table: dict[str, Any]
 ) -> None:
@@ -376,6 +385,7 @@ def test_an_unknown_worker_is_told_to_register(service: Running) -> None:
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/worker-not-found")
 
 
+@ON_BOTH
 def test_workers_show_what_they_run(service: Running, table: dict[str, Any]) -> None:
     worker, job = service.start_worker(), request_job(service, table)
     service.claim(worker)
@@ -394,6 +404,7 @@ def test_a_job_that_waits_says_for_what(service: Running, table: dict[str, Any])
     service.admin.post("/system/resume")
 
 
+@ON_BOTH
 def test_cancelling_and_retrying(service: Running, table: dict[str, Any]) -> None:
     job = request_job(service, table)
     cancelled = service.admin.post(f"/jobs/{job['id']}/cancel")
@@ -419,6 +430,7 @@ def test_an_ended_job_cannot_be_cancelled(service: Running, table: dict[str, Any
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-not-cancelable")
 
 
+@ON_BOTH
 def test_jobs_are_listed_newest_first_by_page_and_by_filter(service: Running, table: dict[str, Any]) -> None:
     made = [request_job(service, table, kind=kind)["id"] for kind in ("index", "convert", "verify")]
     first = service.admin.get("/jobs", params={"limit": 2}).json()
@@ -456,6 +468,7 @@ def read_events(
     return events
 
 
+@ON_BOTH
 def test_job_changes_are_streamed_live_and_resumed_after_a_break(
     service: Running, table: dict[str, Any]
 ) -> None:
@@ -507,6 +520,7 @@ def test_a_last_event_id_that_is_none_of_ours_is_refused(service: Running, wrong
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-last-event-id")
 
 
+@ON_BOTH
 def test_the_stream_waits_for_a_gap_that_may_still_be_filled(service: Running, table: dict[str, Any]) -> None:
     for kind in ("index", "convert", "verify"):
         request_job(service, table, kind=kind)
@@ -546,6 +560,7 @@ def test_events_whose_transactions_end_in_another_order_are_not_skipped(
     database.dispose()
 
 
+@ON_BOTH
 def test_the_stream_takes_any_filter_and_sends_only_what_it_lets_through(
     service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
 ) -> None:
@@ -575,6 +590,7 @@ def test_the_stream_takes_any_filter_and_sends_only_what_it_lets_through(
         assert service.admin.request(method, "/events").status_code == 405
 
 
+@ON_BOTH
 def test_many_jobs_are_cancelled_or_retried_at_once_each_for_itself(
     service: Running, table: dict[str, Any]
 ) -> None:

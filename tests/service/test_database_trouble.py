@@ -36,6 +36,12 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process locks is waited for, but not as long as really."""
+    monkeypatch.setattr("service.database._LOCK_SECONDS", 1)
+
+
 def test_writers_of_sqlite_take_turns_in_the_order_in_which_they_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,6 +165,7 @@ def test_a_denial_that_cannot_be_recorded_is_answered_with_503(service: Running)
             check_unavailable(stranger.post("/system/pause"))
 
 
+@ON_SQLITE  # but for the one that this test starts with
 @pytest.mark.integration
 def test_postgresql_that_stands_still_is_answered_with_503_until_it_goes_on(
     settings: Settings, new_database_url: Callable[[str], str]

@@ -1,5 +1,6 @@
 """Names like SQL, HTML and paths are just names: in every list, filter and page, and in the log."""
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,8 +12,9 @@ from service.audit.models import AuditEntry
 from service.auth.models import BrowserSession, LoginToken, Role
 from service.auth.principals import SESSION_COOKIE
 from service.database import Database
+from service.openapi import DOCUMENT
 from service.schema import TABLES
-from tests.service.conftest import Running
+from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_access import sign_in
 
@@ -27,6 +29,14 @@ NAMES = [
     "Ω≈ç√ 表 \N{ZERO WIDTH SPACE}",
 ]
 
+FILTERS = {
+    path.removeprefix("/api/v1"): [one["name"] for one in calls["get"]["parameters"] if one["in"] == "query"]
+    for path, calls in json.loads(DOCUMENT.read_text())["paths"].items()
+    if "{" not in path and "cursor" in [one["name"] for one in calls.get("get", {}).get("parameters", [])]
+}
+"""What each list of the API may be asked for."""
+assert len(FILTERS) >= 10
+
 
 def rows(database: Database) -> dict[str, int]:
     """How many there are of each kind, but for what looking at pages leaves."""
@@ -38,7 +48,8 @@ def rows(database: Database) -> dict[str, int]:
 def check_page(service: Running, path: str) -> None:
     """What is asked for is shown as text; a path to nowhere is answered with JSON, which is never run."""
     secret = sign_in(service, Role.ADMIN)
-    answer = httpx.get(service.url + path, headers={"Cookie": f"{SESSION_COOKIE}={secret}"})
+    cookie = {"Cookie": f"{SESSION_COOKIE}={secret}"}
+    answer = httpx.get(service.url + path, headers=cookie, verify=PLAIN_HTTP)
     assert answer.status_code in (200, 404, 422), (path, answer.status_code)
     if answer.headers["content-type"] == "application/problem+json":
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -93,12 +104,7 @@ def test_no_filter_or_identifier_is_more_than_a_value(service: Running, iceberg:
 
 
 def check_filters(service: Running, name: str) -> None:
-    lists = ("/tables", "/jobs", "/workers", "/audit", "/policies", "/catalogs", "/api-keys")
-    parameters = (
-        *("search", "catalog", "table_id", "principal", "action", "target", "request_id", "sort", "cursor"),
-        *("status", "kind", "state", "role", "namespace", "policy"),
-    )
-    for path in lists:
+    for path, parameters in FILTERS.items():
         for parameter in parameters:
             answer = service.admin.get(path, params={parameter: name})
             assert answer.status_code in (200, 400, 404, 422), (path, parameter, answer.text)
@@ -115,7 +121,7 @@ def check_filters(service: Running, name: str) -> None:
     ):
         check_page(service, path)
     for target in (name, f"//elsewhere.example/{name}", f"https://elsewhere.example/{name}"):
-        form = httpx.get(f"{service.url}/login", params={"next": target}).text
+        form = httpx.get(f"{service.url}/login", params={"next": target}, verify=PLAIN_HTTP).text
         assert 'name="next" value="/"' in form, target
 
 

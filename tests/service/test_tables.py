@@ -13,8 +13,11 @@ from service.database import utc_now
 from service.jobs.models import Attempt, Job
 from service.settings import Settings
 from service.tables import service as tables
-from tests.service.conftest import Running, running
+from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
+
+# Most of this is about what a table is; where SQL or locks decide, both databases are asked.
+database_kind = alike_on_both
 
 
 @pytest.fixture
@@ -54,6 +57,7 @@ def test_the_catalog_may_be_given_by_id(local: Running) -> None:
     assert local.enroll(catalog=catalog["id"])["catalog"] == "local"
 
 
+@ON_BOTH
 def test_a_table_is_enrolled_once_per_branch(local: Running) -> None:
     created = local.enroll()
     status, problem = refusal(local)
@@ -104,6 +108,7 @@ def test_a_request_that_does_not_fit_is_refused(local: Running, fields: dict[str
     assert problem["remedy"]
 
 
+@ON_BOTH
 def test_a_catalog_that_is_removed_while_a_table_is_read_gets_no_table(
     local: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +199,7 @@ def test_an_index_inside_the_table_is_refused(settings: Settings, iceberg: Icebe
     assert (status, problem["type"]) == (422, "/problems/index-inside-table")
 
 
+@ON_BOTH
 def test_a_pattern_enrols_what_it_matches_and_reports_the_rest(
     local: Running, iceberg: IcebergCatalog
 ) -> None:
@@ -219,6 +225,7 @@ def test_a_paused_table_takes_no_jobs_until_it_is_resumed(local: Running) -> Non
     assert local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).status_code == 202
 
 
+@ON_BOTH
 def test_a_removed_table_is_gone_but_its_jobs_can_be_read(local: Running) -> None:
     table = local.enroll()
     queued = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
@@ -255,6 +262,7 @@ def test_the_index_of_a_removed_table_is_dropped_by_a_job(local: Running) -> Non
     assert local.finish(assignment, result={"index_tables_deleted": 2}).json()["status"] == "succeeded"
 
 
+@ON_BOTH
 def test_the_index_is_dropped_only_after_the_running_writer_has_stopped(local: Running) -> None:
     table, worker = local.enroll(), local.start_worker()
     local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
@@ -279,6 +287,7 @@ def test_an_index_that_another_enrolment_uses_is_not_dropped(local: Running, ice
     assert local.admin.delete(f"/tables/{other['id']}?drop_index=true").status_code == 202
 
 
+@ON_BOTH
 def test_a_table_that_is_enrolled_again_keeps_its_index(local: Running) -> None:
     job = local.admin.delete(f"/tables/{local.enroll()['id']}?drop_index=true").json()
     again = local.enroll()
@@ -338,6 +347,7 @@ def test_the_drop_of_an_index_outlives_its_paused_and_removed_catalog(local: Run
     assert assignment["job"]["id"] == job["id"]
 
 
+@ON_BOTH
 def test_an_index_that_is_used_again_is_not_dropped_however_that_came(local: Running) -> None:
     job = drop_index(local)
     again = local.enroll()
@@ -369,6 +379,7 @@ def test_a_dropped_index_is_never_requested_by_itself(local: Running) -> None:
     assert error["message"] == "Input should be 'index', 'convert', 'compact', 'rebuild' or 'verify'"
 
 
+@ON_BOTH
 def test_tables_are_listed_page_by_page_and_by_filter(local: Running, iceberg: IcebergCatalog) -> None:
     for name in ("db.a", "db.b", "other.c"):
         iceberg.create(name)
@@ -387,6 +398,7 @@ def test_tables_are_listed_page_by_page_and_by_filter(local: Running, iceberg: I
     assert local.admin.get("/tables", params={"catalog": "nope"}).json()["items"] == []
 
 
+@ON_BOTH
 def test_tables_are_told_apart_by_the_parts_of_their_names(local: Running, iceberg: IcebergCatalog) -> None:
     names = [("a", "b.c"), ("a.b", "c")]
     tables = []
