@@ -4,10 +4,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
+from service.auth.models import Role
+from service.auth.principals import SESSION_COOKIE
 from tests.browser.running_service import RunningService, running_service
+from tests.service.conftest import PLAIN_HTTP
 
 CHROMIUM: dict[str, Any] = {
     "executable_path": shutil.which("chromium"),
@@ -23,6 +27,12 @@ CHROMIUM: dict[str, Any] = {
 }
 # What is to be seen comes at once, unless the machine has much else to do.
 expect.set_options(timeout=30_000)
+
+
+def sign_in(context: BrowserContext, service: RunningService, role: Role = Role.ADMIN) -> None:
+    """Give a browser a session, without a page that nobody looks at."""
+    session = httpx.get(service.login_link(role), verify=PLAIN_HTTP).cookies[SESSION_COOKIE]
+    context.add_cookies([{"name": SESSION_COOKIE, "value": session, "url": service.url}])
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +106,6 @@ def visit(browser: Browser, service: RunningService) -> Iterator[Callable[..., P
 
 @pytest.fixture
 def signed_in(page: Page, service: RunningService) -> Page:
-    """A page with an admin's session, on the overview."""
-    page.goto(service.login_link())
+    """A page with an admin's session, which has not been anywhere."""
+    sign_in(page.context, service)
     return page

@@ -20,6 +20,7 @@ import httpx
 from service.auth.models import Role
 from service.auth.service import create_login_link
 from service.database import Database, migrate
+from tests.service.conftest import PLAIN_HTTP
 from tests.service.iceberg_tables import IcebergCatalog
 
 _SERVE = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
@@ -279,7 +280,8 @@ def running_service(directory: Path) -> Iterator[RunningService]:
         "ICESTREAM_DATA_DIR": str(directory),
         "ICESTREAM_DATABASE_URL": database_url,
         "ICESTREAM_BOOTSTRAP_KEY": key,
-        "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
+        # Most tests wait for the first look at a table.
+        "ICESTREAM_POLL_INTERVAL_SECONDS": "0.3",
         "ICESTREAM_LEASE_SECONDS": "300",
     }
     log = directory / "service.log"
@@ -289,7 +291,10 @@ def running_service(directory: Path) -> Iterator[RunningService]:
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(
-            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
+            base_url=f"{url}/api/v1",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=60,
+            verify=PLAIN_HTTP,
         ) as api:
             _await_ready(url, process, log)
             iceberg = IcebergCatalog(directory)
@@ -311,7 +316,7 @@ def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
-            if httpx.get(f"{url}/readyz").is_success:
+            if httpx.get(f"{url}/readyz", verify=PLAIN_HTTP).is_success:
                 return
         except httpx.TransportError:
             pass

@@ -24,7 +24,7 @@ from service.index_health.models import HealthSample
 from service.jobs.models import Attempt, Event, Job
 from service.tables.models import EnrolledTable
 from service.ui.formats import rfc3339
-from tests.browser.conftest import CHROMIUM
+from tests.browser.conftest import CHROMIUM, sign_in
 from tests.browser.running_service import (
     PlayedWorker,
     RunningService,
@@ -251,7 +251,7 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
         for name, path in pages.anonymous.items():
             page.goto(service.url + path)
             page.screenshot(path=directory / (name + kind), full_page=True)
-        page.goto(service.login_link())
+        sign_in(context, service)
         for name, path in pages.signed_in.items():
             page.goto(service.url + path)
             page.screenshot(path=directory / (name + kind), full_page=True)

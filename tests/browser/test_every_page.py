@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, Response, expect
 from starlette.routing import compile_path
 
 from tests.access import DECISIONS
-from tests.browser.conftest import Misdeeds
+from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService, running_service
 from tests.browser.screenshots import THEMES, WIDTHS, Pages, furnish
 from tests.service.test_access import is_page
@@ -43,7 +43,7 @@ def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
     found = {name: _look(page, service.url + path) for name, path in pages.anonymous.items()}
-    page.goto(service.login_link())
+    sign_in(context, service)
     found |= {name: _look(page, service.url + path) for name, path in pages.signed_in.items()}
     context.close()
     assert {name: problems for name, problems in found.items() if problems} == {}
@@ -87,7 +87,7 @@ def test_page_that_refuses_a_form_keeps_what_was_typed_and_is_accessible(
     page = context.new_page()
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
-    page.goto(service.login_link())
+    sign_in(context, service)
     found = {}
     for name, (field, text) in typed.items():
         page.goto(service.url + pages.signed_in[name])

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.auth.models import Role
-from tests.browser.conftest import Misdeeds
+from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, release
 from tests.readers import duckdb_rows
@@ -81,6 +81,7 @@ def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_conver
     rows = duckdb_rows(lake.catalog.load_table(TABLE))
     assert len(rows) == 7
 
+    page.goto(service.url)
     page.get_by_role("link", name="Catalogs").click()
     page.get_by_role("link", name="Register a catalog").click()
     page.get_by_label("Name").fill("lake")
@@ -159,7 +160,7 @@ def watches(browser: Browser, service: RunningService, url: str) -> None:
     page = context.new_page()
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
-    page.goto(service.login_link(Role.VIEWER))
+    sign_in(context, service, Role.VIEWER)
     page.goto(url)
     expect(page.locator("#status")).to_have_text("running")
     expect(page.locator("main").get_by_role("button").filter(has_not_text=re.compile("^$"))).to_have_count(0)

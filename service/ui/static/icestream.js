@@ -172,6 +172,13 @@ function follow(main) {
 
   // A hidden tab would hold one of the few connections that a browser has for a host.
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  // A browser that has no network knows it before a request has failed, and knows when to try again.
+  addEventListener("offline", () => {
+    if (ended) return;
+    close();
+    show("lost", "Reconnecting");
+  });
+  addEventListener("online", () => !document.hidden && open());
   setInterval(() => !document.hidden && !ended && refresh(), Number(main.dataset.every) * 1000);
   if (!document.hidden) open();
 }

@@ -44,6 +44,7 @@ def test_an_empty_page_says_what_to_do_next(empty: Running) -> None:
             page = admin.open(path)
             assert words in page.text, path
             assert page.links[link].partition("?")[0].endswith(address), path
+        assert "No worker is alive" in admin.open("/").text
     with Person(empty, Role.VIEWER) as viewer:
         # Who may not do it is told who can, and is led nowhere in vain.
         for path in ("/", "/catalogs"):

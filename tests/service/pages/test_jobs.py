@@ -212,6 +212,69 @@ def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_
     assert f"Deletes resolved {resolved:,}" in words(overview)
 
 
+def test_a_table_names_a_delete_that_cannot_be_converted_with_reason_and_remedy(
+    service: Running, admin: Person, iceberg: IcebergCatalog, table: str, worker: str
+) -> None:
+    name = service.admin.get(f"/tables/{table}").json()["name"]
+    path = str(iceberg.catalog.load_table(name).inspect.delete_files()["file_path"][0])
+    assignment = claim(service, worker, request_job(service, table, "index"))
+    service.finish(assignment, result={}, health=index_report(pending=(1, 2), unconvertible=path))
+    shown = words(admin.open(f"/tables/{table}"))
+    assert f"{name} of local blocked" in shown
+    row = shown.partition("Deletes that cannot be converted")[2].partition("Pending equality deletes")[0]
+    assert path.rpartition("/")[2] in row
+    assert "Its key column amount is a float" in row
+    assert "Let the writer use a key without floats" in row
+    keys = shown.partition("Key sets and their index")[2].partition("Jobs")[0]
+    assert "19,480,000 59.8 MB" in keys
+
+
+def test_a_job_tells_which_deletes_stay_and_which_another_reader_applied_wrongly(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    stays = [
+        {
+            "file_path": f"s3://lake/{i}.parquet",
+            "code": "float_key",
+            "reason": "a float",
+            "remedy": "no float",
+        }
+        for i in range(150)
+    ]
+    wrong = {"file_path": "s3://lake/u.parquet", "code": "uuid_bounds", "reason": "bounds are signed there"}
+    job = request_job(service, table)
+    result = convert_result() | {"unconvertible": stays, "deviations": [wrong]}
+    service.finish(claim(service, worker, job), result=result, health=index_report())
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert shown.count("float_key A float. No float.") == 100
+    assert "The first 100 of 150" in shown
+    applied = shown.partition("Deletes that the Java reader applied wrongly")[2]
+    assert "u.parquet uuid_bounds Bounds are signed there." in applied
+
+
+def test_a_job_tells_what_a_verification_found_wrong(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    found = {
+        "columns": ["id"],
+        "files_covered": 5,
+        "files_checked": 4,
+        "rows_checked": 1234,
+        "entries_checked": 1300,
+        "differences": 2,
+        "examples": ["data.parquet: row 16: the entry has id 7 instead of 8"],
+        "rebuilt": True,
+    }
+    job = request_job(service, table, "verify")
+    service.finish(
+        claim(service, worker, job), result={"key_sets": [found]}, health=index_report()
+    ).raise_for_status()
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "id 2 1,300 4 5 1,234 — What was wrong" in shown
+    assert "the entry has id 7" in shown
+    assert "rebuilt at once" in shown
+
+
 def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
@@ -364,6 +427,9 @@ def test_jobs_are_paged_and_every_page_keeps_the_filters(service: Running, admin
         for _ in range(50):
             session.add(Job.model_validate(job.model_dump() | {"id": new_id(), "created_at": utc_now()}))
     assert first[:8] not in admin.open(f"/jobs?table_id={table}&until=2020-01-01T00:00").text
+    admin.open(f"/jobs?table_id={table}")
+    assert "No job fits these filters" in admin.send("/jobs", status=["queued"]).text
+    assert "cancelled" in admin.send("/jobs", status=["cancelled"]).text
     path = f"/jobs?table_id={table}&status=cancelled&since=2020-01-01T00:00%2B14:00"
     newest = admin.open(path)
     assert first[:8] not in newest.text
