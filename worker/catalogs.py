@@ -26,6 +26,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
+from stores.places import of_index, of_tables
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
 from worker.slots import ALONE, Slot
@@ -114,6 +115,7 @@ def load_table(
     TableNotFoundError, or MemoryError.
     """
     reach = reach or Reach()
+    properties = of_tables(properties)
     try:
         reach.check(properties)
     except OSError as error:
@@ -379,6 +381,14 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
 def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
     return _of_files(properties)
+
+
+def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str) -> dict[str, str]:
+    """What `Storage` needs for the files of indexes; empty if a record says nothing of them.
+
+    properties: the catalog's, secrets resolved.
+    """
+    return _python_properties(of_index(properties, index_warehouse))
 
 
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:

@@ -211,11 +211,11 @@ class LiveAddresses:
 
 
 def compaction_tasks(
-    index: KeySetIndex, merge: Merge, storage: Storage, parallelism: int, halvings: int = 0
+    index: KeySetIndex, merge: Merge, parallelism: int, halvings: int = 0
 ) -> list[CompactionTask]:
     """Cuts a merge into key ranges of one file each, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
-    location = index.entries_table.location
+    storage, location = index.storage, index.entries_table.location
     cuts: list[Prefix] = []
     if merge.level:  # what is at level 0 is one file, since there each file counts as a run
         rows = min(FILE_ROWS, max(TASK_ROWS, -(-merge.rows // (2 * parallelism))))

@@ -445,7 +445,7 @@ class Plan:
         except (JobCancelledError, StaleAttemptError):
             raise
         except Exception:
-            damage = damage_of(index, table.storage) if index is not None else None
+            damage = damage_of(index) if index is not None else None
             if damage is None:
                 raise
             self._give_up_index(key_set, damage)

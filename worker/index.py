@@ -226,6 +226,11 @@ class KeySetIndex:
     dictionary: FileDictionary
 
     @property
+    def storage(self) -> Storage:
+        """Where the index's files lie, which need not be that of the table."""
+        return self.entries_table.storage
+
+    @property
     def end_address(self) -> int:
         """The first address above all that the dictionary owns and all that any entry has.
 
@@ -285,7 +290,7 @@ def open_index(
             database, f"entries_{suffix}_g{generation}", schema, schema.names, {_KEY_TYPES_OPTION: key_types}
         )
     assert entries_table is not None
-    load = partial(load_index, key_set, generation, entries_table, files_table, warehouse.storage)
+    load = partial(load_index, key_set, generation, entries_table, files_table)
     try:
         return load()
     except Exception as error:
@@ -337,11 +342,12 @@ def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeyS
                 warehouse.drop_table(database, name)
 
 
-def damage_of(index: KeySetIndex, storage: Storage) -> str | None:
+def damage_of(index: KeySetIndex) -> str | None:
     """What is wrong with the index, of which every file is read to its end; None when all can be read.
 
     Raises OSError when the store doesn't answer (a retry can help).
     """
+    storage = index.storage
     for file in (*index.files.files, *index.entries.files):
         try:
             decode(storage, file.location)
@@ -380,7 +386,7 @@ def _raise_if_at_fault(
 
 
 def load_index(
-    key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable, storage: Storage
+    key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know.
 
@@ -389,7 +395,7 @@ def load_index(
     """
     for _ in range(2):  # a commit to both may come in between
         files = files_table.live_files()
-        dictionary = FileDictionary(_read_parts(storage, files.files, DICTIONARY_SCHEMA))
+        dictionary = FileDictionary(_read_parts(files_table.storage, files.files, DICTIONARY_SCHEMA))
         entries = entries_table.live_files()
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)
@@ -471,6 +477,7 @@ class BuildTask:
     """Reads the keys of some files and writes them as sorted runs. Pickles."""
 
     reader: KeyReader
+    storage: Storage
     table_location: str
     files: tuple[IndexedFile, ...]
     run_rows: int
@@ -513,7 +520,7 @@ class BuildTask:
     def _write(self, batches: Sequence[pa.RecordBatch]) -> list[RunFile]:
         run = sort_entries(pa.Table.from_batches(batches))
         return write_run(
-            self.reader.storage,
+            self.storage,
             self.table_location,
             run,
             primary_key=run.schema.names,
@@ -522,12 +529,16 @@ class BuildTask:
 
 def build_tasks(
     reader: KeyReader,
+    storage: Storage,
     table_location: str,
     files: Sequence[IndexedFile],
     parallelism: int,
     halvings: int = 0,
 ) -> list[BuildTask]:
-    """Groups files, partition by partition, into tasks of similar size. halvings: of what one holds."""
+    """Groups files, partition by partition, into tasks of similar size.
+
+    storage, table_location: of the index's entries. halvings: of what a task holds.
+    """
     run_rows, run_bytes = RUN_ROWS >> halvings, RUN_BYTES >> halvings
     total = sum(indexed.file.record_count for indexed in files)
     target = min(run_rows, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
@@ -537,12 +548,12 @@ def build_tasks(
     # Files of one partition stay together, so that a run spans few partitions.
     for indexed in sorted(files, key=lambda f: (f.partition_id, f.base_address)):
         if group and rows + indexed.file.record_count > target:
-            tasks.append(BuildTask(reader, table_location, tuple(group), run_rows, run_bytes))
+            tasks.append(BuildTask(reader, storage, table_location, tuple(group), run_rows, run_bytes))
             group, rows = [], 0
         group.append(indexed)
         rows += indexed.file.record_count
     if group:
-        tasks.append(BuildTask(reader, table_location, tuple(group), run_rows, run_bytes))
+        tasks.append(BuildTask(reader, storage, table_location, tuple(group), run_rows, run_bytes))
     return tasks
 
 
@@ -573,7 +584,6 @@ def commit_index(
     index: KeySetIndex,
     runs: Sequence[RunFile],
     files: Sequence[IndexedFile],
-    storage: Storage,
     replaced: Sequence[RunFile] = (),
     *,
     confirm_lease: Callable[[], None] = lambda: None,
@@ -595,17 +605,17 @@ def commit_index(
         beside += 1
     confirm_lease()
     rows = write_run(
-        storage,
+        index.storage,
         index.files_table.location,
         _dictionary_rows(files),
         primary_key=["base_address"],
     )
     # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
     index.files_table.commit_files(files_planned_on, rows, beside=beside)
-    return load_index(index.key_set, index.generation, index.entries_table, index.files_table, storage)
+    return load_index(index.key_set, index.generation, index.entries_table, index.files_table)
 
 
-def forget_files(index: KeySetIndex, live_files: DataFiles, storage: Storage) -> int:
+def forget_files(index: KeySetIndex, live_files: DataFiles) -> int:
     """Takes the files that are not live out of the dictionary: they are no longer covered.
 
     Returns the dictionary's new snapshot.
@@ -618,7 +628,7 @@ def forget_files(index: KeySetIndex, live_files: DataFiles, storage: Storage) ->
     bases = pa.array(index.dictionary.base_addresses[index.dictionary.are_live(live_files)])
     kept = []
     for file in files:
-        rows = pa.concat_tables(_read_parts(storage, [file], DICTIONARY_SCHEMA))
+        rows = pa.concat_tables(_read_parts(index.storage, [file], DICTIONARY_SCHEMA))
         kept.append(rows.filter(pc.is_in(rows["base_address"], bases)))
     merged = 0
     if len(files) > DICTIONARY_FILES:
@@ -628,7 +638,7 @@ def forget_files(index: KeySetIndex, live_files: DataFiles, storage: Storage) ->
     replaced = [i for i, file in enumerate(files) if i < merged or kept[i].num_rows < file.rows]
     written = (
         write_run(
-            storage,
+            index.storage,
             index.files_table.location,
             pa.concat_tables([kept[i] for i in replaced]).sort_by("base_address"),
             primary_key=["base_address"],

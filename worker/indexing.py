@@ -89,7 +89,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         except (JobCancelledError, StaleAttemptError, IndexCommitConflictError):
             raise
         except Exception:
-            damage = damage_of(index, table.storage)
+            damage = damage_of(index)
             if damage is None:
                 raise
             job.decide(f"Key set {index.key_set}: the index can't be compacted: {damage}.")
@@ -127,11 +127,11 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         )
         _clean_up(job, index, report)
         return report
-    written = _merged(job, table, index, merge, LiveAddresses.of(index.dictionary, live_files))
+    written = _merged(job, index, merge, LiveAddresses.of(index.dictionary, live_files))
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.compaction.
-        forgotten = forget_files(index, live_files, table.storage)
+        forgotten = forget_files(index, live_files)
         index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
     after = index.entries_table.live_files()
     report["sorted_runs_after"] = after.sorted_runs
@@ -148,12 +148,10 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
     return report
 
 
-def _merged(
-    job: Job, table: PinnedTable, index: KeySetIndex, merge: Merge, live: LiveAddresses
-) -> list[RunFile]:
+def _merged(job: Job, index: KeySetIndex, merge: Merge, live: LiveAddresses) -> list[RunFile]:
     """The files that hold the live entries of a merge. Nothing is committed."""
     with job.stage("compact"):
-        tasks = compaction_tasks(index, merge, table.storage, job.runner.parallelism, job.halvings)
+        tasks = compaction_tasks(index, merge, job.runner.parallelism, job.halvings)
         parts = job.run_tasks("compact", tasks, live, merge.rows)
     return [file for files in parts for file in files]
 
@@ -206,7 +204,7 @@ def _index_key_set(
             base = job.reporter.grant_addresses(addresses_needed(batch), index.end_address)
             indexed = assign_addresses(batch, base, index.dictionary.partitions())
             location, parallelism = index.entries_table.location, job.runner.parallelism
-            tasks = build_tasks(reader, location, indexed, parallelism, job.halvings)
+            tasks = build_tasks(reader, index.storage, location, indexed, parallelism, job.halvings)
             built = job.run_tasks("index", tasks, None, rows)
         failures = {path: reason for part in built for path, reason in part.failures}
         for path, reason in failures.items():
@@ -220,11 +218,11 @@ def _index_key_set(
         replaced: list[RunFile] = []
         merge = choose_merge_of_new(index.entries.files, runs)
         if merge is not None:
-            runs, replaced = _merge_new_runs(job, table, index, merge, runs, readable)
+            runs, replaced = _merge_new_runs(job, index, merge, runs, readable)
             bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
-            index = commit_index(index, runs, readable, table.storage, replaced, confirm_lease=confirm)
+            index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)
@@ -243,7 +241,6 @@ def _index_key_set(
 
 def _merge_new_runs(
     job: Job,
-    table: PinnedTable,
     index: KeySetIndex,
     merge: Merge,
     runs: Sequence[RunFile],
@@ -256,14 +253,14 @@ def _merge_new_runs(
     """
     live = LiveAddresses.of_files(index.dictionary, files)
     try:
-        written = _merged(job, table, index, merge, live)
+        written = _merged(job, index, merge, live)
     except (JobCancelledError, StaleAttemptError):
         raise
     except Exception as error:
         job.decide(f"Key set {index.key_set}: {len(runs)} new sorted runs are not merged: {error}.")
         return list(runs), []
     for run in runs:
-        table.storage.delete(run.location)
+        index.storage.delete(run.location)
     new = set(runs)
     return written, [file for file in merge.files if file not in new]
 

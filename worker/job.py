@@ -314,6 +314,19 @@ def pin_table(job: Job) -> PinnedTable:
         ) from error
 
 
+def index_storage(assignment: Assignment, tables: Storage) -> Storage:
+    """How files of the index are opened: with the catalog's credentials for these, or else as its tables'.
+
+    Raises SecretUnresolvedError, HostNotAllowedError, and OSError for an unknown host.
+    """
+    properties = catalogs.resolve_secrets(assignment.catalog.properties, assignment.allowed_secrets)
+    given = catalogs.index_file_io_properties(properties, assignment.index.warehouse)
+    if not given:
+        return tables
+    assignment.reach.check(given)
+    return Storage(given | assignment.location_limits)
+
+
 def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
     io = storage.io
     metadata = FromInputFile.table_metadata(

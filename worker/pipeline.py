@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
-from worker.job import Account, Job, JobError, Outcome, PinnedTable, Reporter, pin_table
+from worker.job import Account, Job, JobError, Outcome, PinnedTable, Reporter, index_storage, pin_table
 from worker.reach import HostNotAllowedError
 from worker.removal import drop_index
 from worker.rest_gateway import CatalogRedirectsError
@@ -159,5 +159,6 @@ def _run(job: Job) -> Outcome:
         )
     with job.stage("plan"):
         table = pin_table(job)
-        warehouse = IndexWarehouse(assignment.index.warehouse, table.storage)
+        storage = index_storage(assignment, table.storage)
+        warehouse = IndexWarehouse(assignment.index.warehouse, storage)
     return run(job, table, warehouse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.catalogs import given_file_io_properties, resolve_secrets
 from worker.index import database_name
-from worker.job import Job, Outcome
+from worker.job import Job, Outcome, index_storage
 from worker.sorted_runs import IndexWarehouse
 from worker.storage import Storage
 
@@ -15,7 +15,7 @@ def drop_index(job: Job) -> Outcome:
     properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
     given = given_file_io_properties(resolve_secrets(properties, allowed))
     job.assignment.reach.check(given)
-    storage = Storage(given | job.assignment.location_limits)
+    storage = index_storage(job.assignment, Storage(given | job.assignment.location_limits))
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)
     database = database_name(table.table_uuid, table.branch)
     names = warehouse.table_names(database)

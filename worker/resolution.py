@@ -208,7 +208,7 @@ class PendingDeletes:
             return
         assert self.index is not None
         parallelism = self.job.runner.parallelism
-        tasks = lookup_tasks(self.table.storage, self.index.entries.files, self.keys, parallelism)
+        tasks = lookup_tasks(self.index.storage, self.index.entries.files, self.keys, parallelism)
         planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
         with self.job.stage("lookup"):
             live = LiveRows(self.index.dictionary, self.data_files, asked)
@@ -235,7 +235,7 @@ class PendingDeletes:
         """One range of keys after the other, resolved in Spark's tasks."""
         index = self.index if len(covered) else None
         task = RangeTask(
-            self.table.storage,
+            index.storage if index else self.table.storage,
             self.reader,
             index.entries.files if index else (),
             LiveRows(index.dictionary, self.data_files, covered) if index else None,
@@ -267,7 +267,7 @@ class PendingDeletes:
         lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
         cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
         if not cheaper and self.cuts is None:
-            lookup_rows = rows_to_read(self.table.storage, entries.files, self.keys)
+            lookup_rows = rows_to_read(self.index.storage, entries.files, self.keys)
             cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")

@@ -318,7 +318,7 @@ class RunTable:
 
     def __init__(self, table: FileStoreTable, storage: Storage) -> None:
         self._table = table
-        self._storage = storage
+        self.storage = storage
 
     @property
     def location(self) -> str:
@@ -355,7 +355,7 @@ class RunTable:
         table = self._table.copy({"snapshot.ignore-empty-commit": "false"})
         needed = planned_on.beside if beside is None else beside
         next_snapshot = NextSnapshot(
-            table.snapshot_manager(), self._storage, planned_on.paimon_snapshot_id, {BESIDE: str(needed)}
+            table.snapshot_manager(), self.storage, planned_on.paimon_snapshot_id, {BESIDE: str(needed)}
         )
         commit = table.new_batch_write_builder().new_commit()
         commit.file_store_commit.snapshot_commit = next_snapshot
@@ -396,7 +396,7 @@ class RunTable:
         fence = f"snapshot-{self.take_place(planned_on).paimon_snapshot_id}"
         count = size_bytes = 0
         for file in self._unneeded(keep_seconds, fence):
-            if self._storage.delete(file.location):
+            if self.storage.delete(file.location):
                 count += 1
                 size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
@@ -410,7 +410,7 @@ class RunTable:
 
         written_now: the file that tells the time by the store's clock; without, it is as late as may be.
         """
-        files = [file for folder in TABLE_FOLDERS for file in self._storage.list(f"{self.location}/{folder}")]
+        files = [file for folder in TABLE_FOLDERS for file in self.storage.list(f"{self.location}/{folder}")]
         modified_at = {file.name: file.modified_at for file in files}
         now = modified_at[written_now] if written_now else max([time.time(), *modified_at.values()])
         horizon = now - keep_seconds

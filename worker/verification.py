@@ -175,10 +175,10 @@ class Verification:
 
     def _compare_dictionary(self, index: KeySetIndex) -> CoveredFiles:
         """The live files that the index covers as it should."""
-        dictionary, storage = index.dictionary, self._table.storage
+        dictionary = index.dictionary
         with self._job.stage("check_dictionary"):
             listed = index.files_table.live_files().files
-            checks = [SortedFile(storage, file, DICTIONARY_SCHEMA, 1) for file in listed]
+            checks = [SortedFile(index.storage, file, DICTIONARY_SCHEMA, 1) for file in listed]
             for check in checks:
                 for _ in check.read():
                     pass
@@ -240,9 +240,7 @@ class Verification:
     def _fingerprints_of_entries(self, index: KeySetIndex, blocks: Blocks) -> Fingerprints | None:
         """None if there is a file of the index that can't be read."""
         files = index.entries.files
-        tasks = [
-            EntriesTask(SortedFile(self._table.storage, f, self._schema, len(self._schema))) for f in files
-        ]
+        tasks = [EntriesTask(SortedFile(index.storage, f, self._schema, len(self._schema))) for f in files]
         fingerprints = Fingerprints.none(len(blocks))
         checks = []
         with self._job.stage("check_index"):
@@ -290,7 +288,7 @@ class Verification:
         chosen = sorted(known)
         starts = np.array([known[b].base_address + blocks.starts[b] for b in chosen], np.int64)
         counts = blocks.rows[chosen]
-        tasks = [FindTask(self._table.storage, f, self._schema, starts, counts) for f in index.entries.files]
+        tasks = [FindTask(index.storage, f, self._schema, starts, counts) for f in index.entries.files]
         entries: list[pa.Table] = self._job.run_tasks("find_differences", tasks, None, index.entries.rows)
         differences = {}
         for number, block in enumerate(chosen):

@@ -40,6 +40,7 @@ from service.errors import IcestreamError
 from service.locations import is_absolute, normalize_location
 from service.settings import Settings
 from service.wording import counted
+from stores.places import of_index
 
 _CONNECT_SECONDS = 5.0
 _SHOWN_TABLES = 50
@@ -248,7 +249,8 @@ class CatalogProbe:
 
     def _write_index_warehouse(self) -> str:
         place = self._index_warehouse.rstrip("/")
-        io = GuardedFileIO({**self._seen.properties, SETTINGS: self._settings})
+        given = of_index(self._seen.properties, place) or self._seen.properties
+        io = GuardedFileIO({**given, SETTINGS: self._settings})
         location = f"{place}/.icestream-check-{uuid.uuid4().hex}"
         try:
             scheme, netloc, path = io.parse_location(location, io.properties)

@@ -34,6 +34,7 @@ from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.settings import Settings
 from service.wording import counted
+from stores.places import of_tables
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000
@@ -276,7 +277,7 @@ def resolve_allowed(settings: Settings, catalog: Catalog) -> dict[str, str]:
 def _reachable(settings: Settings, catalog: Catalog) -> dict[str, str]:
     properties = resolve_allowed(settings, catalog)
     check_reachable(settings, CatalogType(catalog.type), properties)
-    return properties
+    return of_tables(properties)
 
 
 def create_sql_catalog(name: str, uri: str, warehouse: str) -> None:

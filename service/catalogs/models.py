@@ -79,7 +79,8 @@ class CatalogRequest(Message):
     type: CatalogType
     """What kind of catalog it is."""
     properties: dict[str, str] = ModelField(default_factory=dict)
-    """Those of PyIceberg for this type. Secrets are references: `env:NAME` or `file:/path`."""
+    """Those of PyIceberg for this type. Secrets are references: `env:NAME` or `file:/path`. Those with
+    `index.` before their names, as in `index.s3.access-key-id`, are for the index warehouse alone."""
     index_warehouse: str | None = None
     """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: Limit = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from service.errors import InvalidError
+from stores.places import INDEX, STORES
 
 PLACES = frozenset({"warehouse", "uri"})
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
@@ -41,6 +42,14 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 "This catalog property is not allowed",
                 f"{key!r} would change which code reads the catalog.",
                 "Leave it out; `type` is a field of the catalog itself.",
+            )
+        if key.startswith(INDEX) and not key.removeprefix(INDEX).startswith(STORES):
+            raise InvalidError(
+                "property-not-allowed",
+                "This catalog property is not allowed",
+                f"{key!r} does not tell how to reach the place of indexes.",
+                f"What does begins with {', '.join(INDEX + store for store in STORES)}; where indexes lie is "
+                "`index_warehouse`, a field of the catalog itself.",
             )
         if value.startswith("env:ICESTREAM_"):
             raise InvalidError(

@@ -109,7 +109,7 @@ class Writer:
     def build(self, files: list[DataFile], base: int) -> tuple[list[RunFile], list[Any]]:
         indexed = assign_addresses(files, base, self.index.dictionary.partitions())
         reader = KeyReader(self.place.storage, KEY_SET, None, {})
-        tasks = build_tasks(reader, self.index.entries_table.location, indexed, 1)
+        tasks = build_tasks(reader, self.place.storage, self.index.entries_table.location, indexed, 1)
         runs = []
         for task in tasks:
             (run,) = task.run(None).runs
@@ -117,18 +117,14 @@ class Writer:
         return runs, indexed
 
     def commit(self, runs: list[RunFile], files: list[Any]) -> None:
-        self.index = commit_index(self.index, runs, files, self.place.storage)
+        self.index = commit_index(self.index, runs, files)
 
     def compact(self, live: DataFiles) -> None:
         merge = choose_merge(self.index.entries.files, self.index.dead_ratio(live))
         assert merge is not None
         addresses = LiveAddresses.of(self.index.dictionary, live)
-        written = [
-            file
-            for task in compaction_tasks(self.index, merge, self.place.storage, 1)
-            for file in task.run(addresses)
-        ]
-        indexes.forget_files(self.index, live, self.place.storage)
+        written = [file for task in compaction_tasks(self.index, merge, 1) for file in task.run(addresses)]
+        indexes.forget_files(self.index, live)
         self.index.entries_table.commit_files(self.index.entries, written, merge.files)
 
 
@@ -220,9 +216,7 @@ def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
     assert merge is not None
     assert {run.file_name for run in runs} <= {file.file_name for file in merge.files}
     live = LiveAddresses.of_files(successor.index.dictionary, new_files)
-    merged = [
-        file for task in compaction_tasks(successor.index, merge, place.storage, 1) for file in task.run(live)
-    ]
+    merged = [file for task in compaction_tasks(successor.index, merge, 1) for file in task.run(live)]
     replaced = [file for file in merge.files if file not in new_runs]
     confirmed = []
 
@@ -232,7 +226,7 @@ def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        commit_index(successor.index, merged, new_files, place.storage, replaced, confirm_lease=dies)
+        commit_index(successor.index, merged, new_files, replaced, confirm_lease=dies)
 
     rows = write_run(
         place.storage,

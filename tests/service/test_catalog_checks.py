@@ -249,6 +249,28 @@ def test_a_warehouse_that_is_missing(service: Running) -> None:
     expect(check(service, "hadoop", {"warehouse": place}), "warehouse", "does not exist", "Check `warehouse`")
 
 
+def test_the_index_warehouse_is_tried_with_the_credentials_that_are_for_it(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_INDEX_KEY", "secret")
+    service.settings.allowed_locations = ("s3://indexes",)
+    of_tables = {"s3.access-key-id": "tables", "s3.region": "here"}
+    with answering({}) as server:
+        of_index = {
+            "index.s3.endpoint": server.url,
+            "index.s3.access-key-id": "indexes",
+            "index.s3.secret-access-key": "env:CATALOG_INDEX_KEY",
+            "index.s3.region": "here",
+        }
+        given = iceberg.properties | of_tables | of_index
+        checked = check(service, "sql", given, name="c", index_warehouse="s3://indexes/i")
+    # This store has no such bucket, but was asked.
+    assert [step["name"] for step in checked["steps"] if step["status"] == "failed"] == ["index_warehouse"]
+    assert server.requests
+    for _, headers in server.requests:
+        assert "Credential=indexes/" in headers["authorization"]
+
+
 def test_an_index_warehouse_that_cannot_be_written(service: Running, iceberg: IcebergCatalog) -> None:
     # Not even root writes there.
     service.settings.allowed_locations = ("file:///proc/icestream",)

@@ -114,8 +114,8 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
         patched.setattr(sorted_runs, "ROW_GROUP_ROWS", 16)
         for file in files:
             indexed = assign_addresses([file], index.end_address, index.dictionary.partitions())
-            (task,) = build_tasks(reader, index.entries_table.location, indexed, 1)
-            index = commit_index(index, task.run(None).runs, indexed, Storage())
+            (task,) = build_tasks(reader, Storage(), index.entries_table.location, indexed, 1)
+            index = commit_index(index, task.run(None).runs, indexed)
     keys = write_data_file(folder, "deletes.parquet", TYPES, rows[::9], "p", 2)
     batches = [(GLOBAL, 2, batch) for batch in reader.read_data_file(keys)]
     return Subject(folder, files, DeleteKeys.of(batches, KEY_SET.schema))
@@ -241,7 +241,7 @@ def test_what_has_no_checksum_is_read_as_it_is(subject: Subject, tmp_path: Path)
     index = open_index(warehouse(tmp_path), DATABASE, KEY_SET)
     assert index is not None
     indexed = assign_addresses(subject.files[:1], index.end_address, {})
-    commit_index(index, [], [replace(indexed[0], file=replace(indexed[0].file, path="new"))], Storage())
+    commit_index(index, [], [replace(indexed[0], file=replace(indexed[0].file, path="new"))])
     new = [
         path
         for path in old.tables.rglob("*")

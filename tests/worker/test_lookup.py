@@ -141,9 +141,9 @@ def _compare_with_a_brute_force_join(
             # An attempt that had lost its job does not know of partitions that another has named meanwhile.
             known = {} if partitions_are_named_twice else index.dictionary.partitions()
             indexed = assign_addresses(part, index.end_address + 3, known)
-            tasks = build_tasks(reader, index.entries_table.location, indexed, 2)
+            tasks = build_tasks(reader, reader.storage, index.entries_table.location, indexed, 2)
             runs = [run for task in tasks for run in task.run(None).runs]
-            index = commit_index(index, runs, indexed, storage)
+            index = commit_index(index, runs, indexed)
     live_files, ordinals = DataFiles.of(files), np.arange(len(files))
     assert not uncovered_files(live_files, index.dictionary)
 
@@ -183,7 +183,7 @@ def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     reader = KeyReader(Storage(), key_set, None, {})
     file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
     indexed = assign_addresses([file], 0, {})
-    (task,) = build_tasks(reader, f"file://{tmp_path}", indexed, 1)
+    (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
     (run,) = task.run(None).runs
     first, second = (footer(Storage({"a": "b"}), run.location, (pa.int64(),)) for _ in range(2))
     assert second is first
@@ -195,7 +195,7 @@ def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp
     reader = KeyReader(Storage(), key_set, None, {})
     rows = [(tenant, number) for tenant in ("a", "b", "c") for number in range(60_000)]
     file = write_data_file(tmp_path, "a.parquet", ("string", "long"), rows, "p", 1)
-    (task,) = build_tasks(reader, f"file://{tmp_path}", assign_addresses([file], 0, {}), 1)
+    (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", assign_addresses([file], 0, {}), 1)
     (run,) = task.run(None).runs
     wanted = pa.RecordBatch.from_arrays(
         [pa.array([0], pa.int32()), pa.array(["b"]), pa.array([30_000])], schema=key_set.schema
@@ -216,7 +216,9 @@ def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
     assert index is not None
     file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
     reader = KeyReader(storage, key_set, None, {})
-    (task,) = build_tasks(reader, index.entries_table.location, assign_addresses([file], 40, {}), 1)
+    (task,) = build_tasks(
+        reader, reader.storage, index.entries_table.location, assign_addresses([file], 40, {}), 1
+    )
     index.entries_table.commit_files(index.entries, task.run(None).runs)
 
     index = open_index(warehouse, "t_table", key_set)

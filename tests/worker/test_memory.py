@@ -135,7 +135,7 @@ def test_a_build_that_holds_less_writes_more_and_smaller_runs(
 
     def runs(halvings: int) -> list[int]:
         indexed = assign_addresses([file], 0, {})
-        tasks = build_tasks(reader, tmp_path.as_uri(), indexed, 1, halvings)
+        tasks = build_tasks(reader, reader.storage, tmp_path.as_uri(), indexed, 1, halvings)
         return [run.rows for task in tasks for run in task.run(None).runs]
 
     assert runs(0) == [40, 40, 20]

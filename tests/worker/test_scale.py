@@ -18,6 +18,7 @@ from worker.positions import MEMORY_POSITIONS
 from worker.read import KeyReader
 from worker.resolution import DRIVER_KEYS
 from worker.sorted_runs import ROW_GROUP_ROWS
+from worker.storage import Storage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8
@@ -66,7 +67,7 @@ def test_a_build_has_as_many_tasks_and_commits_as_the_page_says(files: list[Data
     assert len(batches) == math.ceil(len(files) * ROWS_PER_FILE / COMMIT_ROWS) == 3
     indexed = [IndexedFile(file, i * ROWS_PER_FILE, 0) for i, file in enumerate(batches[0])]
     reader: KeyReader = None  # type: ignore[assignment]  # nothing is read
-    assert len(build_tasks(reader, "", indexed, parallelism=8)) == COMMIT_ROWS // RUN_ROWS
+    assert len(build_tasks(reader, Storage(), "", indexed, parallelism=8)) == COMMIT_ROWS // RUN_ROWS
 
 
 def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,29 @@ def test_what_is_documented_for_a_cluster_is_what_spark_gets(kind: str, tmp_path
     assert "iceberg-spark-runtime" in settings["spark.jars.packages"]
 
 
+@pytest.mark.integration
+def test_spark_understands_what_is_documented_for_yarn(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's own reader of commands, given what PySpark gives it and the file that an operator writes."""
+    variables, conf = documented()["yarn"]
+    defaults = "".join(f"{key} {value}\n" for key, value in conf.items())
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    settings = spark_settings({**variables, "ICESTREAM_JARS_DIR": str(tmp_path)})
+    settings["spark.master"] = variables["ICESTREAM_SPARK_MASTER"]
+    jvm: Any = spark.sparkContext._jvm
+    command = [word for one in settings.items() for word in ("--conf", "=".join(one))]
+    environment = {"SPARK_CONF_DIR": str(tmp_path), "HADOOP_CONF_DIR": str(tmp_path)}
+    understood = jvm.org.apache.spark.deploy.SparkSubmitArguments(
+        jvm.PythonUtils.toSeq([*command, "pyspark-shell"]), jvm.PythonUtils.toScalaMap(environment)
+    )
+    assert understood.useRest() is False
+    assert (understood.master(), understood.deployMode()) == ("yarn", "client")
+    assert understood.principal() == conf["spark.kerberos.principal"]
+    assert understood.keytab() == conf["spark.kerberos.keytab"]
+    assert understood.isPython()
+    read = understood.sparkProperties()
+    assert {key: read.apply(key) for key in conf} == conf
+
+
 def test_the_environment_that_is_shipped_has_the_python_that_executors_start() -> None:
     variables, conf = documented()["yarn"]
     folder = conf["spark.yarn.dist.archives"].partition("#")[2]
