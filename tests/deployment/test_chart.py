@@ -419,3 +419,11 @@ def test_the_log_is_json_unless_values_say_otherwise_and_webhooks_find_their_key
     for log_format, rendered in (("text", manifests), ("json", render())):
         for name in ("service", "worker"):
             assert environment(pod(rendered, name))["ICESTREAM_LOG_FORMAT"] == log_format
+
+
+def test_a_database_at_another_port_can_be_connected_to() -> None:
+    for database, ports in (({"host": "pooler", "port": 6432}, [5432, 6432]), ({"host": "h"}, [5432])):
+        manifests = render(database=database)
+        for name in ("service", "migration"):
+            egress = named(manifests, "NetworkPolicy", name)["spec"]["egress"][0]
+            assert [one["port"] for one in egress["ports"]] == ports
