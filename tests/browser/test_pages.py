@@ -272,7 +272,11 @@ def test_all_jobs_of_a_page_are_chosen_at_once_and_stay_so_while_it_follows(
     first = service.request_job(table, "index")
     signed_in.goto(f"{service.url}/jobs?table_id={table}")
     expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    # However long the list, what can be done with the chosen ones is in sight.
+    actions = signed_in.locator("form[action='/jobs/bulk'] > .actions")
+    expect(actions).to_have_css("position", "static")
     signed_in.get_by_role("checkbox", name="Choose all").check()
+    expect(actions).to_have_css("position", "sticky")
     link = signed_in.get_by_role("link", name=first[:8])
     link.focus()
     service.request_job(table, "verify")
