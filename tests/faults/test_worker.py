@@ -6,6 +6,8 @@ Real processes: the service, and two workers with Spark whose faults are injecte
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import signal
 import sys
 import time
@@ -20,8 +22,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.faults.cluster import IMPATIENT, KEEP_SECONDS, LEASE_SECONDS, SCHEDULER_SECONDS, Cluster
+from tests.faults.cluster import (
+    IMPATIENT,
+    KEEP_SECONDS,
+    LEASE_SECONDS,
+    SCHEDULER_SECONDS,
+    Cluster,
+    WorkerProcess,
+)
 from tests.faults.injection import Fault, When, fired_in
+from tests.faults.injection import fired as has_fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode
 from tests.faults.recovery import TALLY, Recovery, summary
 from tests.faults.tables import (
@@ -41,7 +51,8 @@ pytestmark = pytest.mark.integration
 
 BATCH = 2_000
 MB = 1024**2
-LARGE = 900_000  # rows whose keys take some 180 MB to sort at once; a quarter of what a job holds usually
+LARGE = 400_000  # rows whose keys take some 80 MB to sort at once
+LARGE_FRACTION = 0.125  # of what a job holds usually: all of these and hardly more
 
 
 class Subject:
@@ -232,6 +243,11 @@ def prepare(subject: Subject, kind: str) -> None:
         subject.cluster.run(subject.table_id, "index")
 
 
+def gave_up(sleeper: WorkerProcess, told: int) -> bool:
+    """Whether a worker's log has it, beyond the characters that it had told before."""
+    return any(words in sleeper.log[told:] for words in ("was taken away", "came too late"))
+
+
 SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes well first
     ("convert", "delete-files", "before", 0),
     ("convert", "delete-files", "after", 0),
@@ -285,10 +301,7 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
 
     # It goes on where it was, and takes another job only after it has given up that one.
-    wait_until(
-        lambda: any(words in sleeper.log[told:] for words in ("was taken away", "came too late")),
-        "the sleeper to give up",
-    )
+    wait_until(lambda: gave_up(sleeper, told), "the sleeper to give up")
     assert sleeper.pid == pid
     assert cluster.get(f"/jobs/{job_id}") == job
     assert subject.table.snapshot_id == snapshot_id
@@ -297,6 +310,42 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     assert after["key_sets"] == health["key_sets"]
     assert orphans(subject.table) == set()
     subject.check_rows()
+
+
+@pytest.mark.thorough
+def test_a_worker_dies_or_sleeps_at_any_point_whatever_comes_before(
+    cluster: Cluster, subjects: Callable[[int], Subject]
+) -> None:
+    """The same again: SEED=... make thorough ARGS="-k whatever_comes_before"."""
+    seed = os.environ.get("SEED") or secrets.token_hex(4)
+    sys.stdout.write(f"\nSEED={seed}\n")
+    chance = random.Random(seed)
+    for _ in range(6):
+        kind, point, when = chance.choice(KILLS)
+        subject = subjects(chance.choice((2, 3)))
+        for _ in range(chance.randrange(3)):
+            subject.write(files=chance.randint(1, 12))
+        prepare(subject, kind)
+        fault = Fault(point, when, chance.choice(("kill", "stop")), skip=chance.choice((0, 0, 1, 3)))
+        sys.stdout.write(f"{kind} of version {subject.table.metadata.format_version}: {fault}\n")
+        fired = cluster.inject(fault)
+        job_id = cluster.submit(subject.table_id, kind)
+        job = cluster.wait_for_job(job_id, timeout_seconds=240)
+        cluster.inject()
+        # It may pass that point less often than that.
+        if fault.action == "stop" and has_fired(fired, fault):
+            sleeper = cluster.worker_of(job["attempts"][0])
+            told = len(sleeper.log)
+            sleeper.send(signal.SIGCONT)
+            if job["attempts"][0]["status"] == "lost":
+                wait_until(lambda: gave_up(sleeper, told), "the sleeper to give up")  # noqa: B023
+        subject.check_end(kind, job)
+        assert {attempt["status"] for attempt in job["attempts"][:-1]} <= {"lost"}
+        cluster.run(subject.table_id, "convert")
+        assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+        assert cluster.get(f"/jobs/{job_id}") == job
+        assert_nothing_is_left(subject.table)
+        subject.check_rows()
 
 
 @pytest.mark.parametrize(
@@ -327,10 +376,7 @@ def test_a_worker_that_sleeps_until_its_job_was_cancelled(
         snapshot_id, told = subject.table.snapshot_id, len(sleeper.log)
     finally:
         sleeper.send(signal.SIGCONT)
-    wait_until(
-        lambda: any(words in sleeper.log[told:] for words in ("was taken away", "came too late")),
-        "the sleeper to give up",
-    )
+    wait_until(lambda: gave_up(sleeper, told), "the sleeper to give up")
     assert cluster.get(f"/jobs/{job_id}") == job
     assert (subject.table.snapshot_id == snapshot_id) == (later is not None)
     assert commits_by_job(subject.table)[job_id] == (later is None)
@@ -722,14 +768,24 @@ class Large:
         self.table = TableBuilder.create(spark, identifier, "id bigint, key string", format_version=3)
         self._keys = keys = [f"{i:032d}" for i in np.random.default_rng(1).permutation(LARGE).tolist()]
         self.table.append(pa.table({"id": range(LARGE), "key": keys}), files=2)
-        settings = {**IMPATIENT, "resources": {"memory_fraction": 0.25}}
+        self.rows = LARGE
+        settings = {**IMPATIENT, "resources": {"memory_fraction": LARGE_FRACTION}}
         cluster.post("/policies", {"name": "small", "settings": settings})
         self.table_id = cluster.enroll(identifier, key_sets=[["key"]], policy="small")
+
+    def append(self) -> None:
+        """One row, and an index of all."""
+        self.cluster.inject()
+        self.cluster.run(self.table_id, "index")
+        self.table.append([{"id": self.rows, "key": f"more {self.rows}"}])
+        self.rows += 1
+        self.cluster.run(self.table_id, "index")
 
     def delete(self) -> int:
         """Most of its keys, in one equality delete file; how many."""
         deletes = pa.table({"key": self._keys[: LARGE - 1_000]})
         self.table.delete_keys(deletes, equality_columns=["key"])
+        self.rows -= len(deletes)
         return len(deletes)
 
     def run(self, kind: str, headroom_bytes: int) -> Json:
@@ -738,7 +794,7 @@ class Large:
         headroom = self.cluster.directory / "headroom"
         headroom.write_text(str(headroom_bytes))
         try:
-            job = self.cluster.wait_for_job(self.cluster.submit(self.table_id, kind), timeout_seconds=240)
+            job = self.cluster.wait_for_job(self.cluster.submit(self.table_id, kind), timeout_seconds=600)
         finally:
             headroom.unlink()
         assert job["status"] == "succeeded", job
@@ -760,25 +816,25 @@ def large(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Large:
 
 
 def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(large: Large) -> None:
-    large.run("index", 120 * MB)
-    assert (large.key_set["entries"], large.key_set["coverage"]) == (LARGE, 1.0)
+    large.run("index", 50 * MB)
+    assert (large.key_set["entries"], large.key_set["coverage"]) == (large.rows, 1.0)
 
 
 def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: Large) -> None:
-    large.table.append([{"id": -1, "key": "more"}])
-    large.cluster.run(large.table_id, "index")
+    large.append()
     assert large.key_set["sorted_runs"] > 1
-    large.run("compact", 90 * MB)
-    assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (LARGE + 1, 1)
+    large.run("compact", 40 * MB)
+    assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (large.rows, 1)
 
 
 def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large: Large) -> None:
+    large.append()
     deleted = large.delete()
-    result = large.run("convert", 60 * MB)
+    result = large.run("convert", 30 * MB)
     assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
     assert result["key_sets"][0]["key_ranges"] > 1
     assert_nothing_is_left(large.table)
-    assert large.table.spark.table(large.table.identifier).count() == LARGE + 1 - deleted
+    assert large.table.spark.table(large.table.identifier).count() == large.rows
 
 
 def test_a_worker_whose_clock_is_ahead_leaves_the_table_to_its_writer(

@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +152,8 @@ def inject() -> None:
 
 
 if __name__ == "__main__":
+    # Stacks, of which a job has dozens, leave what a test lets a worker take to the job's data.
+    threading.stack_size(1024**2)
     inject()
     # Clean-up runs after seconds, not an hour.
     worker.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
