@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from service.addresses import literal_addresses, unwrapped
 from service.locations import local_path, normalize_location
+from stores.addresses import literal_addresses, unwrapped
 
 _HERE = "this machine"
 _PORT = "5432"

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+from stores.addresses import Address, is_internal, unwrapped
 
 # Names of code, which a library would load: Java's `io-impl` and `client.factory`, PyIceberg's `py-*`.
 _CODE = re.compile(r"^py-|(^|[._-])(impl|impls|class|factory|plugin|plugins|provider)$", re.IGNORECASE)
@@ -20,11 +20,6 @@ _HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
 # No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location.
 _WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name", "catalog_name"))
-# Where clouds tell a machine its credentials, beyond the link-local addresses.
-_METADATA = frozenset(
-    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
-)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class HostNotAllowedError(Exception):
@@ -68,12 +63,12 @@ class Reach:
         return addresses
 
     def _allows(self, host: str, address: Address) -> bool:
-        name, inner = host.lower().rstrip("."), _unwrapped(address)
+        name, inner = host.lower().rstrip("."), unwrapped(address)
         if self.rules is None:
             return True
         for rule in self.rules:
             if rule == "*":
-                is_meant = not _is_internal(inner)
+                is_meant = not is_internal(inner)
             elif rule.startswith("*."):
                 is_meant = name.endswith(rule[1:])
             else:
@@ -102,23 +97,3 @@ def _is_in(address: Address, rule: str) -> bool:
         return address in ipaddress.ip_network(rule, strict=False)
     except ValueError:  # a name
         return False
-
-
-def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
-
-
-def _is_internal(address: Address) -> bool:
-    """Whether only this machine answers there, or what tells it its secrets."""
-    return (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_unspecified
-        or address.is_multicast
-        or address in _METADATA
-    )

@@ -11,12 +11,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, urlsplit
 
-from service.addresses import Address, literal_addresses, unwrapped
 from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
 from service.locations import is_absolute
 from service.settings import Settings
+from stores.addresses import Address, is_internal, literal_addresses, unwrapped
 
 _SCHEMES = {
     CatalogType.SQL: ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"),
@@ -49,10 +49,6 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
 # Neither a place nor an address of this machine: names inside catalogs, and claims of tokens.
 _WORDS = frozenset(("scope", "audience", "resource", "prefix", "name", "catalog_name"))
 _FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
-# Where clouds tell a machine its credentials, beyond the link-local addresses.
-_METADATA = frozenset(
-    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
-)
 
 
 def check_location(settings: Settings, location: str) -> None:
@@ -258,17 +254,6 @@ def _hosts(kind: CatalogType | None, properties: Mapping[str, str]) -> Iterator[
 def _is_allowed(settings: Settings, address: Address) -> bool:
     inner = unwrapped(address)
     return settings.allows_address(inner) or (settings.allows_any_host and not is_internal(inner))
-
-
-def is_internal(address: Address) -> bool:
-    """Whether only this machine answers there, or what tells it its secrets."""
-    return (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_unspecified
-        or address.is_multicast
-        or address in _METADATA
-    )
 
 
 def _refused(host: str, address: str | None) -> InvalidError:

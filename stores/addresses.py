@@ -1,10 +1,14 @@
-"""Hosts that are addresses in themselves, in whatever spelling."""
+"""What addresses stand for: service and worker must not differ in which of them are a machine's own."""
 
 import ipaddress
 import socket
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Where clouds tell a machine its credentials, beyond the link-local addresses.
+_METADATA = frozenset(
+    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+)
 
 
 def literal_addresses(host: str) -> list[Address]:
@@ -26,3 +30,14 @@ def unwrapped(address: Address) -> Address:
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
+
+
+def is_internal(address: Address) -> bool:
+    """Whether only this machine answers there, or what tells it its secrets."""
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+        or address in _METADATA
+    )
