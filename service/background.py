@@ -21,7 +21,8 @@ from service.database import Database, new_id, utc_now
 from service.discovery.patterns import PatternRunner
 from service.errors import is_database_trouble
 from service.index_health.poller import Poller
-from service.jobs import queue
+from service.jobs import attempts
+from service.jobs.clock import CLOCK_TOLERANCE, follow_clock
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Lease
 from service.retention import forget
@@ -63,8 +64,8 @@ class Background:
         self._lease_seconds = settings.lease_seconds / 2
         self._renew_at: float | None = None
         self._schedulers = LeaseObserver[str, tuple[str, int]](self._lease_seconds, clock.monotonic)
-        self._attempts = LeaseObserver[queue.RunningAttempt, int](settings.lease_seconds, clock.monotonic)
-        self._timeouts = LeaseObserver[queue.RunningAttempt, None](settings.lease_seconds, clock.monotonic)
+        self._attempts = LeaseObserver[attempts.RunningAttempt, int](settings.lease_seconds, clock.monotonic)
+        self._timeouts = LeaseObserver[attempts.RunningAttempt, None](settings.lease_seconds, clock.monotonic)
         self._clocks: tuple[datetime, float] | None = None
         self._clean_up_at = 0.0
         self._stopping = threading.Event()
@@ -97,8 +98,8 @@ class Background:
         """Do once whatever is due, if this replica holds the lease."""
         holds = self.hold_lease()
         with self._database.read() as session:
-            expired = self._attempts.look(queue.leases(session))
-            timeouts = queue.timeouts(session)
+            expired = self._attempts.look(attempts.leases(session))
+            timeouts = attempts.timeouts(session)
         # A worker ends its attempt by itself, and has a lease's time to tell.
         patience = {attempt: limit + self._settings.lease_seconds for attempt, limit in timeouts.items()}
         overdue = self._timeouts.look(dict.fromkeys(timeouts), patience)
@@ -157,15 +158,15 @@ class Background:
         except SQLAlchemyError as error:
             _log.warning("The scheduling lease was not handed back: %s", error)
 
-    def _give_up(self, expired: dict[queue.RunningAttempt, int]) -> None:
+    def _give_up(self, expired: dict[attempts.RunningAttempt, int]) -> None:
         with self._database.write() as session:
-            lost = queue.give_up(session, expired, self._clock.wall())
+            lost = attempts.give_up(session, expired, self._clock.wall())
         for job in lost:
             _log.warning("Attempt %s of job %s was lost", job.attempt, job.id)
 
-    def _time_out(self, overdue: Collection[queue.RunningAttempt]) -> None:
+    def _time_out(self, overdue: Collection[attempts.RunningAttempt]) -> None:
         with self._database.write() as session:
-            ended = queue.time_out(session, overdue, self._clock.wall())
+            ended = attempts.time_out(session, overdue, self._clock.wall())
         for job in ended:
             _log.warning("Attempt %s of job %s took too long", job.attempt, job.id)
 
@@ -176,12 +177,12 @@ class Background:
         if self._clocks is not None:
             then, moment_then = self._clocks
             set_back = timedelta(seconds=moment - moment_then) - (now - then)
-            if set_back <= queue.CLOCK_TOLERANCE:
+            if set_back <= CLOCK_TOLERANCE:
                 self._clocks = now, moment
                 return
             _log.warning("The clock was set back by %.0f s", set_back.total_seconds())
         with self._database.write() as session:
-            for job in queue.follow_clock(session, set_back, now):
+            for job in follow_clock(session, set_back, now):
                 _log.warning("Job %s waits until %s", job.id, job.available_at)
         # Only now: if the database failed, the next tick still sees the jump.
         self._clocks = now, moment

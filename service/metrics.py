@@ -10,7 +10,7 @@ from sqlmodel import Session
 from service.database import utc_now
 from service.index_health.models import HealthStatus
 from service.index_health.service import summarize
-from service.jobs.queue import count_workers_needed
+from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs
 from service.jobs.status import JobKind, JobStatus
 from service.settings import Settings

@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from service.catalogs.models import Catalog
 from service.index_health.measure import Volume
 from service.index_health.models import TableHealth
-from service.jobs import queue
+from service.jobs import claims, clock, queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
 from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPreview
@@ -573,12 +573,12 @@ def schedule(
 
     Returns when time alone may make another decision; None if it never does.
     """
-    queue.correct_times(session, table, now)
+    clock.correct_times(session, table, now)
     policy = policy or effective_policy(session, table)
     state = _state(session, table, health, policy, now)
     decisions = dict(health.decisions)
     if state.held and state.spent is None:
-        queue.release_held(session, table.id, now)
+        claims.release_held(session, table.id, now)
     decided = decide(state, policy, now)
     for decision in decided:
         before = decisions.get(decision.kind.value, {})

@@ -16,7 +16,7 @@ from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
-from service.jobs import queue
+from service.jobs import claims, queue
 from service.jobs.models import (
     REQUEST,
     Attempt,
@@ -310,7 +310,7 @@ def read_others(session: Session, queued: Sequence[Job]) -> Others:
     return Others(
         is_system_paused=queue.is_system_paused(session),
         writers={job.table_uuid: job for job in writers},
-        running=queue.running_by_catalog(session),
+        running=claims.running_by_catalog(session),
     )
 
 

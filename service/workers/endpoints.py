@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Viewer, WorkerCaller
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
-from service.jobs import queue
+from service.jobs import attempts
 from service.jobs.models import Assignment, JobView
 from service.jobs.service import view
 from service.messages import AttemptNumber, JobId, WorkerId
@@ -81,7 +81,7 @@ def report_heartbeat(
     body: HeartbeatRequest,
 ) -> HeartbeatAnswer:
     """Extend the lease; report progress and events. 409 `stale-attempt` if another attempt took over."""
-    return queue.heartbeat(session, settings, job_id, attempt, body, utc_now())
+    return attempts.heartbeat(session, settings, job_id, attempt, body, utc_now())
 
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/address-ranges", status_code=201)
@@ -93,7 +93,7 @@ def reserve_addresses(
     body: AddressRangeRequest,
 ) -> AddressRange:
     """Reserve row addresses [base_address, base_address + rows) of the table's index."""
-    return queue.reserve_addresses(session, job_id, attempt, body)
+    return attempts.reserve_addresses(session, job_id, attempt, body)
 
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/finish")
@@ -101,4 +101,4 @@ def finish_attempt(
     session: WriteSession, _caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> JobView:
     """End an attempt. `released` hands the job back without using up an attempt."""
-    return view(session, queue.finish(session, job_id, attempt, body, utc_now()))
+    return view(session, attempts.finish(session, job_id, attempt, body, utc_now()))

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from service.auth.models import Principal, Role
 from service.auth.service import require_role
 from service.database import Database, utc_now
-from service.jobs import queue
+from service.jobs import claims
 from service.jobs.models import Assignment, Attempt
 from service.jobs.status import AttemptStatus
 from service.paging import Page, PageRequest, Sorting, read_page
@@ -109,7 +109,7 @@ def _claim(
     is_stopping: bool = False,
 ) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(
+        return claims.claim(
             session,
             settings,
             worker_id,
@@ -122,7 +122,7 @@ def _claim(
 
 def _has_work(database: Database) -> bool:
     with database.read() as session:
-        return queue.has_claimable(session, utc_now())
+        return claims.has_claimable(session, utc_now())
 
 
 def _view(session: Session, settings: Settings, row: Worker, now: datetime) -> WorkerView:

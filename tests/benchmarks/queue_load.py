@@ -38,7 +38,7 @@ from service.catalogs.models import Catalog
 from service.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
 from service.index_health.models import TableHealth
-from service.jobs import queue
+from service.jobs import attempts, claims, queue
 from service.jobs.status import JobKind
 from service.policies.models import Policy, PolicyAttachment
 from service.policies.service import effective_policy, ensure_built_in
@@ -184,12 +184,12 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
         barrier.wait()
         while True:
             began = time.monotonic()
-            assignment = call(lambda session: queue.claim(session, settings, worker.id, utc_now()))
+            assignment = call(lambda session: claims.claim(session, settings, worker.id, utc_now()))
             if assignment is None:
                 return latencies
             latencies.append(time.monotonic() - began)
             finish = partial(
-                queue.finish,
+                attempts.finish,
                 job_id=assignment.job.id,
                 attempt=assignment.attempt,
                 report=FinishRequest(status="succeeded"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from service.catalogs.models import Catalog
 from service.database import Database
-from service.jobs import queue
+from service.jobs import attempts, claims, queue
 from service.jobs.models import Assignment, Job
 from service.jobs.status import JobKind, JobStatus
 from service.policies.service import effective_policy
@@ -72,14 +72,14 @@ def request(
 
 def claim(database: Database, worker_id: str, now: datetime = START, **how: Any) -> Assignment | None:
     with database.write() as session:
-        return queue.claim(session, SETTINGS, worker_id, now, **how)
+        return claims.claim(session, SETTINGS, worker_id, now, **how)
 
 
 def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
     """What the background does once a job's lease did not change for long."""
     with database.write() as session:
-        current = {each: renewals for each, renewals in queue.leases(session).items() if each[0] == job_id}
-        return [each.id for each in queue.give_up(session, current, now)]
+        current = {each: renewals for each, renewals in attempts.leases(session).items() if each[0] == job_id}
+        return [each.id for each in attempts.give_up(session, current, now)]
 
 
 def may_be_repeated(found: Job) -> bool:
@@ -100,7 +100,7 @@ def finish(
 ) -> JobStatus:
     report = FinishRequest.model_validate({"status": status, "error": error, **further})
     with database.write() as session:
-        return JobStatus(queue.finish(session, job_id, attempt, report, now).status)
+        return JobStatus(attempts.finish(session, job_id, attempt, report, now).status)
 
 
 def job(database: Database, job_id: str) -> Job:

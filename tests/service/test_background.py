@@ -12,7 +12,7 @@ from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database
 from service.errors import ConflictError
-from service.jobs import queue
+from service.jobs import attempts
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Event, Job
 from service.jobs.status import JobStatus
@@ -97,7 +97,7 @@ def start_job(database: Database, replica: Replica) -> Callable[[], str]:
 
 def beat(replica: Replica, job_id: str) -> None:
     with replica.database.write() as session:
-        queue.heartbeat(session, replica.settings, job_id, 1, HeartbeatRequest(), replica.time.wall)
+        attempts.heartbeat(session, replica.settings, job_id, 1, HeartbeatRequest(), replica.time.wall)
 
 
 @pytest.mark.parametrize("jump_seconds", [-7200, 7200])

@@ -20,7 +20,7 @@ from service.catalogs.models import Catalog
 from service.database import utc_now
 from service.index_health.models import HealthSample, TableHealth
 from service.index_health.poller import Poller
-from service.jobs import queue
+from service.jobs import attempts
 from service.settings import Settings
 from service.workers.models import FinishRequest
 from tests.rest_catalog import running_rest_catalog
@@ -228,7 +228,7 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             with service.database.write() as session:
                 # By a replica whose clock is behind.
                 an_hour_ago = utc_now() - timedelta(hours=1)
-                queue.finish(session, assignment["job"]["id"], assignment["attempt"], report, an_hour_ago)
+                attempts.finish(session, assignment["job"]["id"], assignment["attempt"], report, an_hour_ago)
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 

@@ -12,7 +12,7 @@ from sqlmodel import select
 from service.catalogs.models import Catalog
 from service.database import Database
 from service.errors import ConflictError
-from service.jobs import queue
+from service.jobs import attempts, clock, queue
 from service.jobs.models import Assignment, Event, Job, SystemState
 from service.jobs.status import JobKind, JobStatus
 from service.tables.models import EnrolledTable
@@ -75,7 +75,7 @@ def test_a_job_for_later_waits_and_a_further_request_brings_it_forward(database:
     assert claim(database, worker) is None
     # A clock that was set back changes nothing of a time by the clock.
     with database.write() as session:
-        assert queue.follow_clock(session, timedelta(hours=1), START) == []
+        assert clock.follow_clock(session, timedelta(hours=1), START) == []
     assert request(database, tables[0], priority=7) == first
     assignment = claim(database, worker)
     assert assignment is not None
@@ -221,12 +221,12 @@ def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Databas
     job_id = request(database, table)
     claim(database, worker)
     with database.read() as session:
-        seen = queue.leases(session)
+        seen = attempts.leases(session)
     # The clock stands still: the lease says the same time as before, and yet it was renewed.
     with database.write() as session:
-        queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
+        attempts.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
     with database.write() as session:
-        assert queue.give_up(session, seen, START + timedelta(seconds=60)) == []
+        assert attempts.give_up(session, seen, START + timedelta(seconds=60)) == []
     assert give_up(database, job_id, START) == [job_id]
 
 
@@ -238,7 +238,7 @@ def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(databas
     with database.write() as session:
         queue.cancel(session, session.get_one(Job, job_id), "test", START)
     with database.write() as session:
-        answer = queue.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
+        answer = attempts.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
     assert answer.cancel_requested
     assert (answer.now, answer.lease_expires_at) == (START, START + timedelta(seconds=30))
     give_up(database, job_id, START + timedelta(seconds=31))
@@ -347,7 +347,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
             number=number, tasks=tasks, files_per_task=files, removes=removes, location="file:/t"
         )
         with database.write() as session:
-            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
+            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
 
     def run(
         kind: JobKind, table: str = tables[0], *, dry_run: bool = False, **report: Any
@@ -410,7 +410,7 @@ def test_a_poll_that_its_worker_gave_up_takes_no_job_and_ends_no_attempt(databas
     request(database, tables[1])
     assert claim(database, worker, has_waited=True) is None
     with database.read() as session:
-        assert len(queue.leases(session)) == 1
+        assert len(attempts.leases(session)) == 1
 
 
 def test_a_clock_that_was_set_back_holds_up_no_queued_job(database: Database) -> None:
@@ -422,7 +422,7 @@ def test_a_clock_that_was_set_back_holds_up_no_queued_job(database: Database) ->
     back = timedelta(hours=1)
     now = START - back + timedelta(seconds=2)
     with database.write() as session:
-        assert [each.id for each in queue.follow_clock(session, back, now)] == [job_id]
+        assert [each.id for each in clock.follow_clock(session, back, now)] == [job_id]
     assert job(database, job_id).available_at == START - back + timedelta(seconds=10)
     assert claim(database, worker, now) is None
     assert claim(database, worker, now + timedelta(seconds=8)) is not None
@@ -435,7 +435,7 @@ def test_a_moment_that_a_transaction_waited_is_no_clock_that_was_set_back(databa
     (table,) = add_tables(database, ["a"])
     request(database, table)
     with database.write() as session:
-        assert queue.follow_clock(session, timedelta(), START - timedelta(seconds=601)) == []
+        assert clock.follow_clock(session, timedelta(), START - timedelta(seconds=601)) == []
 
 
 def test_a_pause_that_no_job_has_shows_a_clock_that_was_set_back_unseen(database: Database) -> None:
@@ -443,7 +443,7 @@ def test_a_pause_that_no_job_has_shows_a_clock_that_was_set_back_unseen(database
     job_id = request(database, table)
     now = START - timedelta(days=1)
     with database.write() as session:
-        queue.follow_clock(session, timedelta(), now)
+        clock.follow_clock(session, timedelta(), now)
     found = job(database, job_id)
     assert found.available_at == now + timedelta(seconds=found.max_backoff_seconds)
 
@@ -512,7 +512,7 @@ def test_racing_reservations_never_overlap(database: Database) -> None:
 
     def work(_: int) -> None:
         with database.write() as session:
-            granted = queue.reserve_addresses(session, job_id, 1, AddressRangeRequest(rows=10))
+            granted = attempts.reserve_addresses(session, job_id, 1, AddressRangeRequest(rows=10))
         bases.append(granted.base_address)
 
     at_once(8, work)

@@ -21,7 +21,7 @@ from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
 from service.database import Database
 from service.errors import ConflictError, InvalidError
-from service.jobs import queue
+from service.jobs import attempts, clock, queue
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Assignment, Attempt, Event, Job, SystemState, Turn
 from service.jobs.service import retry_job
@@ -167,7 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
         """What each attempt may have left."""
         self.told: dict[tuple[str, int], list[Leftovers]] = {}
 
-    def new_observer(self) -> LeaseObserver[queue.RunningAttempt, int]:
+    def new_observer(self) -> LeaseObserver[attempts.RunningAttempt, int]:
         return LeaseObserver(SETTINGS.lease_seconds, self.time.clock.monotonic)
 
     @property
@@ -349,7 +349,7 @@ class QueueMachine(RuleBasedStateMachine):
         plan = AnnouncedPlan(number=plan_number, tasks=tasks, removes=removes, location="file:/t")
 
         def call(session: Session) -> None:
-            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), self.now)
+            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), self.now)
 
         if self.accepts("announce", job_id, attempt, call):
             self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
@@ -365,7 +365,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def beat(self, job_id: str, attempt: int) -> None:
         def call(session: Session) -> None:
-            queue.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(), self.now)
+            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(), self.now)
 
         if self.accepts("heartbeat", job_id, attempt, call):
             self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
@@ -378,7 +378,7 @@ class QueueMachine(RuleBasedStateMachine):
         ranges = self.granted.setdefault(job(self.database, job_id).table_uuid, [])
 
         def call(session: Session) -> None:
-            granted = queue.reserve_addresses(
+            granted = attempts.reserve_addresses(
                 session, job_id, attempt, AddressRangeRequest(rows=rows, at_least=at_least)
             )
             begin, end = granted.base_address, granted.base_address + rows
@@ -414,7 +414,7 @@ class QueueMachine(RuleBasedStateMachine):
         )
 
         def call(session: Session) -> None:
-            queue.finish(session, job_id, attempt, report, self.now)
+            attempts.finish(session, job_id, attempt, report, self.now)
 
         if self.accepts("finish", job_id, attempt, call):
             self.reached[f"finish: {status}"] += 1
@@ -458,7 +458,7 @@ class QueueMachine(RuleBasedStateMachine):
         job_id, attempt = claimed
         before = job(self.database, job_id)
         with self.database.write() as session:
-            ended = [each.id for each in queue.time_out(session, [claimed], self.now)]
+            ended = [each.id for each in attempts.time_out(session, [claimed], self.now)]
         after = job(self.database, job_id)
         if self.running.get(job_id, (0, ""))[0] != attempt:
             assert (ended, after.model_dump()) == ([], before.model_dump())
@@ -515,13 +515,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.time.jump(-seconds)
         with self.database.write() as session:
             before = {each.id: each.available_at for each in session.exec(select(Job))}
-            moved = queue.follow_clock(session, timedelta(seconds=seconds), self.now)
+            moved = clock.follow_clock(session, timedelta(seconds=seconds), self.now)
             for each in moved:
                 assert self.now <= each.available_at < before[each.id]
         with self.database.read() as session:
             for each in session.exec(select(Job).where(Job.status == JobStatus.QUEUED.value)):
                 longest = timedelta(seconds=each.max_backoff_seconds)
-                assert each.available_at <= self.now + longest + queue.CLOCK_TOLERANCE
+                assert each.available_at <= self.now + longest + clock.CLOCK_TOLERANCE
 
     def tick(self, seconds: int, times: int, heard: int) -> None:
         """heard: how many of the running attempts send heartbeats meanwhile."""
@@ -530,9 +530,9 @@ class QueueMachine(RuleBasedStateMachine):
             for job_id, (attempt, _) in list(self.running.items())[: 0 if number % 3 else heard]:
                 self.beat(job_id, attempt)
             with self.database.read() as session:
-                expired = self.observer.look(queue.leases(session))
+                expired = self.observer.look(attempts.leases(session))
             with self.database.write() as session:
-                lost = {each.id for each in queue.give_up(session, expired, self.now)}
+                lost = {each.id for each in attempts.give_up(session, expired, self.now)}
             self.check_lost(lost, seconds)
 
     def check_lost(self, lost: set[str], seconds: int) -> None:
@@ -557,7 +557,7 @@ class QueueMachine(RuleBasedStateMachine):
             if not left:
                 return
             with self.database.write() as session:
-                queue.follow_clock(session, timedelta(), self.now)
+                clock.follow_clock(session, timedelta(), self.now)
                 session.exec(update(Catalog).values(max_running_jobs=None))
                 session.exec(update(EnrolledTable).values(paused=False))
             assignment = claim(self.database, self.workers[0], self.now)
@@ -570,9 +570,9 @@ class QueueMachine(RuleBasedStateMachine):
     def tick_quietly(self) -> None:
         self.time.pass_by(60)
         with self.database.read() as session:
-            expired = self.observer.look(queue.leases(session))
+            expired = self.observer.look(attempts.leases(session))
         with self.database.write() as session:
-            queue.give_up(session, expired, self.now)
+            attempts.give_up(session, expired, self.now)
 
     @invariant()
     def at_most_one_running_job_writes_a_table(self) -> None:

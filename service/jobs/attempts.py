@@ -1,0 +1,337 @@
+"""Attempts: what their workers report, how they end, and which are given up on.
+
+Invariant: the attempt number is the fencing token. Whatever an attempt reports holds only while it is the
+running attempt of its job; a later one gets `stale-attempt` and changes nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlmodel import Session, select
+
+from service.errors import ConflictError
+from service.index_health.reports import apply_report
+from service.jobs.events import record_job_event
+from service.jobs.models import Attempt, Job
+from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
+from service.jobs.status import (
+    AttemptStatus,
+    JobKind,
+    JobStatus,
+    backoff_seconds,
+    status_after,
+)
+from service.settings import Settings
+from service.tables.models import AddressCounter
+from service.workers.models import (
+    AddressRange,
+    AddressRangeRequest,
+    AnnouncedPlan,
+    ErrorReport,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    Worker,
+)
+
+_INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
+_WORKER_LOST = ErrorReport(
+    code="worker_lost",
+    title="The worker was lost",
+    detail="It sent no heartbeat until its lease ran out.",
+    remedy="Nothing to do if a further attempt follows; if not, the worker's log may tell of a crash.",
+    retryable=True,
+)
+_TIMED_OUT = ErrorReport(
+    code="timed_out",
+    title="The attempt took longer than its policy allows",
+    detail="It went on beyond `retries.timeout_seconds`, so it was taken from its worker.",
+    remedy="If such jobs need more time, raise it. If not, the worker hangs: look at its log, and start it"
+    " again.",
+    retryable=True,
+)
+CLAIM_ANSWER_LOST = ErrorReport(
+    code="claim_answer_lost",
+    title="The worker never got this attempt",
+    detail="The worker asked for work again, so it does not run this attempt.",
+    remedy="Nothing to do: the job is queued again, and no attempt is used up.",
+    retryable=True,
+)
+_WRITES_END_WITHIN = timedelta(minutes=5)
+_UNHEARD_AT_MOST = 3
+"""So many attempts in a row that no worker got are no accident: further ones count."""
+RunningAttempt = tuple[str, int]
+"""Job id and number of the attempt."""
+
+
+def heartbeat(
+    session: Session, settings: Settings, job_id: str, attempt: int, report: HeartbeatRequest, now: datetime
+) -> HeartbeatAnswer:
+    """Extend the lease and note progress. Raises ConflictError `stale-attempt`.
+
+    A lease that ran out but was not given to anybody else yet is extended too: live work is not killed.
+    """
+    job, running = _fenced(session, job_id, attempt)
+    expires_at = now + timedelta(seconds=settings.lease_seconds)
+    job.lease_expires_at = running.lease_expires_at = expires_at
+    job.renewals += 1
+    worker = session.get_one(Worker, running.worker_id)
+    worker.last_seen_at = now
+    if report.progress is not None:
+        progress = report.progress.model_dump()
+        before = {key: value for key, value in (job.progress or {}).items() if key != "updated_at"}
+        job.progress = {**progress, "updated_at": rfc3339(now)}
+        if progress != before:
+            record_job_event(
+                session, job, "job.progress", _progress_sentence(progress), now, progress=job.progress
+            )
+    if report.plan is not None:
+        running.plans = _with(running.plans or [], report.plan)
+    for event in report.events:
+        record_job_event(
+            session, job, f"job.{event.kind}", event.message, now, level=event.level, reported=event.fields
+        )
+    session.add_all((job, running, worker))
+    return HeartbeatAnswer(
+        now=now, lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None
+    )
+
+
+def reserve_addresses(
+    session: Session, job_id: str, attempt: int, request: AddressRangeRequest
+) -> AddressRange:
+    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice."""
+    job, _ = _fenced(session, job_id, attempt)
+    # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
+    # the row lock below holds even if two tables share a UUID by being registered twice.
+    counter = session.exec(
+        select(AddressCounter).where(AddressCounter.table_uuid == job.table_uuid).with_for_update()
+    ).first() or AddressCounter(table_uuid=job.table_uuid)
+    base = max(counter.next_address, request.at_least)
+    counter.next_address = base + request.rows
+    session.add(counter)
+    return AddressRange(base_address=base)
+
+
+def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, now: datetime) -> Job:
+    """End an attempt as its worker says. Repeating the same report is harmless.
+
+    Raises ConflictError `stale-attempt` when the attempt is no longer the running one.
+    """
+    outcome = AttemptStatus(report.status)
+    job = lock_job(session, job_id)
+    ended = session.get(Attempt, (job_id, attempt))
+    if ended is not None and job.attempt == attempt and ended.status == outcome.value:
+        # The answer to the first report got lost.
+        return job
+    running = _check_current(session, job, attempt)
+    if report.health is not None:
+        job.seen_snapshot_id = report.health.iceberg_snapshot_id
+        is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
+        apply_report(
+            session,
+            job,
+            report.health,
+            now,
+            has_indexed=is_done and job.kind in _INDEXING,
+            has_verified=is_done and job.kind == JobKind.VERIFY.value,
+        )
+    job.result = report.result
+    for one in report.cleared:
+        cleared = session.get(Attempt, (one.job_id, one.attempt))
+        if cleared is None or session.get_one(Job, one.job_id).table_uuid != job.table_uuid:
+            continue
+        # Until then, a task of its may still have written: the next job looks once more.
+        if cleared.ended_at is not None and now - cleared.ended_at > _WRITES_END_WITHIN:
+            cleared.plans = None
+            session.add(cleared)
+    if outcome is AttemptStatus.SUCCEEDED:
+        running.plans = None
+    running.stages = [stage.model_dump() for stage in report.stages]
+    running.rows, running.bytes = report.rows, report.bytes
+    end_attempt(session, job, running, outcome, report.error, now)
+    return job
+
+
+def leases(session: Session) -> dict[RunningAttempt, int]:
+    """How often the lease of each running attempt was renewed, for a LeaseObserver."""
+    query = select(Job.id, Job.attempt, Job.renewals).where(Job.status == JobStatus.RUNNING.value)
+    return {(job_id, attempt): renewals for job_id, attempt, renewals in session.exec(query)}
+
+
+def give_up(session: Session, expired: Mapping[RunningAttempt, int], now: datetime) -> list[Job]:
+    """End attempts whose lease ran out as lost, and queue their jobs again while attempts remain.
+
+    One that was renewed since it was seen, or is just being renewed, goes on.
+    """
+    lost = []
+    for (job_id, attempt), renewals in expired.items():
+        query = select(Job).where(
+            Job.id == job_id,
+            Job.attempt == attempt,
+            Job.renewals == renewals,
+            Job.status == JobStatus.RUNNING.value,
+        )
+        job = session.exec(query.with_for_update(skip_locked=True)).first()
+        if job is not None:
+            running = session.get_one(Attempt, (job_id, attempt))
+            end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
+            lost.append(job)
+    return lost
+
+
+def timeouts(session: Session) -> dict[RunningAttempt, float]:
+    """How many seconds each running attempt may take, of those that may not take any time."""
+    query = select(Job.id, Job.attempt, Job.timeout_seconds).where(
+        Job.status == JobStatus.RUNNING.value, Job.timeout_seconds > 0
+    )
+    return {(job_id, attempt): seconds for job_id, attempt, seconds in session.exec(query)}
+
+
+def time_out(session: Session, overdue: Collection[RunningAttempt], now: datetime) -> list[Job]:
+    """End those of these attempts that still run as failed, whatever their workers say."""
+    ended = []
+    for job_id, attempt in overdue:
+        job = lock_job(session, job_id)
+        if is_current(job, attempt):
+            running = session.get_one(Attempt, (job_id, attempt))
+            end_attempt(session, job, running, AttemptStatus.FAILED, _TIMED_OUT, now)
+            ended.append(job)
+    return ended
+
+
+def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, Any]]:
+    """Plans and one that was announced, perhaps late: what is about to be committed stays so."""
+    known = next((AnnouncedPlan.model_validate(one) for one in plans if one["number"] == plan.number), plan)
+    merged = plan.model_copy(
+        update={
+            "tasks": max(plan.tasks, known.tasks),
+            "files_per_task": max(plan.files_per_task, known.files_per_task),
+            "removes": plan.removes or known.removes,
+        }
+    )
+    return [*(one for one in plans if one["number"] != plan.number), merged.model_dump()]
+
+
+def end_attempt(
+    session: Session,
+    job: Job,
+    running: Attempt,
+    outcome: AttemptStatus,
+    error: ErrorReport | None,
+    now: datetime,
+) -> None:
+    never_ran = error is CLAIM_ANSWER_LOST and not _is_unheard_again(session, job)
+    if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
+        job.failures += 1
+    persists = JobKind(job.kind).persists
+    after = status_after(
+        outcome,
+        retryable=persists or (error is not None and error.retryable),
+        cancel_requested=job.cancel_requested_at is not None,
+        failures=job.failures,
+        max_attempts=job.failures + 1 if persists else job.max_attempts,
+    )
+    running.status = outcome.value
+    running.ended_at = now
+    # The clock may have been set back.
+    running.seconds = max((now - running.started_at).total_seconds(), 0.0)
+    running.error = error.model_dump() if error is not None else None
+    job.error = None if after is JobStatus.SUCCEEDED else running.error
+    job.lease_expires_at = None
+    change_status(job, after)
+    session.add_all((job, running))
+    if after is not JobStatus.QUEUED:
+        job.ended_at = now
+        level = "error" if after is JobStatus.FAILED else "info"
+        record_job_event(
+            session,
+            job,
+            f"job.{after.value}",
+            _end_sentence(job, running, after),
+            now,
+            level=level,
+            error=running.error,
+        )
+    elif outcome is AttemptStatus.RELEASED:
+        job.available_at = now
+        record_job_event(
+            session, job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
+        )
+    else:
+        # Nothing is known to be wrong with a job whose worker was lost; one that kills its workers waits.
+        is_first_loss = outcome is AttemptStatus.LOST and job.failures <= 1
+        delay = (
+            0.0
+            if never_ran or is_first_loss
+            else backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
+        )
+        job.available_at = now + timedelta(seconds=delay)
+        when = f"follows in {delay:.0f} s" if delay else "follows at once"
+        record_job_event(
+            session,
+            job,
+            "job.retry",
+            f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} {when} "
+            + ("(until it succeeds)." if persists else f"({job.failures} of {job.max_attempts} used up)."),
+            now,
+            level="warning",
+            error=running.error,
+            available_at=rfc3339(job.available_at),
+        )
+
+
+def _is_unheard_again(session: Session, job: Job) -> bool:
+    """Whether the attempts before the present one were not heard of by their workers either."""
+    before = attempts_of(session, job.id)[:-1][-_UNHEARD_AT_MOST:]
+    codes = [(one.error or {}).get("code") for one in before]
+    return codes == [CLAIM_ANSWER_LOST.code] * _UNHEARD_AT_MOST
+
+
+def _end_sentence(job: Job, running: Attempt, after: JobStatus) -> str:
+    match after:
+        case JobStatus.SUCCEEDED:
+            return f"Succeeded in attempt {job.attempt}."
+        case JobStatus.CANCELLED:
+            return f"Cancelled during attempt {job.attempt}."
+        case _:
+            last = "" if job.failures < job.max_attempts else f" All {job.max_attempts} attempts are used up."
+            return f"Failed in attempt {job.attempt}{_cause(running)}.{last}"
+
+
+def _cause(running: Attempt) -> str:
+    return f": {running.error['title']}" if running.error else ""
+
+
+def _progress_sentence(progress: dict[str, Any]) -> str:
+    counts = ""
+    if progress["done"] is not None:
+        counts = f" {progress['done']}" + (
+            f" of {progress['total']}" if progress["total"] is not None else ""
+        )
+        counts += f" {progress['unit']}" if progress["unit"] else ""
+    return f"{progress['stage']}:{counts} {progress['message'] or ''}".strip().rstrip(":")
+
+
+def is_current(job: Job, attempt: int) -> bool:
+    return job.attempt == attempt and job.status == JobStatus.RUNNING.value
+
+
+def _fenced(session: Session, job_id: str, attempt: int) -> tuple[Job, Attempt]:
+    job = lock_job(session, job_id)
+    return job, _check_current(session, job, attempt)
+
+
+def _check_current(session: Session, job: Job, attempt: int) -> Attempt:
+    """The attempt that runs a locked job; raises ConflictError `stale-attempt` if it is another one."""
+    if not is_current(job, attempt):
+        raise ConflictError(
+            "stale-attempt",
+            "This attempt no longer runs the job",
+            f"Job {job.id} is {job.status}, attempt {job.attempt}; the call came from attempt {attempt}.",
+            "Stop working on it and report nothing more; claim again.",
+            job_status=job.status,
+            current_attempt=job.attempt,
+        )
+    return session.get_one(Attempt, (job.id, attempt))
