@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from py4j.java_gateway import JavaObject, JVMView
@@ -31,6 +31,7 @@ from worker.catalogs import java_message, java_types, jvm_of, raise_lack_of_memo
 from worker.deletes import NewDeleteFile
 from worker.plan import DeleteFile
 
+T = TypeVar("T")
 JOB_ID = "icestream.job-id"
 ATTEMPT = "icestream.attempt"
 COMMIT_ID = "icestream.commit-id"
@@ -38,6 +39,9 @@ COMMIT_ID = "icestream.commit-id"
 # The library revalidates and retries a lost race by itself, four times unless the table says otherwise;
 # another round costs far less than a new plan when a streaming writer commits several times a second.
 _COMMIT_ROUNDS = 5
+
+# Files that cross to Java in one text: about 50 MB.
+_SLICE = 100_000
 
 _ICEBERG_ERRORS = "org.apache.iceberg.exceptions."
 _COMMIT_FAILED = _ICEBERG_ERRORS + "CommitFailedException"
@@ -149,12 +153,9 @@ def commit_row_delta(
             if not java_table.refs().containsKey(delta.branch):
                 raise CommitConflictError(f"branch {delta.branch} no longer exists")
             check_clock(java_table)
-            added = _java_delete_files(java_table, [_added_json(file) for file in delta.added])
-            removed = _java_delete_files(java_table, [_removed_json(file) for file in delta.removed])
-            referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation = _row_delta(java_table, delta, added, removed, referenced, summary, condemned)
+            operation = _row_delta(java_table, delta, summary, condemned)
         failure: CommitError | None = None
         cause: Exception | None = None
         may_repeat = False
@@ -232,9 +233,6 @@ def find_head(java_table: JavaObject, branch: str) -> int | None:
 def _row_delta(
     java_table: JavaObject,
     delta: RowDelta,
-    added: JavaObject,
-    removed: JavaObject,
-    referenced: JavaObject,
     summary: Mapping[str, str],
     condemned: JavaObject,
 ) -> JavaObject:
@@ -244,11 +242,15 @@ def _row_delta(
         .toBranch(delta.branch)
         .deleteWith(_collector(condemned))
         .validateFromSnapshot(delta.starting_snapshot_id)
-        .validateDataFilesExist(referenced)
+        .validateDataFilesExist(_java_list(jvm_of(java_table), delta.referenced_data_files))
         .validateDeletedFiles()
     )
-    added.forEach(_row_delta_consumer(operation, "addDeletes"))
-    removed.forEach(_row_delta_consumer(operation, "removeDeletes"))
+    add = _row_delta_consumer(operation, "addDeletes")
+    for added in _slices(delta.added):
+        _java_delete_files(java_table, [_added_json(file) for file in added]).forEach(add)
+    remove = _row_delta_consumer(operation, "removeDeletes")
+    for removed in _slices(delta.removed):
+        _java_delete_files(java_table, [_removed_json(file) for file in removed]).forEach(remove)
     for name, value in summary.items():
         operation.set(name, value)
     return operation
@@ -304,7 +306,12 @@ def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
     return {"keys": list(values), "values": list(values.values())}
 
 
-# A call through py4j costs about 0.2 ms, so lists cross it as one JSON text and are walked inside the JVM.
+# A call through py4j costs about 0.2 ms, so lists cross it as JSON texts and are walked inside the JVM. In
+# slices, since a Java string ends at 2^31 characters, to which four million delete files come.
+
+
+def _slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[start : start + _SLICE] for start in range(0, len(values), _SLICE))
 
 
 def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
@@ -317,8 +324,11 @@ def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> J
 
 
 def _java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
-    array_list = jvm.java.util.ArrayList().getClass()
-    return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(list(values)), array_list)
+    whole = jvm.java.util.ArrayList()
+    mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
+    for part in _slices(values):
+        whole.addAll(mapper.readValue(json.dumps(list(part)), whole.getClass()))
+    return whole
 
 
 def _row_delta_consumer(operation: JavaObject, method: str) -> JavaObject:

@@ -158,7 +158,10 @@ def test_equality_deletes_go_without_new_deletes_and_compaction_sees_it(new_plan
     assert len(plan.rows) == 8
 
 
-def test_ten_thousand_files_cross_to_java_in_a_few_calls(new_plan: NewPlan) -> None:
+def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
+    new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.commit, "_SLICE", 3_000)
     plan = new_plan(2)
     partition = PartitionKey(0, "[]")
     added = [
@@ -166,22 +169,28 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls(new_plan: NewPlan) -> N
         for n in range(10_000)
     ]
     client = plan.java_table._gateway_client
-    calls = 0
+    lengths = []
     send = client.send_command
 
-    def counting_send(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return send(*args, **kwargs)
+    def measuring_send(command: str, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(len(command))
+        return send(command, *args, **kwargs)
 
-    client.send_command = counting_send
+    client.send_command = measuring_send
+    paths = [plan.first.path] * len(added)
     try:
-        committed = commit_row_delta(plan.java_table, replace(plan.delta, added=added))
+        committed = commit_row_delta(
+            plan.java_table, replace(plan.delta, added=added, referenced_data_files=paths)
+        )
     finally:
         del client.send_command
     assert committed.summary["added-delete-files"] == "10000"
     # Among them are some with which py4j gives collected objects back to Java.
-    assert calls < 1000
+    assert len(lengths) < 1000
+    # As Java's strings are: no text holds them all.
+    of_one = len(json.dumps(worker.commit._added_json(added[0])))
+    assert 3_000 * of_one <= max(lengths) < 6_000 * of_one
+    assert sum(length > 1_000 * len(plan.first.path) for length in lengths) == 8
 
 
 class TestConflicts:
