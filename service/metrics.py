@@ -4,6 +4,8 @@ No name of a table, catalog or worker is a label: the number of series stays bou
 the port learns no names.
 """
 
+from datetime import datetime
+
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from sqlmodel import Session
 
@@ -11,10 +13,10 @@ from service.database import utc_now
 from service.index_health.models import HealthStatus
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
-from service.jobs.service import count_jobs
+from service.jobs.service import count_jobs, last_failure_at
 from service.jobs.status import JobKind, JobStatus
 from service.settings import Settings
-from service.webhooks.service import count_open, oldest_pending_at
+from service.webhooks import service as webhooks
 from service.workers.service import count_alive
 
 
@@ -30,6 +32,10 @@ def render_metrics(session: Session, settings: Settings) -> bytes:
     jobs = gauge("jobs", "Jobs by status.", "status")
     for status in JobStatus:
         jobs.labels(status.value).set(sum(counts[status, kind] for kind in JobKind))
+    # A time, and no difference of counts: these go down as history is removed.
+    gauge("job_last_failure_timestamp_seconds", "When a job failed last, for good; or 0.").set(
+        _seconds(last_failure_at(session))
+    )
     queued = gauge("jobs_queued", "Jobs that wait for a worker.", "kind")
     for kind in JobKind:
         queued.labels(kind.value).set(counts[JobStatus.QUEUED, kind])
@@ -44,14 +50,23 @@ def render_metrics(session: Session, settings: Settings) -> bytes:
         summary.pending_equality_delete_files
     )
     gauge("pending_equality_deletes", "Rows of those files.").set(summary.pending_equality_deletes)
-    gauge("oldest_equality_delete_age_seconds", "Age of the oldest of those files; 0 without any.").set(
-        summary.oldest_age_seconds
-    )
+    gauge(
+        "oldest_equality_delete_age_seconds",
+        "Age of the oldest of those files in tables that convert by themselves and are not paused; or 0.",
+    ).set(summary.oldest_awaited_seconds)
     deliveries = gauge("webhook_deliveries", "Deliveries to webhooks that wait or were given up.", "status")
-    for state, count in count_open(session).items():
+    for state, count in webhooks.count_open(session).items():
         deliveries.labels(state.value).set(count)
-    oldest = oldest_pending_at(session)
+    gauge(
+        "webhook_delivery_last_failure_timestamp_seconds",
+        "When a delivery to a webhook was given up last; or 0.",
+    ).set(_seconds(webhooks.last_failure_at(session)))
+    oldest = webhooks.oldest_pending_at(session)
     gauge(
         "webhook_oldest_pending_age_seconds", "Age of the oldest event that a webhook waits for; or 0."
     ).set(max((now - oldest).total_seconds(), 0) if oldest else 0)
     return generate_latest(registry)
+
+
+def _seconds(at: datetime | None) -> float:
+    return at.timestamp() if at is not None else 0.0

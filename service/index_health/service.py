@@ -224,6 +224,8 @@ class Summary:
     pending_equality_delete_files: int
     pending_equality_deletes: int
     oldest_age_seconds: float
+    oldest_awaited_seconds: float
+    """Of tables that are not paused, and whose policy converts by itself."""
 
 
 def summarize(session: Session, now: datetime) -> Summary:
@@ -240,7 +242,15 @@ def summarize(session: Session, now: datetime) -> Summary:
         pending_equality_delete_files=sum(health.pending_equality_delete_files for health in measured),
         pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
         oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
+        oldest_awaited_seconds=max(
+            (lag_seconds(health, now) for health in measured if not _is_left_alone(health)), default=0.0
+        ),
     )
+
+
+def _is_left_alone(health: TableHealth) -> bool:
+    """Whether nothing is to convert the table by itself, as its last decision says."""
+    return health.decisions.get("convert", {}).get("code") in ("policy-off", "paused")
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,11 @@ def count_jobs(
     return Counter({(JobStatus(status), JobKind(kind)): count for status, kind, count in session.exec(query)})
 
 
+def last_failure_at(session: Session) -> datetime | None:
+    """When a job failed last, for good; None if none that is still known."""
+    return session.exec(select(func.max(Job.ended_at)).where(Job.status == JobStatus.FAILED.value)).one()
+
+
 @dataclass(frozen=True)
 class Converted:
     """What conversions came to; results of workers that do not say so count as nothing."""

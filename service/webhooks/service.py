@@ -223,6 +223,12 @@ def oldest_pending_at(session: Session) -> datetime | None:
     return session.exec(query).one()
 
 
+def last_failure_at(session: Session) -> datetime | None:
+    """When a delivery was given up last; None if none that is still known and was not sent again."""
+    query = select(func.max(WebhookDelivery.ended_at))
+    return session.exec(query.where(WebhookDelivery.status == DeliveryStatus.DEAD.value)).one()
+
+
 def view(session: Session, row: Webhook) -> WebhookView:
     return _views(session, [row])[0]
 

@@ -63,18 +63,22 @@ def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
 def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
     (rule,) = of_kind(render("production"), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 6
+    assert len(alerts) == 7
     for alert in alerts:
         check(alert["expr"], told)
         assert 'namespace="data", service="r-icestream"' in alert["expr"]
         assert {"summary", "description"} == set(alert["annotations"])
         assert alert["labels"]["severity"] in ("critical", "warning")
-    runbook = Path("docs/operations.md").read_text()
-    assert {alert["alert"] for alert in alerts} == set(
-        re.findall(r"^### (Icestream\w+)$", runbook, re.MULTILINE)
-    )
-    blocked = next(alert for alert in alerts if alert["alert"] == "IcestreamTablesBlocked")
-    assert "{{ $value }}" in blocked["annotations"]["summary"]
+    by_name = {alert["alert"]: alert for alert in alerts}
+    assert set(by_name) == set(re.findall(r"^### (Icestream\w+)$", RUNBOOK.read_text(), re.MULTILINE))
+    for status in ("Blocked", "Unknown"):
+        alert = by_name[f"IcestreamTables{status}"]
+        assert f'status="{status.lower()}"' in alert["expr"]
+        assert "{{ $value }}" in alert["annotations"]["summary"]
+    # Of rows that are removed as they grow old, a difference of counts would hide as many new ones.
+    for failed in ("JobsFail", "WebhookDeliveriesDead"):
+        expression = by_name[f"Icestream{failed}"]["expr"]
+        assert re.fullmatch(r"time\(\) - max\(\w+_last_failure_timestamp_seconds{.*}\) < 3600", expression)
 
 
 def test_the_dashboard_asks_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:

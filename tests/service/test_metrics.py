@@ -1,5 +1,8 @@
 """The figures for Prometheus, scraped from the running service."""
 
+import re
+import time
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.database import Database
@@ -27,6 +30,21 @@ def test_every_series_is_there_before_anything_happened(service: Running) -> Non
     assert {("icestream_jobs", "failed"), ("icestream_jobs_queued", "convert")} <= set(figures)
 
 
+def test_names_go_by_the_convention_and_labels_are_few(database: Database) -> None:
+    with database.read() as session:
+        text = render_metrics(session, Settings()).decode()
+    families = list(text_string_to_metric_families(text))
+    assert len(families) > 10
+    for family in families:
+        assert re.fullmatch("icestream_[a-z_]+", family.name)
+        assert family.type == "gauge"
+        assert not family.name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert family.documentation
+        assert {label for sample in family.samples for label in sample.labels} <= {"status", "kind"}
+        if "_age" in family.name or "timestamp" in family.name:
+            assert family.name.endswith("_seconds")
+
+
 def test_the_figures_are_those_of_the_enrolled_tables(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     for name in ("db.u", "db.v"):
@@ -48,6 +66,35 @@ def test_the_figures_are_those_of_the_enrolled_tables(service: Running, iceberg:
     assert figures[("icestream_pending_equality_deletes",)] == 2
     assert 0 < figures[("icestream_oldest_equality_delete_age_seconds",)] < 60
     assert not [key for key in figures if {"db.t", "db.u", "db.v", "local"}.intersection(key)]
+
+
+def test_a_job_that_failed_and_an_old_delete_are_told_where_somebody_is_to_look(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    def scraped(name: str) -> float:
+        return scrape(service)[(f"icestream_{name}",)]
+
+    service.register(iceberg)
+    iceberg.delete_keys("db.t", [1])
+    table = service.enroll(policy="manual")
+    address = f"/tables/{table['id']}"
+    service.admin.post(f"{address}/jobs", json={"kind": "verify"})
+    assert (assignment := service.claim(service.start_worker()))
+    error = {"code": "x", "title": "Broken", "detail": "d", "remedy": "r", "retryable": False}
+    began = time.time()
+    assert service.finish(assignment, status="failed", error=error).is_success
+    assert began - 1 < scraped("job_last_failure_timestamp_seconds") < time.time() + 1
+
+    service.poll(table["id"])
+    assert scraped("pending_equality_delete_files") == 1
+    assert scraped("oldest_equality_delete_age_seconds") == 0
+    etag = {"If-Match": service.admin.get(address).headers["etag"]}
+    assert service.admin.patch(address, json={"policy": None}, headers=etag).is_success
+    service.poll(table["id"])
+    assert scraped("oldest_equality_delete_age_seconds") > 0
+    assert service.admin.post(f"{address}/pause").is_success
+    service.poll(table["id"])
+    assert scraped("oldest_equality_delete_age_seconds") == 0
 
 
 def test_as_many_workers_are_needed_as_could_work_at_the_same_time(

@@ -24,6 +24,7 @@ from service.retention import forget
 from service.settings import Settings
 from service.webhooks.models import Webhook, WebhookDelivery
 from service.webhooks.sender import WebhookSender, pause
+from service.webhooks.service import last_failure_at
 from telemetry.traces import adopt
 from tests.http_server import Answer, HttpServer, Request, answering
 from tests.service.conftest import Running
@@ -263,6 +264,7 @@ def test_a_receiver_that_is_gone_is_switched_off_and_what_waits_stays(
     outbox.tell(table, "while it is off")
     assert outbox.states() == ["dead", "pending"]
     with outbox.database.write() as session:
+        assert last_failure_at(session) == outbox.now
         row = session.get_one(Webhook, webhook)
         assert (row.enabled, row.disabled_because) == (False, "The receiver answered 410 Gone.")
         row.enabled = True
