@@ -10,6 +10,8 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCK := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --no-header --no-emit-index-url
+# Where it is set, each of the many processes of the tests would compile all that it imports: two seconds a worker.
+unexport PYTHONDONTWRITEBYTECODE
 export ICESTREAM_JARS_DIR ?= $(HOME)/.cache/icestream/ivy
 
 .PHONY: help
