@@ -9,18 +9,20 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import anyio
 import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from fastapi import Depends, Request
+from fastapi.concurrency import contextmanager_in_threadpool
 from psycopg.abc import PQGen
 from sqlalchemy import (
     JSON,
@@ -30,6 +32,7 @@ from sqlalchemy import (
     Dialect,
     Engine,
     Integer,
+    QueuePool,
     create_engine,
     event,
     text,
@@ -37,6 +40,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Session
 
@@ -50,6 +55,12 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 # Less than the 10 s for which a worker waits for an answer, so that it gets one.
 _LOCK_SECONDS = 5
 _POOL_SECONDS = 5
+_KEPT_CONNECTIONS = 10
+_MOST_CONNECTIONS = 45
+"""To PostgreSQL, which allows 100 in all unless told otherwise: enough for two replicas."""
+_REQUESTS_AT_ONCE = 40
+"""That may hold a connection each: as many as have a thread. Fewer than there are connections, since those
+that hold one wait for a thread again, to write their answer, while other threads wait for connections."""
 _ANSWER_SECONDS = 6.0
 _TURN_SECONDS = 4
 _IDLE_SECONDS = 10
@@ -112,7 +123,12 @@ class Database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
         if not self.is_sqlite:
-            options |= {"pool_pre_ping": True, "pool_size": 10}
+            options |= {
+                "poolclass": _PoolInTurn,
+                "pool_pre_ping": True,
+                "pool_size": _KEPT_CONNECTIONS,
+                "max_overflow": _MOST_CONNECTIONS - _KEPT_CONNECTIONS,
+            }
         elif parsed.database:
             # As many as there are threads: those who wait for their turn to write hold one each.
             options |= {"max_overflow": -1}
@@ -129,6 +145,8 @@ class Database:
         else:
             bound_waiting(self.engine, _ANSWER_SECONDS)
             event.listen(self.engine, "connect", _configure_postgresql)
+        self.requests = anyio.Semaphore(_REQUESTS_AT_ONCE)
+        """Turns of those that work in a session of their own."""
         self._write_failed_at: float | None = None
         self._write_failure = ""
         self._writing_engine = self.engine.execution_options(icestream_writes=True)
@@ -232,44 +250,26 @@ def _configure_postgresql(connection: Any, _record: Any) -> None:
     connection.commit()
 
 
-class _SqliteTurn:
-    """Lets the writers of this process take turns, in the order in which they came.
+class _Turns:
+    """Lets some threads go on at a time, in the order in which they came.
 
-    SQLite's own wait looks now and then whether the lock is free, and a lock of Python's wakes any of those
-    who wait: of many threads, some never get it in time.
+    A lock of Python's wakes any of those who wait, and whoever gives it back may get it again before them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int) -> None:
         self._lock = threading.Lock()
-        self._is_taken = False
+        self._free = at_once
         self._waiting: deque[threading.Event] = deque()
 
-    def begin(self, connection: Connection) -> None:
-        if not connection.get_execution_options().get("icestream_writes", False):
-            connection.exec_driver_sql("BEGIN")
-            return
-        # Who waited in vain still gets what SQLite says about it.
-        has_turn = self._take()
-        try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        except BaseException:
-            if has_turn:
-                self._pass_on()
-            raise
-        connection.info["has_turn"] = has_turn
-
-    def end(self, connection: Connection) -> None:
-        if connection.info.pop("has_turn", False):
-            self._pass_on()
-
-    def _take(self) -> bool:
+    def take(self, seconds: float) -> bool:
+        """Wait for a turn for so long at most; whoever gets one passes it on."""
         with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
+            if self._free:
+                self._free -= 1
                 return True
             turn = threading.Event()
             self._waiting.append(turn)
-        if turn.wait(_TURN_SECONDS):
+        if turn.wait(seconds):
             return True
         with self._lock:
             if turn.is_set():
@@ -277,12 +277,66 @@ class _SqliteTurn:
             self._waiting.remove(turn)
             return False
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
             else:
-                self._is_taken = False
+                self._free += 1
+
+
+class _SqliteTurn:
+    """Lets the writers of this process take turns.
+
+    SQLite's own wait looks now and then whether the lock is free: of many threads, some never get it in time.
+    """
+
+    def __init__(self) -> None:
+        self._turns = _Turns(1)
+
+    def begin(self, connection: Connection) -> None:
+        if not connection.get_execution_options().get("icestream_writes", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        # Who waited in vain still gets what SQLite says about it.
+        has_turn = self._turns.take(_TURN_SECONDS)
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except BaseException:
+            if has_turn:
+                self._turns.pass_on()
+            raise
+        connection.info["has_turn"] = has_turn
+
+    def end(self, connection: Connection) -> None:
+        if connection.info.pop("has_turn", False):
+            self._turns.pass_on()
+
+
+class _PoolInTurn(QueuePool):
+    """Gives its connections to threads in the order in which they came.
+
+    From SQLAlchemy's own, a thread that returns one gets it again before those who wait.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turns = _Turns(self.size() + self._max_overflow)
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        if not self._turns.take(self.timeout()):
+            raise NoConnectionError(f"none of the connections was free for {self.timeout():g} s")
+        try:
+            return super()._do_get()
+        except BaseException:
+            self._turns.pass_on()
+            raise
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        try:
+            super()._do_return_conn(record)
+        finally:
+            self._turns.pass_on()
 
 
 def _alembic_config(url: str) -> Config:
@@ -359,13 +413,15 @@ def get_database(request: Request) -> Database:
     return database
 
 
-def _read_session(request: Request) -> Iterator[Session]:
-    with get_database(request).read() as session:
+async def _read_session(request: Request) -> AsyncIterator[Session]:
+    database = get_database(request)
+    async with database.requests, contextmanager_in_threadpool(database.read()) as session:
         yield session
 
 
-def write_session(request: Request) -> Iterator[Session]:
-    with get_database(request).write() as session:
+async def write_session(request: Request) -> AsyncIterator[Session]:
+    database = get_database(request)
+    async with database.requests, contextmanager_in_threadpool(database.write()) as session:
         # The answer of an idempotent POST is stored in the same transaction (service.routing).
         request.state.session = session
         yield session

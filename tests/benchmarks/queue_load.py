@@ -68,14 +68,15 @@ class Claims:
     seconds: float
     latencies: list[float]
     """Of the claims that got a job, in seconds."""
-    refusals: int
-    """Calls that waited for the database in vain, which the service answers with 503; made again at once."""
+    refusals: list[float]
+    """How long calls waited for the database in vain, which the service answers with 503."""
 
     @property
     def row(self) -> Sequence[str]:
         rate = f"{len(self.latencies) / self.seconds:,.0f}"
-        latencies = _percentiles(self.latencies)
-        return self.database, f"{self.workers}", f"{self.jobs:,}", rate, *latencies, f"{self.refusals:,}"
+        latencies = _percentiles([*self.latencies, *self.refusals])
+        refused = f"{len(self.refusals):,}"
+        return self.database, f"{self.workers}", f"{self.jobs:,}", rate, *latencies, refused
 
 
 @dataclass(frozen=True)
@@ -167,17 +168,18 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
             queue.enqueue(session, table, JobKind.CONVERT, policy, utc_now(), requested_by="bench")
     barrier = threading.Barrier(workers)
 
-    refusals: list[SQLAlchemyError] = []
+    refusals: list[float] = []
 
     def call(function: Callable[[Session], T]) -> T:
         while True:
+            began = time.monotonic()
             try:
                 with database.write() as session:
                     return function(session)
             except SQLAlchemyError as error:
                 if not is_database_trouble(error):
                     raise
-                refusals.append(error)
+                refusals.append(time.monotonic() - began)
 
     def work(worker: Worker) -> list[float]:
         latencies: list[float] = []
@@ -199,12 +201,16 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
 
     began = time.monotonic()
     with ThreadPoolExecutor(workers) as threads:
-        latencies = [latency for each in threads.map(work, rows) for latency in each]
+        of_workers = list(threads.map(work, rows))
     seconds = time.monotonic() - began
     database.dispose()
+    latencies = [latency for each in of_workers for latency in each]
+    starved = sum(not each for each in of_workers)
+    if starved and jobs >= 10 * workers:
+        raise RuntimeError(f"{starved} of {workers} workers got no job on {name}")
     if len(latencies) != jobs // _CATALOGS * _CATALOGS:
         raise RuntimeError(f"{len(latencies)} of {jobs} jobs were claimed")
-    return Claims(name, workers, jobs, seconds, latencies, len(refusals))
+    return Claims(name, workers, jobs, seconds, latencies, refusals)
 
 
 def measure_polling(
@@ -435,7 +441,8 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         "Threads call the queue as the service does: claim a job, report its success, claim again, until",
         "no job is left. Each claim chooses among all waiting jobs by priority and turn. The wait for one of",
         "a service's connections to the database counts. Refused are calls that waited for the database in",
-        "vain: the service answers them with 503, and a worker calls again, as it does here.",
+        "vain: the service answers them with 503, and a worker calls again, as it does here. Their waits",
+        "count as well, and a worker that got no job at all fails the run.",
         "",
         "| database | workers | waiting jobs | claims a second | claim, median | p99 | longest | refused |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import httpx
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
 from service.auth.models import ApiKey
-from service.database import _SqliteTurn
+from service.database import _PoolInTurn, _Turns
 from service.jobs.models import Event, Job
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
@@ -42,33 +45,92 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.database._LOCK_SECONDS", 1)
 
 
-def test_writers_of_sqlite_take_turns_in_the_order_in_which_they_came(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    turns = _SqliteTurn()
-    wrote: list[int] = []
+def test_threads_take_turns_in_the_order_in_which_they_came() -> None:
+    turns = _Turns(1)
+    went_on: list[int] = []
 
-    def write(number: int) -> None:
-        assert turns._take()
-        wrote.append(number)
-        turns._pass_on()
+    def go_on(number: int) -> None:
+        assert turns.take(60)
+        went_on.append(number)
+        turns.pass_on()
 
-    assert turns._take()
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(5)]
-    for number, writer in enumerate(writers):
-        writer.start()
+    assert turns.take(0)
+    threads = [threading.Thread(target=go_on, args=(number,)) for number in range(5)]
+    for number, thread in enumerate(threads):
+        thread.start()
         while len(turns._waiting) == number:
             time.sleep(0.001)
-    turns._pass_on()
-    for writer in writers:
-        writer.join()
-    assert wrote == list(range(5))
+    turns.pass_on()
+    for thread in threads:
+        thread.join()
+    assert went_on == list(range(5))
     # Who gave up waiting gets no turn that nobody would pass on.
-    assert turns._take()
-    monkeypatch.setattr("service.database._TURN_SECONDS", 0.01)
-    assert not turns._take()
-    turns._pass_on()
-    assert turns._take()
+    assert turns.take(0)
+    assert not turns.take(0.01)
+    turns.pass_on()
+    assert turns.take(0)
+
+
+def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
+    fails = False
+
+    def connect() -> sqlite3.Connection:
+        if fails:
+            raise sqlite3.OperationalError("no")
+        return sqlite3.connect(":memory:", check_same_thread=False)
+
+    pool = _PoolInTurn(connect, pool_size=1, max_overflow=1, timeout=60)
+    first, second = pool.connect(), pool.connect()
+    got: list[str] = []
+
+    def work() -> None:
+        connection = pool.connect()
+        got.append("who waited")
+        connection.close()
+
+    waiting = [threading.Thread(target=work) for _ in range(3)]
+    for number, thread in enumerate(waiting):
+        thread.start()
+        while len(pool._turns._waiting) == number:
+            time.sleep(0.001)
+    first.close()
+    first = pool.connect()
+    got.append("who returned it")
+    for thread in waiting:
+        thread.join()
+    assert got == ["who waited"] * 3 + ["who returned it"]
+    first.close()
+    second.close()
+    pool.dispose()
+    # A connection that could not be made takes no turn away.
+    pool = _PoolInTurn(connect, pool_size=1, max_overflow=1, timeout=0.01)
+    fails = True
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError):
+            pool.connect()
+    fails = False
+    again = [pool.connect(), pool.connect()]
+    with pytest.raises(NoConnectionError, match="none of the connections was free"):
+        pool.connect()
+    for connection in again:
+        connection.close()
+    pool.dispose()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_none_of_many_requests_at_once_is_refused(service: Running) -> None:
+    # More than there are connections and threads together: each holds one while it waits for the other.
+    service.admin.get("/jobs")
+    at_once = 90
+    barrier = threading.Barrier(at_once)
+
+    def read(_: int) -> int:
+        barrier.wait()
+        return service.admin.get("/jobs").status_code
+
+    with ThreadPoolExecutor(at_once) as threads:
+        assert Counter(threads.map(read, range(at_once))) == {200: at_once}
 
 
 @contextmanager
