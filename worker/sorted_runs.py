@@ -48,6 +48,7 @@ BUCKET = "bucket-0"
 SYSTEM_COLUMNS = ("_SEQUENCE_NUMBER", "_VALUE_KIND")
 TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
 BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
+TABLE_ID = "icestream.table-id"  # option of a table and property of its snapshots: a name may be used again
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
     "bucket": "1",
@@ -246,7 +247,9 @@ class IndexWarehouse:
     ) -> RunTable:
         """The table, created if needed. Raises OSError when the warehouse can't be written."""
         paimon_schema = Schema.from_pyarrow_schema(
-            schema, primary_keys=list(primary_key), options={**_TABLE_OPTIONS, **options}
+            schema,
+            primary_keys=list(primary_key),
+            options={**_TABLE_OPTIONS, TABLE_ID: uuid.uuid4().hex, **options},
         )
         with _unwrapped():
             self._catalog.create_database(database, True)
@@ -329,12 +332,22 @@ class RunTable:
         return dict(self._table.table_schema.options)
 
     def live_files(self) -> LiveFiles:
-        # Should a snapshot come in between, a commit planned on this one is refused, as it must be.
-        snapshot = self._table.snapshot_manager().get_latest_snapshot()
-        if snapshot is None:
+        """Those of the latest snapshot.
+
+        Raises IndexCommitConflictError if an attempt wrote that for an earlier table of the same name, which
+        was dropped while it slept. Nobody commits after one that is not its own, so the latest tells of all.
+        """
+        snapshot_id, metas = self._latest()
+        if snapshot_id is None:
             return LiveFiles(None, ())
-        files = tuple(self._run_file(meta) for meta in self._live_metas())
-        return LiveFiles(snapshot.id, files, int((snapshot.properties or {}).get(BESIDE, 0)))
+        properties = self._table.snapshot_manager().get_snapshot_by_id(snapshot_id).properties or {}
+        # A table of an earlier version has no id, and is read as it is.
+        if properties.get(TABLE_ID) != self.options.get(TABLE_ID):
+            raise IndexCommitConflictError(
+                f"snapshot {snapshot_id} in {self.location} was written for an earlier table of that name"
+            )
+        files = tuple(self._run_file(meta) for meta in metas)
+        return LiveFiles(snapshot_id, files, int(properties.get(BESIDE, 0)))
 
     def commit_files(
         self,
@@ -349,13 +362,16 @@ class RunTable:
         first, and OSError when the store did not say whether the snapshot was written: then it may still be.
         """
         removed_names = {file.file_name for file in removed}
-        dead = [meta for meta in self._live_metas() if meta.file_name in removed_names] if removed else []
+        dead = [meta for meta in self._latest()[1] if meta.file_name in removed_names] if removed else []
         if len(dead) != len(removed_names):
             raise IndexCommitConflictError("files to be replaced in the index are no longer live")
         table = self._table.copy({"snapshot.ignore-empty-commit": "false"})
         needed = planned_on.beside if beside is None else beside
+        properties = {BESIDE: str(needed)}
+        if TABLE_ID in self.options:
+            properties[TABLE_ID] = self.options[TABLE_ID]
         next_snapshot = NextSnapshot(
-            table.snapshot_manager(), self.storage, planned_on.paimon_snapshot_id, {BESIDE: str(needed)}
+            table.snapshot_manager(), self.storage, planned_on.paimon_snapshot_id, properties
         )
         commit = table.new_batch_write_builder().new_commit()
         commit.file_store_commit.snapshot_commit = next_snapshot
@@ -427,9 +443,10 @@ class RunTable:
             needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(parts)}
         return [file for file in files if file.name not in needed and file.modified_at <= horizon]
 
-    def _live_metas(self) -> list[DataFileMeta]:
-        splits = self._table.new_read_builder().new_scan().plan().splits()
-        return [meta for split in splits for meta in split.files]
+    def _latest(self) -> tuple[int | None, list[DataFileMeta]]:
+        """The latest snapshot and its files."""
+        plan = self._table.new_read_builder().new_scan().plan()
+        return plan.snapshot_id, [meta for split in plan.splits() for meta in split.files]
 
     def _run_file(self, meta: DataFileMeta) -> RunFile:
         min_key, max_key = tuple(meta.min_key.values), tuple(meta.max_key.values)

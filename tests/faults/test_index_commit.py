@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import S3, s3_server
 from worker import index as indexes
 from worker.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
-from worker.index import KeySetIndex, assign_addresses, build_tasks, commit_index, open_index
+from worker.index import (
+    DamagedIndexError,
+    KeySetIndex,
+    assign_addresses,
+    build_tasks,
+    commit_index,
+    open_index,
+)
 from worker.plan import DataFile, DataFiles, PartitionKey
 from worker.read import KeyColumn, KeyReader, KeySet
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
@@ -277,6 +285,45 @@ def test_a_snapshot_whose_number_was_used_and_has_expired_is_never_read(local: P
     assert fresh(local).entries == before
     with pytest.raises(IndexCommitConflictError):
         table.commit_files(planned, runs)
+
+
+@pytest.mark.parametrize("late", ["entries", "files"])
+def test_a_late_commit_to_an_index_that_was_dropped_is_none_to_the_one_in_its_place(
+    late: str, local: Place, tmp_path: Path
+) -> None:
+    """Its snapshot's number is free again. The addresses go on, so its files would cover no entry."""
+    file = data_file(tmp_path, "f", range(10))
+    sleeper = Writer(local)
+    confirmed: list[str] = []
+
+    def sleeps() -> None:
+        confirmed.append("files" if confirmed else "entries")
+        if confirmed[-1] != late:
+            return
+        local.warehouse.drop(DATABASE)
+        successor = Writer(local)  # the table is enrolled again
+        runs, _ = successor.build([file], 100)
+        if late == "files":  # it has not come so far yet
+            successor.index.entries_table.commit_files(successor.index.entries, runs)
+
+    with suppress(IndexCommitConflictError):  # if it finds what the other one committed
+        commit_index(sleeper.index, *sleeper.build([file], 0), confirm_lease=sleeps)
+    with pytest.raises(DamagedIndexError, match=r"snapshot 1 in .* was written for an earlier table"):
+        fresh(local)
+    anew = open_index(local.warehouse, DATABASE, KEY_SET, rebuild=True)
+    assert anew is not None
+    assert (anew.generation, len(anew.dictionary), anew.entries.rows) == (2, 0, 0)
+
+
+def test_an_index_of_a_version_without_ids_is_read_and_goes_on(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.sorted_runs.TABLE_ID", "icestream.not-known-yet")
+    Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
+    monkeypatch.undo()
+    Writer(local).add([data_file(tmp_path, "g", range(10))], 100)
+    after = fresh(local)
+    assert (len(after.dictionary), after.entries.rows) == (2, 20)
 
 
 def test_a_clean_up_trusts_the_clock_of_the_store(
