@@ -1,11 +1,12 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from service.catalogs.models import Catalog
@@ -22,7 +23,7 @@ from service.index_health.models import (
 from service.jobs.models import Job
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
-from service.jobs.status import JobStatus
+from service.jobs.status import JobKind, JobStatus
 from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
@@ -71,12 +72,13 @@ def judge(
     health: TableHealth,
     key_sets: list[KeySetReport],
     policy: EffectivePolicy,
-    last_failure: Job | None,
+    last_jobs: Sequence[Job],
     paused: str | None,
     now: datetime,
 ) -> tuple[HealthStatus, str, str | None]:
     """Status, reason, what to do. Pure; the gravest finding wins.
 
+    last_jobs: the last of each kind that succeeded or failed, latest first.
     paused: why no job of the table starts, if so.
     """
     if health.poll_error is not None:
@@ -91,14 +93,8 @@ def judge(
             f"{first['file_path']}: {first['reason']}",
             first.get("remedy") or "Go by the reason that is told for each of the files.",
         )
-    if last_failure is not None:
-        error = last_failure.error or {}
-        return (
-            HealthStatus.BLOCKED,
-            f"The last {last_failure.kind} job failed: {error.get('title', 'no reason was reported')}."
-            + _pause_sentence(health, last_failure.kind),
-            error.get("remedy") or f"See job {last_failure.id}.",
-        )
+    if (hindrance := _hindrance(health, last_jobs)) is not None:
+        return HealthStatus.BLOCKED, *_failure(health, hindrance)
     lag = lag_seconds(health, now)
     if policy.convert.enabled and lag > policy.convert.age_seconds * _LAG_PATIENCE:
         late = (
@@ -115,28 +111,21 @@ def judge(
             late,
             "Check that the list of workers has one that runs; add workers if all are busy.",
         )
-    compaction = (
-        "The policy compacts by itself; the table's plan says when."
-        if policy.compact.enabled
-        else "Request a compact job."
-    )
-    # Each key set has an index of its own, which is compacted and looked up by itself.
-    deadest = max(key_sets, key=lambda key_set: key_set.dead_ratio, default=None)
-    if deadest and (1 - deadest.dead_ratio) * _COMPACTION_PATIENCE < 1 - policy.compact.dead_ratio:
-        return (
-            HealthStatus.DEGRADED,
-            f"{deadest.dead_ratio:.0%} of the index entries of ({', '.join(deadest.columns)}) point to files "
-            f"that are gone (policy: {policy.compact.dead_ratio:.0%}).",
-            compaction,
-        )
-    longest = max(key_sets, key=lambda key_set: key_set.sorted_runs, default=None)
-    if longest and longest.sorted_runs > policy.compact.sorted_runs * _COMPACTION_PATIENCE:
-        return (
-            HealthStatus.DEGRADED,
-            f"The index of ({', '.join(longest.columns)}) has {longest.sorted_runs} sorted runs "
-            f"(policy: {policy.compact.sorted_runs}); lookups read all of them.",
-            compaction,
-        )
+    # A failed conversion that left nothing pending is none by now.
+    failed = [
+        job for job in last_jobs if job.status == JobStatus.FAILED.value and job.kind != JobKind.CONVERT.value
+    ]
+    if (wear := _wear(key_sets, policy)) is not None:
+        causes = [_failure(health, job) for job in failed if job.kind == JobKind.COMPACT.value]
+        if paused is not None:
+            causes.append((f"Nothing compacts it: {paused}.", _RESUME))
+        by_itself = "The policy compacts by itself; the table's plan says when."
+        remedies = [remedy for _, remedy in causes] or [
+            by_itself if policy.compact.enabled else "Request a compact job."
+        ]
+        return HealthStatus.DEGRADED, " ".join([wear, *(cause for cause, _ in causes)]), " ".join(remedies)
+    if failed:
+        return HealthStatus.DEGRADED, *_failure(health, failed[0])
     pending = counted(health.pending_equality_delete_files, "equality delete file")
     if not policy.convert.enabled and health.pending_equality_delete_files:
         return (
@@ -155,9 +144,39 @@ def judge(
     return HealthStatus.HEALTHY, "No equality deletes are pending.", None
 
 
-def _pause_sentence(health: TableHealth, kind: str) -> str:
-    decision = health.decisions.get(kind, {})
-    return f" {decision['sentence']}" if decision.get("action") == "backoff" else ""
+def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
+    """The failed job that keeps deletes from being converted."""
+    needed = [job for job in last_jobs if job.kind in (JobKind.INDEX.value, JobKind.CONVERT.value)]
+    for job in needed:
+        is_pending = job.kind == JobKind.CONVERT.value and health.pending_equality_delete_files > 0
+        if job.status == JobStatus.FAILED.value and (job is needed[0] or is_pending):
+            return job
+    return None
+
+
+def _failure(health: TableHealth, job: Job) -> tuple[str, str]:
+    """That a job failed, in words, and what to do."""
+    error, decision = job.error or {}, health.decisions.get(job.kind, {})
+    pause = f" {decision['sentence']}" if decision.get("action") == "backoff" else ""
+    reason = f"The last {job.kind} job failed: {error.get('title', 'no reason was reported')}.{pause}"
+    return reason, error.get("remedy") or f"See job {job.id}."
+
+
+def _wear(key_sets: list[KeySetReport], policy: EffectivePolicy) -> str | None:
+    """How an index is well past what the policy compacts; each key set has one of its own."""
+    deadest = max(key_sets, key=lambda key_set: key_set.dead_ratio, default=None)
+    if deadest and (1 - deadest.dead_ratio) * _COMPACTION_PATIENCE < 1 - policy.compact.dead_ratio:
+        return (
+            f"{deadest.dead_ratio:.0%} of the index entries of ({', '.join(deadest.columns)}) point to files "
+            f"that are gone (policy: {policy.compact.dead_ratio:.0%})."
+        )
+    longest = max(key_sets, key=lambda key_set: key_set.sorted_runs, default=None)
+    if longest and longest.sorted_runs > policy.compact.sorted_runs * _COMPACTION_PATIENCE:
+        return (
+            f"The index of ({', '.join(longest.columns)}) has {longest.sorted_runs} sorted runs "
+            f"(policy: {policy.compact.sorted_runs}); lookups read all of them."
+        )
+    return None
 
 
 def lag_seconds(health: TableHealth, now: datetime) -> float:
@@ -187,7 +206,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         health,
         key_sets,
         policy or effective_policy(session, table),
-        last_failure(session, table.id),
+        last_jobs(session, table.id),
         paused,
         now,
     )
@@ -314,20 +333,20 @@ def total_pending(session: Session, since: datetime, *, by_day: bool = False) ->
     return sorted(totals.items())
 
 
-def last_failure(session: Session, table_id: str) -> Job | None:
-    """The latest ended index or convert job, if it failed."""
-    job = session.exec(
-        select(Job)
+def last_jobs(session: Session, table_id: str) -> Sequence[Job]:
+    """The last job of each kind that succeeded or failed, latest first."""
+    age = func.row_number().over(partition_by=col(Job.kind), order_by=col(Job.ended_at).desc())
+    ended = (
+        select(Job.id, age.label("age"))
         .where(
             Job.table_id == table_id,
-            col(Job.kind).in_(("index", "convert")),
             ~col(Job.dry_run),
             col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
         )
-        .order_by(col(Job.ended_at).desc())
-        .limit(1)
-    ).first()
-    return job if job is not None and job.status == JobStatus.FAILED.value else None
+        .subquery()
+    )
+    latest = select(Job).join(ended, ended.c.id == col(Job.id)).where(ended.c.age == 1)
+    return session.exec(latest.order_by(col(Job.ended_at).desc())).all()
 
 
 def store_status(

@@ -12,12 +12,27 @@ from pyiceberg.types import LongType, NestedField
 from service.database import utc_now
 from service.index_health.models import HealthStatus, TableHealth
 from service.index_health.service import _resolution, judge
+from service.jobs.models import Job
 from service.settings import Settings
 from service.wording import sized
 from service.workers.models import KeySetReport
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_scheduler import NOW, POLICY
+
+_KEY_SET: dict[str, Any] = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "generation": 1,
+    "source": "declared",
+    "files_covered": 1,
+    "files_total": 1,
+    "coverage": 1.0,
+    "entries": 3,
+    "bytes": 300,
+    "sorted_runs": 1,
+    "dead_ratio": 0.0,
+}
 
 
 def test_live_equality_deletes_are_counted_by_file_and_row(service: Running, iceberg: IcebergCatalog) -> None:
@@ -148,7 +163,7 @@ def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_com
             )
             for number, (sorted_runs, dead_ratio) in enumerate(figures)
         ]
-        found, reason, _ = judge(health, key_sets, POLICY, None, None, NOW)
+        found, reason, _ = judge(health, key_sets, POLICY, (), None, NOW)
         return found, reason
 
     health = TableHealth(table_id="t", measured_at=NOW)
@@ -164,6 +179,84 @@ def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_com
         HealthStatus.DEGRADED,
         "76% of the index entries of (k3) point to files that are gone (policy: 50%).",
     )
+
+
+def test_a_failed_job_of_any_kind_shows_in_health() -> None:
+    key_set = KeySetReport.model_validate(_KEY_SET | {"sorted_runs": 40})
+    health = TableHealth(
+        table_id="t",
+        measured_at=NOW,
+        decisions={"compact": {"action": "backoff", "sentence": "Paused until noon."}},
+    )
+
+    def ended(kind: str, status: str = "failed") -> Job:
+        error = {"title": "It broke", "remedy": f"Mend {kind}."} if status == "failed" else None
+        return Job(table_id="t", kind=kind, status=status, error=error)  # type: ignore[call-arg]
+
+    def word(*latest_first: Job, runs: int = 1, paused: str | None = None) -> tuple[str, str, str | None]:
+        key_set.sorted_runs = runs
+        status, reason, remedy = judge(health, [key_set], POLICY, latest_first, paused, NOW)
+        return status.value, reason, remedy
+
+    done = ended("convert", "succeeded")
+    for kind in ("verify", "rebuild", "index"):
+        assert word(done, ended(kind)) == (
+            "degraded",
+            f"The last {kind} job failed: It broke.",
+            f"Mend {kind}.",
+        )
+        assert word(done, ended(kind, "succeeded"))[0] == "healthy"
+    assert word(ended("index"), done)[0] == "blocked"
+    # A failed conversion matters as long as it is the latest, or leaves deletes pending.
+    since = ended("index", "succeeded")
+    assert word(ended("convert"), since)[0] == "blocked"
+    assert word(since, ended("convert"))[0] == "healthy"
+    health.pending_equality_delete_files = 1
+    assert word(since, ended("convert")) == (
+        "blocked",
+        "The last convert job failed: It broke.",
+        "Mend convert.",
+    )
+    # Runs pile up: why, and not that the policy will compact by itself.
+    failed = "The last compact job failed: It broke. Paused until noon."
+    assert word(ended("compact")) == ("degraded", failed, "Mend compact.")
+    assert word(ended("compact"), runs=40) == (
+        "degraded",
+        f"The index of (id) has 40 sorted runs (policy: 16); lookups read all of them. {failed}",
+        "Mend compact.",
+    )
+    _, reason, remedy = word(ended("compact"), runs=40, paused="the system is paused")
+    assert reason.endswith(f"{failed} Nothing compacts it: the system is paused.")
+    assert remedy == "Mend compact. Resume what is paused: the table, its catalog, or the whole system."
+
+
+def test_a_verification_that_fails_degrades_the_table_until_one_succeeds(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    service.poll(table["id"])
+    worker = service.start_worker()
+
+    def verify(**report: object) -> tuple[str, str]:
+        service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "verify"})
+        assignment = service.claim(worker)
+        assert assignment is not None
+        service.finish(assignment, **report)
+        service.poll(table["id"])
+        health = service.admin.get(f"/tables/{table['id']}/health").json()
+        return health["status"], health["what_to_do"]
+
+    error = {
+        "code": "damaged",
+        "title": "The index is damaged",
+        "detail": "A file is gone.",
+        "remedy": "Rebuild it.",
+        "retryable": False,
+    }
+    assert verify(status="failed", error=error) == ("degraded", "Rebuild it.")
+    assert service.admin.get("/tables", params={"status": "degraded"}).json()["items"]
+    assert verify(health=_report(iceberg))[0] == "healthy"
 
 
 def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg: IcebergCatalog) -> None:
@@ -294,22 +387,9 @@ def test_identifier_fields_are_a_key(service: Running, iceberg: IcebergCatalog) 
 
 
 def _report(table: IcebergCatalog, **fields: object) -> dict[str, object]:
-    key_set = {
-        "equality_field_ids": [1],
-        "columns": ["id"],
-        "generation": 1,
-        "source": "declared",
-        "files_covered": 1,
-        "files_total": 1,
-        "coverage": 1.0,
-        "entries": 3,
-        "bytes": 300,
-        "sorted_runs": 1,
-        "dead_ratio": 0.0,
-    }
     return {
         "iceberg_snapshot_id": table.head("db.t"),
-        "key_sets": [key_set],
+        "key_sets": [_KEY_SET],
         "unconvertible": [],
         "pending_equality_delete_files": 0,
         "pending_equality_deletes": 0,
