@@ -12,6 +12,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,7 @@ from requests import PreparedRequest, RequestException, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from worker.reach import HostNotAllowedError, Reach, names_code
 from worker.redaction import Redaction
@@ -242,8 +244,13 @@ def _guard(adapter: Any, reach: Reach) -> None:
     class Pinned(HTTPConnection):
         def _new_conn(self) -> Any:
             # Certificates and headers go by the name.
-            name, self._dns_host = self._dns_host, reach.addresses_of(self._dns_host, self.port)[0]
+            name = self._dns_host
+            *others, last = reach.addresses_of(name, self.port)
             try:
+                for self._dns_host in others:
+                    with suppress(NewConnectionError, ConnectTimeoutError):
+                        return super()._new_conn()
+                self._dns_host = last
                 return super()._new_conn()
             finally:
                 self._dns_host = name

@@ -6,6 +6,7 @@ And it waits for ever: a server that accepts connections and never answers would
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from sqlalchemy.engine import make_url
 from tenacity import retry
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import CatalogType
@@ -186,13 +188,16 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
 
 
 def _database_url(settings: Settings, uri: str) -> str:
-    """A database's address for SQLAlchemy: by the address that was checked, and with no endless wait."""
+    """A database's address for SQLAlchemy: by the addresses that were checked, and with no endless wait."""
     url = make_url(uri)
     if url.get_backend_name() != "postgresql" or not url.host:
         return uri
     query = {"connect_timeout": str(_CONNECT_SECONDS)}
     query |= {name: str(value) for name, value in url.query.items() if name in _LIBPQ}
-    query["hostaddr"] = addresses_of(settings, url.host, url.port)[0]
+    addresses = addresses_of(settings, url.host, url.port)
+    # libpq tries one after the other, and wants the name and port of each.
+    query |= {"hostaddr": ",".join(addresses), "host": ",".join([url.host] * len(addresses))}
+    query["port"] = ",".join([str(url.port or 5432)] * len(addresses))
     return url.set(query=query).render_as_string(hide_password=False)
 
 
@@ -214,8 +219,13 @@ def _guard(adapter: Any, settings: Settings) -> None:
     class Pinned(HTTPConnection):
         def _new_conn(self) -> Any:
             # Certificates and headers go by the name.
-            name, self._dns_host = self._dns_host, addresses_of(settings, self._dns_host, self.port)[0]
+            name = self._dns_host
+            *others, last = addresses_of(settings, name, self.port)
             try:
+                for self._dns_host in others:
+                    with suppress(NewConnectionError, ConnectTimeoutError):
+                        return super()._new_conn()
+                self._dns_host = last
                 return super()._new_conn()
             finally:
                 self._dns_host = name

@@ -2,13 +2,14 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
+from service.catalogs.clients import open_engine
 from service.settings import Settings
 from tests.http_server import Answer, answering, rest_catalog
 from tests.service.conftest import Running, alike_on_both, running
@@ -92,13 +93,17 @@ def test_a_service_for_this_machine_reaches_loopback_but_no_metadata_server(serv
 
 
 def answer_names(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
-    """What the name server says of catalog.example: one answer after the other, the last for ever."""
+    """What the name server says of catalog.example: one answer after the other, the last for ever.
+
+    Addresses of one answer have commas in between.
+    """
     ask, left = socket.getaddrinfo, list(answers)
 
     def lookup(host: Any, port: Any, *args: Any, **options: Any) -> Any:
-        if host == "catalog.example" and not options.get("flags"):
-            host = left.pop(0) if len(left) > 1 else left[0]
-        return ask(host, port, *args, **options)
+        if host != "catalog.example" or options.get("flags"):
+            return ask(host, port, *args, **options)
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        return [found for one in answer.split(",") for found in ask(one, port, *args, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
 
@@ -115,6 +120,33 @@ def test_a_name_that_leads_inside_is_not_connected_to(
         assert (status, slug) == (422, "/problems/host-not-allowed")
         assert answers[-1] in words
         assert server.requests == []
+
+
+def test_each_address_of_a_name_is_tried(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> dict[str, tuple[str, str]]:
+        found = service.admin.post("/catalogs/c/check").json()["steps"]
+        return {step["name"]: (step["status"], step["detail"]) for step in found}
+
+    with answering(rest_catalog()) as server:
+        assert register(service, f"http://catalog.example:{server.port}")[0] == 201
+        answer_names(monkeypatch, "::1,127.0.0.1")
+        assert steps()["permission"][0] == "ok"
+        answer_names(monkeypatch, "::1,127.0.0.2")
+        status, detail = steps()["connect"]
+    assert status == "failed"
+    assert "catalog.example (::1) refuses" in detail
+    assert "catalog.example (127.0.0.2) refuses" in detail
+
+
+@pytest.mark.integration
+def test_each_address_of_a_database_is_tried(
+    settings: Settings, new_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_url(new_database_url("postgresql"))
+    answer_names(monkeypatch, "127.0.0.2,127.0.0.1")
+    uri = url.set(host="catalog.example").render_as_string(hide_password=False)
+    with open_engine(settings, uri).connect() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
 
 
 def test_a_secret_uri_is_judged_by_what_it_says(public: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,14 @@ def test_java_learns_no_credentials_and_no_address_of_the_catalog(catalog_server
     assert httpx.get(f"{gateway.url}x/v1/config").status_code == 404
 
 
+def test_each_address_of_a_catalog_is_tried(
+    catalog_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_names(monkeypatch, "::1,127.0.0.1")
+    gateway = RestGateway("c", {"uri": f"http://catalog.example:{catalog_server.port}"}, LOOPBACK)
+    assert ask(gateway).status_code == 200
+
+
 def test_what_would_lead_java_elsewhere_is_taken_out_of_answers(catalog_server: HttpServer) -> None:
     trap = {
         "io-impl": "x.Y",
