@@ -108,7 +108,7 @@ def _look(runner: TaskRunner) -> set[_Place]:
 
     slots = max(2, context.defaultParallelism)
     looks = context.parallelize(range(slots), slots).map(_probe(PACKAGES))
-    return {_Place(*found) for found in runner.watched(looks.collect, on_progress=wait)}
+    return {_Place(*found) for found in runner.watched(looks.collect, on_progress=wait, about="start")}
 
 
 def _probe(packages: Sequence[str]) -> Callable[[int], tuple[str, str, tuple[str | None, ...], str | None]]:

@@ -205,7 +205,12 @@ class Job:
             self.reporter.progress(stage, rows, planned_rows, "rows", counter.words)
 
         yield from self.runner.run(
-            tasks, shared, planned_rows=planned_rows, on_progress=on_progress, on_work=counter.count
+            tasks,
+            shared,
+            planned_rows=planned_rows,
+            on_progress=on_progress,
+            on_work=counter.count,
+            about=self._about(stage),
         )
 
     def shuffle(
@@ -219,8 +224,17 @@ class Job:
             self.reporter.progress(stage, done, total, "tasks", counter.words)
 
         yield from self.runner.shuffle(
-            tasks, shared, reducer, partitions, on_progress=on_progress, on_work=counter.count
+            tasks,
+            shared,
+            reducer,
+            partitions,
+            on_progress=on_progress,
+            on_work=counter.count,
+            about=self._about(stage),
         )
+
+    def _about(self, stage: str) -> str:
+        return f"{stage} of job {self.assignment.job.id}, attempt {self.assignment.attempt}"
 
 
 class _WorkCounter:

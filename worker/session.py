@@ -30,6 +30,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
+from telemetry.traces import span
 from worker.slots import ALONE, Slot, Threads
 from worker.threads import outliving_shortage
 
@@ -319,17 +320,19 @@ class TaskRunner:
         planned_rows: int,
         on_progress: Callable[[int], None],
         on_work: OnWork = lambda _: None,
+        about: str = "",
     ) -> Iterator[R]:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
 
         `on_progress` is told the number of tasks done, about once a second at least, and may raise
         JobCancelledError: no further task starts then. `on_work` is told before that what tasks came to.
+        about: how Spark's jobs are described in its UI and event log.
         A task's own error is raised as it is locally, and as Spark wraps it otherwise.
         """
         if planned_rows <= self.local_rows or not tasks:
             yield from self._run_locally(tasks, shared, on_progress, on_work)
         else:
-            yield from self._run_on_spark(tasks, shared, on_progress, on_work)
+            yield from self._run_on_spark(tasks, shared, on_progress, on_work, about)
 
     def _run_locally(
         self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None], on_work: OnWork
@@ -366,14 +369,19 @@ class TaskRunner:
         threads.shutdown()
 
     def _run_on_spark(
-        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None], on_work: OnWork
+        self,
+        tasks: Sequence[Task[S, R]],
+        shared: S,
+        on_progress: Callable[[int], None],
+        on_work: OnWork,
+        about: str,
     ) -> Iterator[R]:
         context = self.spark.sparkContext
         broadcast = context.broadcast(shared)
         results = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
         try:
             yield from self._results(
-                results, self.slot.share(_RESULTS_AT_ONCE), lambda done, _: on_progress(done), on_work
+                results, self.slot.share(_RESULTS_AT_ONCE), lambda done, _: on_progress(done), on_work, about
             )
         finally:
             broadcast.unpersist()
@@ -387,6 +395,7 @@ class TaskRunner:
         *,
         on_progress: Callable[[int, int], None],
         on_work: OnWork = lambda _: None,
+        about: str = "",
     ) -> Iterator[R]:
         """Each task yields (partition, value); `reducer` sees all values of a partition, in any order.
 
@@ -403,13 +412,18 @@ class TaskRunner:
             .map(lambda group: reduce.value.run(group[1]))
         )
         try:
-            yield from self._results(results, 1, on_progress, on_work)
+            yield from self._results(results, 1, on_progress, on_work, about)
         finally:
             for used in (broadcast, reduce):
                 used.unpersist()
 
     def _results(
-        self, results: RDD[R], at_once: int, on_progress: Callable[[int, int], None], on_work: OnWork
+        self,
+        results: RDD[R],
+        at_once: int,
+        on_progress: Callable[[int, int], None],
+        on_work: OnWork,
+        about: str,
     ) -> Iterator[R]:
         """Computes all, which then lie on the executors' disks, and hands over a few partitions at a time."""
         context = self.spark.sparkContext
@@ -434,13 +448,16 @@ class TaskRunner:
                     partial(context.runJob, results, _count, wave),
                     on_progress=partial(_report, tell, wave[0]),
                     on_work=on_work_of_wave,
+                    about=about,
                 )
                 earlier = latest
             for chosen in _parts(partitions, at_once):
                 # Spark computes again what lay on an executor that is gone: that may take as long, and be
                 # cancelled.
                 fetch = partial(context.runJob, results, list, chosen)
-                yield from self.watched(fetch, on_progress=lambda *_: on_progress(*told))
+                yield from self.watched(
+                    fetch, on_progress=lambda *_: on_progress(*told), about=f"results of {about}"
+                )
         finally:
             results.unpersist()
 
@@ -450,15 +467,31 @@ class TaskRunner:
         *,
         on_progress: Callable[[int, int], None],
         on_work: OnWork | None = None,
+        about: str = "",
     ) -> A:
-        """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises."""
-        context = self.spark.sparkContext
+        """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises.
+
+        about: see `run`. The span of the trace names the application and the job group, by which Spark's
+        UI, its event log and its listeners know the jobs.
+        """
         group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
+        with span("spark", application=self.spark.sparkContext.applicationId, job_group=group):
+            return self._watched(action, group, on_progress, on_work, about)
+
+    def _watched(
+        self,
+        action: Callable[[], A],
+        group: str,
+        on_progress: Callable[[int, int], None],
+        on_work: OnWork | None,
+        about: str,
+    ) -> A:
+        context = self.spark.sparkContext
         outcome: list[A] = []
         failure: list[BaseException] = []
 
         def act() -> None:
-            context.setJobGroup(group, "icestream stage", interruptOnCancel=True)
+            context.setJobGroup(group, f"icestream {about}".rstrip(), interruptOnCancel=True)
             if self.slot.pool is not None:
                 context.setLocalProperty("spark.scheduler.pool", self.slot.pool)
             try:

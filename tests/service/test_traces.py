@@ -4,20 +4,19 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from service.settings import Settings
 from telemetry.logs import JsonFormatter
 from telemetry.traces import start_traces, stop_traces, trace_id_of
-from tests.http_server import Answer, Request, answering
 from tests.service.conftest import ADMIN_KEY, running
 from tests.service.queue_calls import add_tables
+from tests.traces import attributes
+from tests.traces import collected as collected
 from worker import main
 from worker.control_plane import Assignment, ControlPlane
 from worker.job import Account, JobError, Outcome
@@ -30,26 +29,6 @@ CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 class Runner:
     is_usable = True
-
-
-@pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The spans that a collector on loopback got, complete after `stop_traces`."""
-    spans: list[Any] = []
-
-    def take(sent: Request) -> Answer:
-        body = ExportTraceServiceRequest.FromString(sent.body.encode("utf-8", "surrogateescape"))
-        spans.extend(span for of in body.resource_spans for scope in of.scope_spans for span in scope.spans)
-        return Answer()
-
-    with answering({"/v1/traces": take}) as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        yield spans
-        stop_traces()
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
 
 
 def run(assignment: Assignment, _: object, reporter: Any, account: Account) -> Outcome:
