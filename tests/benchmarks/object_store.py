@@ -30,7 +30,7 @@ from worker.index import ADDRESS, PARTITION_ID
 from worker.lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
 from worker.read import NULL_MASK
 from worker.row_groups import REQUESTS
-from worker.sorted_runs import RunFile, RunWriter
+from worker.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.storage import Storage
 
 _REPORT = Path("docs/object-stores.md")
@@ -198,10 +198,18 @@ def main(
         size=mebibytes(size),
         wait=wait_ms,
         requests=REQUESTS,
+        group=ROW_GROUP_ROWS,
+        share=share_read(1_000, rows + 3 * (rows // 50)),
+        share_of_more=share_read(1_000, 500_000_000),
         table=table(_HEADER, lines),
     )
     report.write_text(text)
     print(text)  # noqa: T201
+
+
+def share_read(keys: int, entries: int) -> float:
+    """The part of an index that keys far from each other cost, about: a row group each."""
+    return keys * ROW_GROUP_ROWS / entries
 
 
 def _measured(
@@ -256,6 +264,10 @@ Random keys are looked up by two threads; all are found. `requests` are those of
 known from an earlier job: two threads open files, and up to {requests} requests for ranges wait at a time.
 `with footers` is the first lookup, which reads these, too. Times are medians (least-most) of rounds that take
 turns; `one at a time` is what Arrow's reader does by itself in each of the two threads.
+
+Keys that lie far from each other cost a row group each, of {group:,} rows: of N entries, k of them read about
+k x {group:,} / N, and somewhat more, since ranges that lie close together are one request. For 1,000 keys
+that is {share:.0%} of these entries, and {share_of_more:.1%} of 500,000,000. Neighbours share row groups.
 
 {table}
 """

@@ -1,20 +1,32 @@
 """A lookup in a store where every request waits asks for little of the index, and for all of that at once."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, write_index
+from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
 from worker.footers import footer
 from worker.lookup import AddressMatches, DeleteKeys
 
+PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 pytestmark = pytest.mark.integration
 
 RUNS = [3_000_000, 40_000, 40_000]  # entries
 CLUSTERS, NEIGHBOURS = 20, 50
 WAIT_SECONDS = 0.2  # long enough that requests which are sent together wait together on a busy machine
+
+
+def test_the_published_shares_are_what_far_keys_cost() -> None:
+    page = PAGE.read_text()
+    (rows, more) = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:entries|in each)", page)[:2])
+    for keys in (100, 1_000):
+        (read,) = re.findall(rf"^\| {keys:,} \|(?:[^|]+\|){{3}} ([\d.]+)% \|", page, re.MULTILINE)
+        assert 1 < float(read) / 100 / share_read(keys, rows + 3 * more) < 1.5
+    assert f"{share_read(1_000, 500_000_000):.1%} of 500,000,000" in page
+    assert f"{share_read(1_000, rows + 3 * more):.0%} of these entries" in page
 
 
 def deletes_in_clusters() -> DeleteKeys:

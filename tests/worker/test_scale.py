@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from pyroaring import BitMap64
+from werkzeug.serving import make_server
 
 from tests.benchmarks import planning
 from tests.benchmarks.planning import ROWS_PER_FILE, measure_planning
+from tests.s3 import S3
 from worker import manifests, paths, session
 from worker.compaction import FILE_ROWS
+from worker.deletes import NewDeleteFile, write_deletion_vectors
 from worker.index import COMMIT_ROWS, RUN_ROWS, IndexedFile, build_tasks, commit_batches
-from worker.plan import DataFile, PartitionKey
+from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
 from worker.positions import MEMORY_POSITIONS
+from worker.puffin import read_deletion_vector
 from worker.read import KeyReader
 from worker.resolution import DRIVER_KEYS
 from worker.sorted_runs import ROW_GROUP_ROWS
@@ -25,6 +34,9 @@ ROWS, FILES, DELETES = 10**12, 10**7, 10**8
 BYTES_OF_FILE, BYTES_OF_LISTED_FILE, BYTES_FOR_A_MOMENT = 36, 44, 200
 CHARACTERS_OF_PATH = 120
 KEYS = round(DELETES / 6)
+BYTES_OF_VECTOR_FILE, BYTES_OF_VECTOR = 420, 760
+"""Of one with two positions: in the store, and in the driver's memory."""
+REQUESTS_OF_WRITE, REQUESTS_OF_READ = 3, 2
 
 
 def figures() -> dict[str, str]:
@@ -33,7 +45,14 @@ def figures() -> dict[str, str]:
     return {what: figure for what, figure in rows if what != "what"}
 
 
+def hit(places: float) -> float:
+    """How many of so many places the keys of a conversion fall into, evenly."""
+    return places * -math.expm1(-KEYS / places)
+
+
 def test_every_figure_follows_from_the_code() -> None:
+    groups = hit(ROWS / ROW_GROUP_ROWS)
+    touched = hit(FILES)
     assert figures() == {
         "size of the index": f"{ROWS * 3.5 / 1e9:,.0f} GB",
         "tasks that build it": f"{ROWS // RUN_ROWS:,}",
@@ -43,6 +62,14 @@ def test_every_figure_follows_from_the_code() -> None:
         "keys of a conversion": f"{KEYS:,}",
         "ranges that a conversion's keys are sorted into": f"{math.ceil(KEYS / DRIVER_KEYS)}",
         "rows of the index that one conversion decodes, at most": f"{min(ROWS, KEYS * ROW_GROUP_ROWS):,}",
+        "row groups of the index that may hold a key": f"{groups:,.0f}",
+        "ranges of them, of keys and addresses, at most": f"{2 * groups:,.0f}",
+        "bytes of these": f"{groups * ROW_GROUP_ROWS * 3.5 / 1e9:,.0f} GB",
+        "data files that get new deletes": f"{touched:,.0f}",
+        "requests that write their vectors": f"{REQUESTS_OF_WRITE * round(touched):,}",
+        "bytes of their vectors": f"{touched * BYTES_OF_VECTOR_FILE / 1e9:.1f} GB",
+        "requests that read their old vectors, at most": f"{REQUESTS_OF_READ * round(touched):,}",
+        "new vectors and the old ones, in the driver": f"{touched * 2 * BYTES_OF_VECTOR / 1e9:.1f} GB",
         "live files, from the manifests": f"{FILES * BYTES_OF_FILE / 1e9:.1f} GB",
         "the index's list of files": f"{FILES * BYTES_OF_LISTED_FILE / 1e9:.1f} GB",
         "both, and what is made of them for a moment": f"{FILES * BYTES_FOR_A_MOMENT / 1e9:.1f} GB",
@@ -87,3 +114,79 @@ def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: p
     assert grown("files_bytes") < BYTES_OF_FILE + 4
     assert grown("dictionary_bytes") < BYTES_OF_LISTED_FILE + 4
     assert grown("peak_bytes") < BYTES_FOR_A_MOMENT
+
+
+def test_a_vector_takes_as_many_bytes_and_requests_as_the_page_says() -> None:
+    """In an S3 server of this process, which counts requests."""
+    asked: list[str] = []
+    inner = DomainDispatcherApplication(create_backend_app)
+
+    def counting(environ: Any, start_response: Any) -> Any:
+        asked.append(environ["REQUEST_METHOD"])
+        return inner(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, counting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        s3 = S3(server.server_port)
+        bucket = s3.create_bucket("bucket")
+        storage = Storage(s3.properties())
+        unpartitioned = PartitionKey(0, "[]")
+        path = "d".rjust(CHARACTERS_OF_PATH, "d")
+        found = {
+            DataFile(f"{path}{n}", "parquet", unpartitioned, ROWS_PER_FILE, 1, 1): BitMap64([7, 70_000])
+            for n in range(2)
+        }
+        asked.clear()
+        written = write_deletion_vectors(storage, lambda file: f"{bucket}/{file.path}", found)
+        assert len({one.path for one in written}) == len(found)
+        assert len(asked) == REQUESTS_OF_WRITE * len(found)
+        assert BYTES_OF_VECTOR_FILE * 0.9 < written[0].file_size_bytes <= BYTES_OF_VECTOR_FILE
+        asked.clear()
+        one = written[0]
+        assert one.content_offset is not None
+        assert one.content_size_bytes is not None
+        read_deletion_vector(storage, one.path, one.content_offset, one.content_size_bytes)
+        assert len(asked) == REQUESTS_OF_READ
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_vector_takes_no_more_of_the_driver_than_the_page_says() -> None:
+    """A new one, as a task hands it back, and an old one, as a manifest tells of it."""
+    count, unpartitioned = 1_000, PartitionKey(0, "[]")
+
+    def paths(number: int) -> tuple[str, str]:
+        return str(number).rjust(CHARACTERS_OF_PATH, "v"), str(number).rjust(CHARACTERS_OF_PATH, "d")
+
+    def new(number: int) -> NewDeleteFile:
+        vector, data_file = paths(number)
+        return NewDeleteFile(
+            vector, "puffin", unpartitioned, number, 1_000 + number, data_file, 4, 1_000 + number
+        )
+
+    def old(number: int) -> DeleteFile:
+        vector, data_file = paths(number)
+        return DeleteFile(
+            FileContent.POSITION_DELETES,
+            vector,
+            "puffin",
+            unpartitioned,
+            number,
+            1_000 + number,
+            1_000 + number,
+            referenced_data_file=data_file,
+            content_offset=4,
+            content_size_bytes=1_000 + number,
+            added_snapshot_id=10**12 + number,
+        )
+
+    for make in (new, old):
+        tracemalloc.start()
+        try:
+            made = [make(number) for number in range(count)]
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert BYTES_OF_VECTOR * 0.7 < taken / len(made) <= BYTES_OF_VECTOR
