@@ -25,7 +25,7 @@ from service.catalogs.heads import AT_ONCE, Heads, Identifier
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
-from service.database import Database, utc_now
+from service.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
@@ -358,7 +358,8 @@ class Poller:
 
     def _store(self, session: Session, table_id: str, loaded: Table, found: Measurement) -> Polled:
         now = utc_now()
-        table = session.get_one(EnrolledTable, table_id)
+        # Whoever removes the table waits, and cancels what is scheduled here then.
+        table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
         if table.deleted_at is not None:
             return Polled(is_reachable=True)
         health = health_of(session, table_id)

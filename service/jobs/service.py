@@ -57,7 +57,8 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     system are paused.
     """
     kind = JobKind(request.kind)
-    table = get_table(session, table_id)
+    # Whoever removes the table waits, and cancels this job then.
+    table = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
     _check_dry_run(kind, dry_run=request.dry_run)
     _refuse_paused(session, table)
@@ -179,7 +180,11 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
     job = queue.get_job(session, job_id)
     drops_index = job.kind == JobKind.DROP_INDEX.value
     # Only the drop of an index belongs to a table that is gone.
-    table = session.get_one(EnrolledTable, job.table_id) if drops_index else get_table(session, job.table_id)
+    table = (
+        session.get_one(EnrolledTable, job.table_id)
+        if drops_index
+        else get_table(session, job.table_id, for_update=True)
+    )
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
     if not JobStatus(job.status).is_retryable:
         raise ConflictError(

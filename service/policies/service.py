@@ -275,7 +275,7 @@ def attach_policy(
     session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None = None
 ) -> AttachmentView | None:
     """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
-    target, catalog_id, table = _target_of(session, request)
+    target, catalog_id, table = _target_of(session, request, for_update=True)
     needed = _needed_at(is_system=request.level is Level.SYSTEM)
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
     if request.policy is None and request.level is Level.SYSTEM:
@@ -315,13 +315,17 @@ def find_attachment(session: Session, request: AttachmentRequest) -> AttachmentV
     return None if row is None else _attachment_view(session, row)
 
 
-def _target_of(session: Session, request: AttachmentRequest) -> tuple[str, str | None, EnrolledTable | None]:
+def _target_of(
+    session: Session, request: AttachmentRequest, *, for_update: bool = False
+) -> tuple[str, str | None, EnrolledTable | None]:
     """The key of a place, with the id of its catalog or the table. Raises NotFoundError, InvalidError."""
     match request.level:
         case Level.SYSTEM:
             return SYSTEM_TARGET, None, None
         case Level.TABLE:
-            table = session.get(EnrolledTable, request.table_id)
+            table = session.get(
+                EnrolledTable, request.table_id, with_for_update=FOR_UPDATE if for_update else None
+            )
             if table is None or table.deleted_at is not None:
                 raise InvalidError(
                     "table-not-enrolled",

@@ -1,17 +1,28 @@
 """Requests that change the same thing at the same moment: one wins, the others are told."""
 
+import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import text
+from sqlmodel import Session
 
+from service.auth.models import SYSTEM
+from service.index_health.poller import Poller
+from service.jobs.models import JobRequest
+from service.jobs.service import request_job, retry_job
+from service.tables.models import TablePatch
+from service.tables.service import update_table
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 
 AT_ONCE = 8
 ROUNDS = 5
+Call = Callable[[], httpx.Response]
 
 
 @pytest.fixture
@@ -74,3 +85,85 @@ def test_of_simultaneous_requests_for_one_name_or_place_one_wins(
         )
         assert attached[200] >= 1
         assert attached.keys() <= {200, 409}
+
+
+def begin_and_wait(service: Running, pool: ThreadPoolExecutor, call: Call) -> Future[httpx.Response]:
+    """Call while a transaction is open; it has been answered, or waits for a lock, when this returns.
+
+    On PostgreSQL, that is: on SQLite nobody writes while another one does.
+    """
+    calling = pool.submit(call)
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    while not calling.done():
+        with service.database.engine.connect() as connection:
+            if connection.execute(waiting).scalar_one():
+                break
+        time.sleep(0.01)
+    return calling
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_table_that_is_removed_meanwhile_keeps_no_queued_job(
+    service: Running, iceberg: IcebergCatalog, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(iceberg)
+
+    def check(table_id: str, begin: Callable[[Session], object]) -> None:
+        with service.database.write() as session:
+            begin(session)
+            session.flush()
+            deleting = begin_and_wait(service, pool, lambda: service.admin.delete(f"/tables/{table_id}"))
+        assert deleting.result().status_code == 204
+        jobs = service.admin.get("/jobs", params={"table_id": table_id}).json()["items"]
+        assert {job["status"] for job in jobs} == {"cancelled"}
+
+    table_id = service.enroll()["id"]
+    check(table_id, lambda session: request_job(session, SYSTEM, table_id, JobRequest(kind="index")))
+
+    retried = service.enroll()["id"]
+    job_id = service.admin.post(f"/tables/{retried}/jobs", json={"kind": "convert"}).json()["id"]
+    service.admin.post(f"/jobs/{job_id}/cancel")
+    check(retried, lambda session: retry_job(session, SYSTEM, job_id))
+
+    polled = service.enroll(key_sets=[["id"]])["id"]
+    store, deleting = Poller._store, []
+
+    def store_beside_a_removal(poller: Poller, session: Session, *found: Any) -> Any:
+        stored = store(poller, session, *found)
+        session.flush()
+        deleting.append(begin_and_wait(service, pool, lambda: service.admin.delete(f"/tables/{polled}")))
+        return stored
+
+    iceberg.delete_keys("db.t", [1])
+    service.admin.post("/policies", json={"name": "eager", "settings": {"convert": {"delete_files": 1}}})
+    service.admin.put("/policy-attachments", json={"level": "table", "table_id": polled, "policy": "eager"})
+    monkeypatch.setattr(Poller, "_store", store_beside_a_removal)
+    service.poll(polled)
+    assert deleting[0].result().status_code == 204
+    jobs = service.admin.get("/jobs", params={"table_id": polled}).json()["items"]
+    assert {job["status"] for job in jobs} == {"cancelled"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_an_attachment_beside_another_change_of_its_table_counts_as_a_change_of_its_own(
+    service: Running, iceberg: IcebergCatalog, pool: ThreadPoolExecutor
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    place = {"level": "table", "table_id": table["id"], "policy": "manual"}
+    with service.database.write() as session:
+        patch = TablePatch(key_sets=[["id"]])
+        changed = update_table(
+            session, service.settings, SYSTEM, table["id"], patch, f'"{table["version"]}"', frozenset({"id"})
+        )
+        attaching = begin_and_wait(
+            service, pool, lambda: service.admin.put("/policy-attachments", json=place)
+        )
+    assert attaching.result().status_code == 200
+    assert changed.version == table["version"] + 1
+    assert service.admin.get(f"/tables/{table['id']}").json()["version"] == changed.version + 1
