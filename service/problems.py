@@ -455,6 +455,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "The catalog knows the table, and its metadata is missing, damaged or of an unknown version.",
         "Look at what `detail` says of the metadata file.",
     ),
+    "too-many-matches": ProblemType(
+        (422,),
+        "The pattern matches too many tables",
+        "One request reads and enrols 200 tables at most, since others wait meanwhile.",
+        "Make it a standing pattern (`POST /patterns`), which enrols them little by little, or narrow it.",
+        {"matched": "how many tables it matches"},
+    ),
     "too-many-requests": ProblemType(
         (429,),
         "Too many requests",

@@ -51,7 +51,10 @@ def enroll_by_pattern(
     caller: Operator,
     body: PatternRequest,
 ) -> PatternResult:
-    """Enrol every table whose dotted name matches a pattern; `dry_run` only lists them."""
+    """Enrol every table whose dotted name matches a pattern, up to 200; `dry_run` only lists them.
+
+    For more of them, or for those that are created later, make a standing pattern: `POST /patterns`.
+    """
     matched, loaded, failed = service.load_pattern(database, catalogs, caller, body)
     return service.enroll_pattern(session, settings, caller, body, matched, loaded, failed)
 

@@ -49,6 +49,9 @@ from service.tables.models import (
     TableView,
 )
 
+_MATCHES_AT_ONCE = 200
+"""Of a pattern, in one request: reading each takes a call of the catalog, and enrolling all of them is one
+transaction that others wait for."""
 _LOCATION_PROPERTIES = ("write.data.path", "write.metadata.path")
 SORTING = Sorting(
     {
@@ -162,7 +165,10 @@ def enroll_table(
 def load_pattern(
     database: Database, catalogs: IcebergCatalogs, principal: Principal, request: PatternRequest
 ) -> tuple[list[str], list[LoadedTable], list[PatternMiss]]:
-    """Read all tables that a pattern matches: matched names, what was loaded, what could not be. Slow."""
+    """Read all tables that a pattern matches: matched names, what was loaded, what could not be. Slow.
+
+    Raises InvalidError if they are too many for one request, unless it is a dry run, which reads none.
+    """
     require_role(principal, Role.OPERATOR, "table.enroll_pattern", request.pattern)
     catalog = catalog_of_request(database, request.catalog)
     with catalogs.open(catalog) as source:
@@ -175,6 +181,14 @@ def load_pattern(
             and not any(fnmatchcase(".".join(name), exclude) for exclude in request.exclude)
         }
     )
+    if len(matched) > _MATCHES_AT_ONCE and not request.dry_run:
+        raise InvalidError(
+            "too-many-matches",
+            "The pattern matches too many tables",
+            f"It matches {len(matched):,} tables; one request enrols {_MATCHES_AT_ONCE} at most.",
+            "Make it a standing pattern, which enrols them little by little, or narrow it.",
+            matched=len(matched),
+        )
     loaded, failed = [], []
     for identifier in [] if request.dry_run else matched:
         try:

@@ -216,6 +216,23 @@ def test_a_pattern_enrols_what_it_matches_and_reports_the_rest(
     assert [miss["identifier"] for miss in done["failed"]] == [["db", "b"]]
 
 
+def test_a_pattern_that_matches_too_many_tables_for_one_request_enrols_none(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.tables.service._MATCHES_AT_ONCE", 1)
+    iceberg.create("db.a")
+    path, request = "/tables/enroll-by-pattern", {"catalog": "local", "pattern": "db.*"}
+    refused = local.admin.post(path, json=request)
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/too-many-matches")
+    assert refused.json()["matched"] == 2
+    assert "standing pattern" in refused.json()["remedy"]
+    assert local.admin.get("/tables").json()["items"] == []
+    preview = local.admin.post(path, json=request | {"dry_run": True})
+    assert preview.json()["matched"] == ["db.a", "db.t"]
+    fewer = local.admin.post(path, json=request | {"exclude": ["db.t"]})
+    assert [table["name"] for table in fewer.json()["enrolled"]] == ["db.a"]
+
+
 def test_a_paused_table_takes_no_jobs_until_it_is_resumed(local: Running) -> None:
     table = local.enroll()
     assert local.admin.post(f"/tables/{table['id']}/pause").json()["paused"] is True
