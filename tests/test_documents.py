@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from service.cli import app
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "helm" / "README.md"]
@@ -54,6 +55,12 @@ def test_every_command_that_a_document_shows_is_there() -> None:
     assert [command for command in shown if not is_known(command)] == []
     for wrong in ("jobs lists", "jobs", "jobs list --state failed", "migrate --to 1", "--complete"):
         assert not is_known(wrong), wrong
+
+
+def test_every_setting_of_the_service_is_in_a_document() -> None:
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    named = set(re.findall(r"`(ICESTREAM_[A-Z_]+)", text)) | set(re.findall(r"^ +(\w+)=", text, re.MULTILINE))
+    assert {f"ICESTREAM_{name.upper()}" for name in Settings.model_fields} - named == set()
 
 
 def test_the_notes_on_upgrading_are_those_of_this_version() -> None:

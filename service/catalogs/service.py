@@ -151,6 +151,8 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
     """While paused, no job of any of its tables starts; running ones end as usual."""
     row = get_catalog(session, catalog_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "catalog.pause" if paused else "catalog.resume", row.name)
+    if row.paused == paused:
+        return view(row)
     row.paused = paused
     return _changed(session, row)
 

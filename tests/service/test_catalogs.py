@@ -10,10 +10,10 @@ from service.catalogs.iceberg import unreachable
 from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.rest_catalog import running_rest_catalog
-from tests.service.conftest import Running, alike_on_both
+from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
-# Records are read and written as a whole; the rest is about what they say.
+# Most of this is about what records say; where rows are locked, both databases are asked.
 database_kind = alike_on_both
 
 
@@ -153,6 +153,7 @@ def test_tables_of_a_rest_catalog_are_found_and_enrolled(service: Running, icebe
         assert (unknown.status_code, unknown.json()["type"]) == (422, "/problems/table-not-found")
 
 
+@ON_BOTH
 def test_an_update_needs_the_version_that_it_was_made_from(service: Running, tmp_path: Path) -> None:
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     patch = {"properties": {"s3.region": "eu"}}
@@ -178,6 +179,13 @@ def test_a_renamed_sql_catalog_still_finds_its_tables(service: Running, iceberg:
     assert service.admin.post("/catalogs/renamed/check").json()["tables"] == ["db.t"]
 
 
+def test_pausing_what_is_paused_ends_no_version(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    for call, version in (("resume", 1), ("pause", 2), ("pause", 2), ("resume", 3)):
+        assert service.admin.post(f"/catalogs/local/{call}").json()["version"] == version
+
+
+@ON_BOTH
 def test_a_catalog_in_use_is_not_deleted(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     table = service.enroll()
@@ -189,6 +197,7 @@ def test_a_catalog_in_use_is_not_deleted(service: Running, iceberg: IcebergCatal
     service.register(iceberg)
 
 
+@ON_BOTH
 def test_two_catalogs_never_share_a_name(service: Running, tmp_path: Path) -> None:
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path))
@@ -266,6 +275,7 @@ def test_a_hadoop_identifier_cannot_leave_the_warehouse(service: Running, iceber
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/table-not-found")
 
 
+@ON_BOTH
 def test_nothing_is_deleted_that_was_changed_since_it_was_seen(
     service: Running, iceberg: IcebergCatalog
 ) -> None:

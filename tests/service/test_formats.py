@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.jobs.models import JobView
-from service.policies.models import EffectivePolicy
+from service.policies.models import EffectivePolicy, PolicySettings
 from service.policies.service import BUILT_IN, STANDARD
 from service.settings import Settings
 from service.ui import formats
@@ -49,6 +49,9 @@ def test_the_documentation_has_every_policy_setting_and_how_long_history_stays()
     assert {name: value for name, value in written.items() if name not in texts} == expected | kept
     assert texts == set(formats.POLICY_SETTINGS) - set(expected)
     assert all(f"`{name}`" in readme for name in kept)
+    shown = re.findall(r"^ {4}(\{.*\})$", policies, re.MULTILINE)
+    assert all(PolicySettings.model_validate_json(each).compact for each in shown)
+    assert shown
 
 
 def test_a_dry_run_tells_how_long_a_conversion_would_take() -> None:

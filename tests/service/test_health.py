@@ -495,6 +495,9 @@ def test_history_is_read_in_the_resolution_asked_for(service: Running, iceberg: 
     assert history(resolution="hour")[-1] == 1
     assert len(history(resolution="hour")) < 3
     assert history(resolution="day")[-1] == 1
+    items = service.admin.get(f"/tables/{table['id']}/health/history").json()["items"]
+    second = items[1]["at"]
+    assert (history(since=second), history(until=second)) == ([3, 2], [1])
 
 
 def test_tables_are_listed_by_their_status(service: Running, iceberg: IcebergCatalog) -> None:

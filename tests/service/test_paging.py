@@ -338,6 +338,22 @@ def test_catalogs_policies_and_attachments_are_filtered(service: Running, table:
         assert [one["level"] for one in walk(service, "/policy-attachments", limit=1, **query)] == expected
 
 
+def test_patterns_and_deliveries_are_filtered(
+    service: Running, table: dict[str, Any], webhook_id: str
+) -> None:
+    pattern = service.admin.post("/patterns", json={"catalog": "local", "pattern": "x.*"}).json()["id"]
+    for query, expected in (({"catalog": "local"}, [pattern]), ({"catalog": "none"}, [])):
+        assert [one["id"] for one in walk(service, "/patterns", **query)] == expected, query
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+    for query, expected in (
+        ({}, ["job.queued", "webhook.test"]),
+        ({"table_id": table["id"]}, ["job.queued"]),
+        ({"table_id": "none"}, []),
+    ):
+        found = walk(service, f"/webhooks/{webhook_id}/deliveries", limit=1, **query)
+        assert sorted(one["kind"] for one in found) == expected, query
+
+
 def test_keys_are_filtered(service: Running) -> None:
     made = {}
     for name, role, expires_at in (

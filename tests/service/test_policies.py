@@ -11,11 +11,11 @@ import pytest
 from service.auth.models import Role
 from service.index_health.models import TableHealth
 from service.settings import Settings
-from tests.service.conftest import Running, alike_on_both, running
+from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.control_plane import Assignment
 
-# Policies are validated, merged and previewed in Python.
+# Policies are validated, merged and previewed in Python; where rows are locked, both databases are asked.
 database_kind = alike_on_both
 
 
@@ -95,6 +95,7 @@ def test_the_policy_of_a_table_shows_in_the_table_and_can_be_taken_away(
     assert service.admin.get(f"{path}/policy").json()["policy"] == "standard"
 
 
+@ON_BOTH
 def test_an_attachment_to_a_table_ends_the_version_that_others_saw(
     service: Running, table: dict[str, Any]
 ) -> None:
@@ -183,6 +184,7 @@ def test_mistakes_of_every_kind_are_listed_in_one_answer(settings: Settings, ice
         assert not any(service.admin.get("/policies/p").json()["settings"].values())
 
 
+@ON_BOTH
 def test_an_attachment_is_replaced_only_as_it_was_seen(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     place = {"level": "catalog", "catalog": "local"}
@@ -252,6 +254,7 @@ def test_built_in_policies_stay_as_they_are(service: Running) -> None:
     ]
 
 
+@ON_BOTH
 def test_an_attached_policy_is_not_deleted(service: Running, table: dict[str, Any]) -> None:
     make(service, "p")
     attach(service, "p", "table", table_id=table["id"])
@@ -275,6 +278,7 @@ def test_an_attachment_names_its_place_completely(service: Running, place: dict[
     assert service.admin.put("/policy-attachments", json=body).status_code == 422
 
 
+@ON_BOTH
 def test_a_changed_policy_holds_at_once_and_needs_its_version(
     service: Running, table: dict[str, Any]
 ) -> None:

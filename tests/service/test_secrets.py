@@ -15,14 +15,14 @@ import worker.main
 from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
-from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, running
+from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
 from worker import catalogs
 from worker.control_plane import Assignment, ControlPlane
 from worker.rest_gateway import open_gateway
 
-# What is stored, said and logged is the same whatever the database.
+# What is said and logged is the same whatever the database; what is stored is looked for in both.
 database_kind = alike_on_both
 
 CLIENT_SECRET = "MARK-client-secret"
@@ -242,6 +242,7 @@ def fail_at_work(
     monkeypatch.setenv("CATALOG_SECRET", secret)
 
 
+@ON_BOTH
 def test_no_secret_is_kept_said_or_logged(
     service: Running,
     iceberg: IcebergCatalog,
