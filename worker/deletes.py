@@ -384,6 +384,7 @@ def write_planned(
     Spark may run a task twice, and one run may overwrite what the other wrote and the driver committed. So a
     name stands for the same bytes in each run, whatever could be read: it counts data files of the task, not
     files written, and a partition of which some data files are blocked gets other names, one a data file.
+    Each is made in memory first: a run that ends in the middle shortens none (`Storage.write`).
     OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): a run that
     fails late could delete what was committed.
     """
@@ -452,10 +453,11 @@ def write_deletion_vectors(
 
 def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
     file, bitmap = one
-    with storage.open_output(location) as sink:
-        puffin = PuffinWriter(sink)
-        vector = puffin.write(file.path, bitmap)
-        size_bytes = puffin.finish()
+    content = pa.BufferOutputStream()
+    puffin = PuffinWriter(content)
+    vector = puffin.write(file.path, bitmap)
+    size_bytes = puffin.finish()
+    storage.write(location, content.getvalue())
     return NewDeleteFile(
         path=location,
         file_format="puffin",
@@ -500,21 +502,19 @@ def _write_each(
 def _write_position_delete_file(
     storage: Storage, location: str, group: Sequence[tuple[DataFile, BitMap64]]
 ) -> NewDeleteFile:
-    with (
-        storage.open_output(location) as sink,
-        pq.ParquetWriter(
-            sink,
-            _PARQUET_SCHEMA,
-            compression="zstd",
-            use_dictionary=["file_path"],
-            store_schema=False,
-            write_page_checksum=True,  # as parquet-java does; the next conversion merges what it finds here
-        ) as writer,
-    ):
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        _PARQUET_SCHEMA,
+        compression="zstd",
+        use_dictionary=["file_path"],
+        store_schema=False,
+        write_page_checksum=True,  # as parquet-java does; the next conversion merges what it finds here
+    ) as writer:
         for rows in _row_groups(group):
             writer.write_table(rows, row_group_size=_ROW_GROUP_ROWS)
-        writer.close()
-        size_bytes = sink.tell()
+    content = sink.getvalue()
+    storage.write(location, content)
     metadata = writer.writer.metadata
     only = group[0] if len(group) == 1 else None
     return NewDeleteFile(
@@ -522,7 +522,7 @@ def _write_position_delete_file(
         file_format="parquet",
         partition=group[0][0].partition,
         record_count=metadata.num_rows,
-        file_size_bytes=size_bytes,
+        file_size_bytes=content.size,
         referenced_data_file=only[0].path if only else None,
         column_sizes=_column_sizes(metadata),
         lower_bounds=_bounds(only[0].path, only[1].min()) if only else {},

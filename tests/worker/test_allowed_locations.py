@@ -26,6 +26,7 @@ CALLS: list[Callable[[Storage, str], Any]] = [
     Storage.list,
     Storage.exists,
     Storage.delete,
+    lambda storage, location: storage.write(location, pa.py_buffer(b"x")),
     lambda storage, location: storage.create(location, b"x"),
     lambda storage, location: storage.io.new_input(location),
     lambda storage, location: storage.io.new_output(location),

@@ -1,12 +1,14 @@
 """New delete files hide exactly the rows that were hidden before and the new ones."""
 
 import pickle
+import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +32,7 @@ from worker.deletes import (
     ExistingDeletes,
     UnreadableDeleteFileError,
     WrittenDeletes,
+    _position_delete_rows,
     count_names,
     delete_files,
     existing_deletes,
@@ -335,10 +338,10 @@ class TestWrite:
         class FullStorage(Storage):
             """A store in which one file of many can't be created."""
 
-            def open_output(self, location: str) -> pa.NativeFile:
+            def write(self, location: str, content: pa.Buffer) -> None:
                 if "00010" in location:
                     raise OSError(28, "No space left on device")
-                return super().open_output(location)
+                super().write(location, content)
 
         new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(30)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
@@ -398,6 +401,36 @@ class TestWrite:
         assert not list((tmp_path / "table").rglob("*.*"))
 
     @pytest.mark.parametrize("version", [2, 3])
+    def test_a_stray_run_that_ends_in_the_middle_leaves_what_another_wrote(
+        self, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("worker.deletes._ROW_GROUP_ROWS", 50)
+        new = {data_file(f"f{n}"): BitMap64(range(0, 100, 3)) for n in range(4)}
+        locations = DeleteFileLocations(str(tmp_path), {}, "p")
+
+        def run() -> dict[str, bytes]:
+            written = write_deletes(Storage(), new, [], version, DeleteGranularity.PARTITION, locations)
+            return {path: Path(path).read_bytes() for path in written.locations}
+
+        committed = run()
+        # While it writes: as a kill would, that leaves the beginning of a file.
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                run()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert {path: Path(path).read_bytes() for path in committed} == committed
+        # Before that, with the first rows.
+        rows = _position_delete_rows([("f0", np.array([1]))])
+        monkeypatch.setattr("worker.deletes._position_delete_rows", Mock(side_effect=[rows, MemoryError]))
+        monkeypatch.setattr("worker.puffin._footer", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            run()
+        assert {path: Path(path).read_bytes() for path in committed} == committed
+
+    @pytest.mark.parametrize("version", [2, 3])
     def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
         self, version: int, tmp_path: Path
     ) -> None:
@@ -407,11 +440,11 @@ class TestWrite:
         class Slow(Storage):
             """A store in which writers fall asleep in the middle, all at once."""
 
-            def open_output(self, location: str) -> pa.NativeFile:
+            def write(self, location: str, content: pa.Buffer) -> None:
                 if int(location.split("-")[-2]) >= 2 * FILES_AT_ONCE and not wakes.is_set():
                     together.wait()
                     assert wakes.wait(60)
-                return super().open_output(location)
+                super().write(location, content)
 
         new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(5 * FILES_AT_ONCE)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
