@@ -182,6 +182,27 @@ def test_a_driver_may_do_nothing_but_run_pods_in_its_namespace() -> None:
     assert not of_kind(manifests, "ClusterRole")
 
 
+def test_whoever_reads_the_lake_has_an_identity_of_the_cloud_and_may_ask_for_its_tokens() -> None:
+    manifests = render("spark-on-kubernetes")
+    annotation = "iam.gke.io/gcp-service-account"
+    accounts = {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: one["metadata"].get("annotations", {})
+        for one in of_kind(manifests, "ServiceAccount")
+    }
+    members = {"service", "worker", "executor"}
+    assert {name for name, annotations in accounts.items() if annotation in annotations} == members
+    for name in members:
+        egress = named(manifests, "NetworkPolicy", name)["spec"]["egress"]
+        reached = {
+            (peer["ipBlock"]["cidr"], port["port"])
+            for rule in egress
+            for peer in rule.get("to", [])
+            if "ipBlock" in peer
+            for port in rule["ports"]
+        }
+        assert {("169.254.169.254/32", 80), ("169.254.169.252/32", 988)} <= reached
+
+
 def test_secrets_are_only_referred_to() -> None:
     for example in EXAMPLES:
         manifests = render(example)

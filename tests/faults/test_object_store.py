@@ -293,7 +293,11 @@ def test_a_table_is_converted_with_credentials_that_its_catalog_vends(
     ):
         asking = {**known, "uri": rest.url, "header.X-Iceberg-Access-Delegation": "vended-credentials"}
         record = SqlCatalog("vending", asking, "rest")
-        outcome = Jobs(spark, record, table.identifier, tmp_path).run("convert")
+        jobs = Jobs(spark, record, table.identifier, tmp_path)
+        jobs.index_location = "s3://lake/index-of-vended"  # where they reach
+        assert jobs.run("index").result["key_sets"][0]["files_indexed"] > 0
+        outcome = jobs.run("convert")
+    assert [one["source"] for one in outcome.result["key_sets"]] == ["index"]
     assert outcome.result["rows_deleted"] == ROWS // 3
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
