@@ -35,6 +35,8 @@ class EqualityDelete:
     file_path: str
     record_count: int
     size_bytes: int
+    equality_field_ids: tuple[int, ...]
+    """In order."""
     committed_at: datetime
 
 
@@ -51,8 +53,8 @@ class Measurement:
     has_identifier_fields: bool
 
 
-_CachedDelete = tuple[str, int, int, int | None]
-"""Path, rows, bytes, and the id of the adding snapshot."""
+_CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
+"""Path, rows, bytes, ids of the key fields, and the id of the adding snapshot."""
 
 
 class ManifestCache:
@@ -73,6 +75,7 @@ class ManifestCache:
                 entry.data_file.file_path,
                 entry.data_file.record_count,
                 entry.data_file.file_size_in_bytes,
+                tuple(sorted(entry.data_file.equality_ids or ())),
                 entry.snapshot_id,
             )
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
@@ -98,8 +101,9 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     data_files = rows = 0
     for manifest in head.manifests(table.io):
         if manifest.content == ManifestContent.DELETES:
-            for path, deleted, size, snapshot_id in cache.equality_deletes(manifest, table.io):
-                deletes.append(EqualityDelete(path, deleted, size, committed_at(table, snapshot_id)))
+            for path, deleted, size, field_ids, snapshot_id in cache.equality_deletes(manifest, table.io):
+                at = committed_at(table, snapshot_id)
+                deletes.append(EqualityDelete(path, deleted, size, field_ids, at))
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
             rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)

@@ -13,6 +13,10 @@ from service.workers.models import KeySetReport, UnconvertibleDelete
 
 
 class HealthStatus(StrEnum):
+    """`blocked`: deletes can't be converted, or the job that should do it failed. `unknown`: the table can't
+    be looked at. `lagging`: deletes are older than the policy lets them become. `degraded`: lookups cost more
+    than they should, or the last job of another kind failed. `healthy`: none of these."""
+
     HEALTHY = "healthy"
     LAGGING = "lagging"
     DEGRADED = "degraded"
@@ -52,6 +56,8 @@ class TableHealth(SQLModel, table=True):
     pending_equality_delete_files: int = 0
     pending_equality_deletes: int = Field(default=0, sa_type=BigInteger)
     oldest_equality_delete_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    pending_key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    """Of each key set with pending deletes: `equality_field_ids` in order, `files`, and `oldest_at`."""
     convertible_delete_files: int = 0
     """Pending files without those that the worker reported as unconvertible."""
     convertible_deletes: int = Field(default=0, sa_type=BigInteger)
@@ -111,6 +117,15 @@ class HealthSample(SQLModel, table=True):
     key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
 
 
+class KeySetView(KeySetReport):
+    """The index of one key set, and what is pending of it."""
+
+    pending_equality_delete_files: int = 0
+    """Live equality delete files by these fields, when the table was last polled."""
+    lag_seconds: float = 0
+    """Age of the oldest one of them; 0 when there is none."""
+
+
 class HealthView(Message):
     """Sums over the key sets; `coverage` is their minimum and null while there is no index."""
 
@@ -140,8 +155,8 @@ class HealthView(Message):
     """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: list[UnconvertibleDelete]
     """Equality delete files that stay in the table, each with its reason."""
-    key_sets: list[KeySetReport]
-    """The index of each key set, as last reported by a worker."""
+    key_sets: list[KeySetView]
+    """The index of each key set, as last reported by a worker, and what is pending of it."""
     data_files: int
     """Data files of the table."""
     unindexed_data_files: int
@@ -175,6 +190,8 @@ class KeySetSample(Message):
     """Sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """Share of entries that point to files which are gone, 0 to 1."""
+    pending_equality_delete_files: int | None = None
+    """Live equality delete files by these fields; null in samples of earlier versions."""
 
 
 class HealthSampleView(Message):

@@ -10,10 +10,11 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from pyiceberg.table import Table
 from sqlalchemy import func, update
@@ -27,7 +28,7 @@ from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
 from service.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
-from service.index_health.measure import ManifestCache, Measurement, measure
+from service.index_health.measure import EqualityDelete, ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
 from service.index_health.reports import health_of
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
@@ -382,6 +383,7 @@ class Poller:
         health.pending_equality_deletes = sum(delete.record_count for delete in pending)
         oldest = min((delete.committed_at for delete in pending), default=None)
         health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
+        health.pending_key_sets = _by_key_set(pending)
         health.convertible_delete_files = len(convertible)
         health.convertible_deletes = sum(delete.record_count for delete in convertible)
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
@@ -431,6 +433,17 @@ class Poller:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location = loaded.location()
         session.add(table)
+
+
+def _by_key_set(deletes: Sequence[EqualityDelete]) -> list[dict[str, Any]]:
+    """As TableHealth.pending_key_sets."""
+    found: dict[tuple[int, ...], list[datetime]] = {}
+    for delete in deletes:
+        found.setdefault(delete.equality_field_ids, []).append(delete.committed_at)
+    return [
+        {"equality_field_ids": ids, "files": len(times), "oldest_at": min(times).isoformat()}
+        for ids, times in sorted(found.items())
+    ]
 
 
 def _since(committed_at: datetime | None, before: datetime | None, now: datetime) -> datetime | None:

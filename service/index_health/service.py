@@ -17,6 +17,7 @@ from service.index_health.models import (
     HealthStatus,
     HealthView,
     KeySetSample,
+    KeySetView,
     Resolution,
     TableHealth,
 )
@@ -56,7 +57,7 @@ class Totals:
     dead_ratio: float
 
 
-def total(key_sets: list[KeySetReport]) -> Totals:
+def total(key_sets: Sequence[KeySetReport]) -> Totals:
     entries = sum(key_set.entries for key_set in key_sets)
     dead = sum(key_set.dead_ratio * key_set.entries for key_set in key_sets)
     return Totals(
@@ -70,7 +71,7 @@ def total(key_sets: list[KeySetReport]) -> Totals:
 
 def judge(
     health: TableHealth,
-    key_sets: list[KeySetReport],
+    key_sets: Sequence[KeySetReport],
     policy: EffectivePolicy,
     last_jobs: Sequence[Job],
     paused: str | None,
@@ -162,7 +163,7 @@ def _failure(health: TableHealth, job: Job) -> tuple[str, str]:
     return reason, error.get("remedy") or f"See job {job.id}."
 
 
-def _wear(key_sets: list[KeySetReport], policy: EffectivePolicy) -> str | None:
+def _wear(key_sets: Sequence[KeySetReport], policy: EffectivePolicy) -> str | None:
     """How an index is well past what the policy compacts; each key set has one of its own."""
     deadest = max(key_sets, key=lambda key_set: key_set.dead_ratio, default=None)
     if deadest and (1 - deadest.dead_ratio) * _COMPACTION_PATIENCE < 1 - policy.compact.dead_ratio:
@@ -181,8 +182,25 @@ def _wear(key_sets: list[KeySetReport], policy: EffectivePolicy) -> str | None:
 
 def lag_seconds(health: TableHealth, now: datetime) -> float:
     """Age of the oldest live equality delete file; 0 when there is none."""
-    oldest = health.oldest_equality_delete_at
+    return _age_seconds(health.oldest_equality_delete_at, now)
+
+
+def _age_seconds(oldest: datetime | None, now: datetime) -> float:
     return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0
+
+
+def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
+    pending = {tuple(one["equality_field_ids"]): one for one in health.pending_key_sets}
+    found = []
+    for reported in health.key_sets:
+        own = pending.get(tuple(sorted(reported["equality_field_ids"])))
+        oldest_at = datetime.fromisoformat(own["oldest_at"]) if own else None
+        polled = {
+            "pending_equality_delete_files": own["files"] if own else 0,
+            "lag_seconds": _age_seconds(oldest_at, now),
+        }
+        found.append(KeySetView.model_validate(reported | polled))
+    return found
 
 
 def begins_to_lag_at(health: TableHealth, policy: EffectivePolicy, now: datetime) -> datetime | None:
@@ -198,7 +216,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
     """The health of a table now. policy: of the table, if it is known already."""
     now = utc_now()
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
-    key_sets = [KeySetReport.model_validate(item) for item in health.key_sets]
+    key_sets = _view_key_sets(health, now)
     totals = total(key_sets)
     catalog = session.get_one(Catalog, table.catalog_id)
     paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))

@@ -83,15 +83,18 @@ class IcebergCatalog:
         rows = pa.table({"id": ids, "region": ["eu"] * len(ids)}, schema=ARROW)
         self.catalog.load_table(name).append(rows)
 
-    def delete_keys(self, name: str, ids: list[int], *, branch: str = "main") -> str:
-        """Commit one equality delete file with these ids; returns its path."""
+    def delete_keys(
+        self, name: str, keys: list[int] | list[str], *, branch: str = "main", column: str = "id"
+    ) -> str:
+        """Commit one equality delete file with these keys; returns its path."""
         table = self.catalog.load_table(name)
         path = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
-        schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "1"})])
+        field_id = table.schema().find_field(column).field_id
+        field = ARROW.field(column).with_metadata({"PARQUET:field_id": str(field_id)})
         local = path.removeprefix("file://")
         Path(local).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"id": ids}, schema=schema), local)
-        _commit_deletes(table, path, len(ids), Path(local).stat().st_size, branch)
+        pq.write_table(pa.table({column: keys}, schema=pa.schema([field])), local)
+        _commit_deletes(table, path, len(keys), Path(local).stat().st_size, branch, field_id)
         return path
 
     def upgrade_to_v3(self, name: str) -> None:
@@ -112,7 +115,7 @@ class IcebergCatalog:
         self.catalog.close()
 
 
-def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str) -> None:
+def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str, field_id: int) -> None:
     head = table.snapshot_by_name(branch)
     snapshot_id = table.metadata.new_snapshot_id()
     sequence_number = table.metadata.next_sequence_number()
@@ -123,7 +126,7 @@ def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str) 
         partition=Record(),
         record_count=rows,
         file_size_in_bytes=size,
-        equality_ids=[1],
+        equality_ids=[field_id],
     )
     entry = ManifestEntry.from_args(
         status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=data_file

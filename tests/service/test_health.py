@@ -415,6 +415,36 @@ def test_a_workers_report_becomes_the_tables_health(service: Running, iceberg: I
     assert service.admin.get(f"/tables/{table['id']}/health").json()["unindexed_data_files"] == 1
 
 
+def test_what_is_pending_shows_by_key_set(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(key_sets=[["id"], ["region"]], policy="manual")
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    by_region = _KEY_SET | {"equality_field_ids": [2], "columns": ["region"], "lag_seconds": "a lie"}
+    service.finish(assignment, health=_report(iceberg, key_sets=[_KEY_SET, by_region]))
+
+    def pending() -> list[tuple[int, bool]]:
+        key_sets = service.admin.get(f"/tables/{table['id']}/health").json()["key_sets"]
+        return [(one["pending_equality_delete_files"], bool(one["lag_seconds"])) for one in key_sets]
+
+    assert pending() == [(0, False), (0, False)]
+    for region in ("a", "b"):
+        iceberg.delete_keys("db.t", [region], column="region")
+    service.poll(table["id"])
+    assert pending() == [(0, False), (2, True)]
+    iceberg.delete_keys("db.t", [1])
+    service.poll(table["id"])
+    assert pending() == [(1, True), (2, True)]
+    samples = service.admin.get(f"/tables/{table['id']}/health/history").json()["items"]
+    assert [[one["pending_equality_delete_files"] for one in sample["key_sets"]] for sample in samples] == [
+        [1, 2],
+        [0, 2],
+    ]
+    page = service.admin.get(f"{service.url}/tables/{table['id']}").text
+    assert page.count('data-label="Pending files"') == 2
+
+
 def test_an_unconvertible_delete_blocks_the_table_and_triggers_no_more_jobs(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
