@@ -32,12 +32,8 @@ def unannounced(table: PinnedTable, number: int) -> AnnouncedPlan:
 
 def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
     """Where a task of a plan writes: names that no other attempt writes, and that anybody can tell."""
-    prefix = f"{_plan_prefix(job_id, attempt, plan)}{task:05d}"
+    prefix = f"icestream-{job_id}-{attempt}-{plan.number}-{task:05d}"
     return DeleteFileLocations(plan.location, plan.properties, prefix)
-
-
-def _plan_prefix(job_id: str, attempt: int, plan: AnnouncedPlan) -> str:
-    return f"icestream-{job_id}-{attempt}-{plan.number}-"
 
 
 def remove_leftovers(job: Job) -> list[AttemptId]:
@@ -51,7 +47,9 @@ def remove_leftovers(job: Job) -> list[AttemptId]:
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
         live = {file.path for file in table.files.equality_deletes}
-        needed = cache(lambda: delete_files_of_all_snapshots(table.metadata, table.storage.io))
+        needed = cache(
+            lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
+        )
         for left in job.assignment.leftovers:
             if _remove(job, table.storage, left, live, needed):
                 cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
@@ -65,7 +63,7 @@ def _remove(
 ) -> bool:
     """Whether nothing of the attempt's is left.
 
-    live: paths of the equality deletes of the branch. needed: those of delete files that some snapshot shows.
+    live: paths of the equality deletes of the branch. needed: names of delete files that some snapshot shows.
     """
     whose = f"attempt {left.attempt} of job {left.job_id} left behind"
     removed = 0
@@ -77,11 +75,13 @@ def _remove(
             continue
         outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
         names = [name for locations in outputs for name in locations.names(plan.files_per_task)]
-        written = written_files(storage, names)
-        prefix = _plan_prefix(left.job_id, left.attempt, plan)
-        if written and any(prefix in path.rpartition("/")[2] for path in needed()):
-            continue  # it was committed
+        # Also of a plan that was committed: a run that Spark gave up may have written more than that.
+        written = [path for path in written_files(storage, names) if _name(path) not in needed()]
         removed += delete_files(storage, written)
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

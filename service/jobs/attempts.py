@@ -35,6 +35,7 @@ from service.workers.models import (
     Worker,
 )
 
+_WRITES_DELETES = "deletes"  # a stage
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
 _WORKER_LOST = ErrorReport(
     code="worker_lost",
@@ -146,7 +147,9 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
         if cleared.ended_at is not None and now - cleared.ended_at > _WRITES_END_WITHIN:
             cleared.plans = None
             session.add(cleared)
-    if outcome is AttemptStatus.SUCCEEDED:
+    # A run that failed or that Spark gave up may have written what was not committed, or still will.
+    has_strays = any(stage.name == _WRITES_DELETES and stage.failed_tasks for stage in report.stages)
+    if outcome is AttemptStatus.SUCCEEDED and not has_strays:
         running.plans = None
     running.stages = [stage.model_dump() for stage in report.stages]
     running.rows, running.bytes = report.rows, report.bytes

@@ -389,6 +389,12 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     (cancelled,) = run(JobKind.COMPACT)
     assert cancelled.plans == [AnnouncedPlan(number=0, tasks=1, files_per_task=10, location="file:/t")]
 
+    # A run of a task that Spark gave up may write more than its attempt committed.
+    stages = [{"name": name, "seconds": 1, "failed_tasks": 1} for name in ("lookup", "deletes")]
+    assert run(JobKind.CONVERT, stages=stages[:1]) == [cancelled]
+    assert run(JobKind.CONVERT, stages=stages) == [cancelled]
+    assert len(run(JobKind.COMPACT)) == 2
+
 
 def test_an_attempt_that_no_worker_ever_gets_is_not_repeated_for_ever(database: Database) -> None:
     (table,) = add_tables(database, ["a"])

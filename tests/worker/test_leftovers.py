@@ -13,6 +13,7 @@ from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
 from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.leftovers import output_locations
 from worker.storage import Storage
 
 pytestmark = pytest.mark.integration
@@ -98,7 +99,7 @@ HASHED = {"write.object-storage.enabled": "true", "write.object-storage.partitio
 
 
 @pytest.mark.parametrize("properties", [{}, HASHED])
-def test_what_was_committed_and_not_reported_stays(
+def test_what_was_committed_and_not_reported_stays_and_what_else_was_written_goes(
     spark: SparkSession, jobs: Jobs, table: TableBuilder, properties: Mapping[str, str]
 ) -> None:
     set_properties(table, properties)
@@ -108,6 +109,11 @@ def test_what_was_committed_and_not_reported_stays(
     assert left.plans[0].removes is not None
     table.append([{"id": 99, "region": "eu", "value": 9}])
     written = set(local(table.metadata.location).rglob("*icestream-*"))
+    # As a run of a task does that Spark gave up, if the one that counts found its data file blocked.
+    names = output_locations(LOST.job_id, LOST.attempt, left.plans[0], 0).names(left.plans[0].files_per_task)
+    more = next(path for name in names if not (path := local(name)).exists())
+    more.parent.mkdir(parents=True, exist_ok=True)
+    more.write_bytes(b"written and not committed")
     done = jobs.run("convert", leftovers=[left])
     assert list(done.cleared) == [LOST]
     assert set(local(table.metadata.location).rglob("*icestream-*")) == written != set()
