@@ -89,8 +89,9 @@ class Recovery:
             _late_seconds(passes, interval_seconds, free_at, followed_at),
         )
 
-    def check(self, lease_seconds: float, interval_seconds: float) -> None:
-        in_time = lease_seconds + 2 * interval_seconds + _CALL_SECONDS
+    def check(self, lease_seconds: float, interval_seconds: float, takeover_seconds: float = 0) -> None:
+        """takeover_seconds: after which another replica schedules, if the one that did is gone as well."""
+        in_time = lease_seconds + takeover_seconds + 2 * interval_seconds + _CALL_SECONDS
         assert 0.9 * lease_seconds < self.given_up < in_time + self.given_up_late, self
         assert 0 <= self.followed < _CALL_SECONDS + lease_seconds / 2 + self.followed_late, self
 
