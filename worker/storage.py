@@ -140,14 +140,14 @@ class Storage:
         Only the former can be helped by a retry. Arrow raises OSError for damaged pages too: it is damage if
         reading them again fails, although every byte can be read.
         """
-        if lacks_own_memory(error):
+        if _is_own(error):
             return True
         if not isinstance(error, OSError):
             return False
         try:
             read_again()
         except Exception as again:
-            if lacks_own_memory(again):
+            if _is_own(again):
                 return True
             return not all(self._can_be_read(location) for location in locations)
         return True
@@ -301,6 +301,11 @@ def _normalized(location: str) -> str:
         # `..` must not climb out of the bucket.
         rest = f"/{authority}{posixpath.normpath('/' + path.lstrip('/'))}"
     return f"{_SAME_SCHEME.get(scheme, scheme)}:{posixpath.normpath('/' + rest.lstrip('/'))}"
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether this process lacks memory, or room for its temporary files."""
+    return lacks_own_memory(error) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
 
 
 def lacks_own_memory(error: BaseException) -> bool:

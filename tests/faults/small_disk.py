@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+import worker.paths
 import worker.positions
 import worker.resolution
 from tests.factories import Catalog, TableBuilder, visible_rows
@@ -113,7 +114,7 @@ def test_a_full_disk_of_the_index(
     assert strays(table, jobs.index_location) == set()
 
 
-@pytest.fixture(params=["positions", "spark"])
+@pytest.fixture(params=["positions", "paths", "spark"])
 def temporary_files(
     request: pytest.FixtureRequest, spark_disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Disk:
@@ -122,7 +123,10 @@ def temporary_files(
         monkeypatch.setattr(worker.resolution, "DRIVER_KEYS", ROWS // 10)
         return spark_disk
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(worker.positions, "MEMORY_POSITIONS", ROWS // 10)
+    if request.param == "paths":
+        monkeypatch.setattr(worker.paths, "MEMORY_BYTES", 1)
+    else:
+        monkeypatch.setattr(worker.positions, "MEMORY_POSITIONS", ROWS // 10)
     return Disk(tmp_path / "temporary")
 
 

@@ -1,5 +1,6 @@
 """Commits to the index: of several at once one wins, and a late one of a lost attempt changes nothing."""
 
+import errno
 import json
 import multiprocessing
 import threading
@@ -8,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -324,6 +326,16 @@ def test_an_index_of_a_version_without_ids_is_read_and_goes_on(
     Writer(local).add([data_file(tmp_path, "g", range(10))], 100)
     after = fresh(local)
     assert (len(after.dictionary), after.entries.rows) == (2, 20)
+
+
+def test_an_index_whose_paths_find_no_room_on_the_workers_disk_is_not_damaged(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("worker.paths.tempfile.SpooledTemporaryFile", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        fresh(local)
 
 
 def test_a_clean_up_trusts_the_clock_of_the_store(
