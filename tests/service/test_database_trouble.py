@@ -117,12 +117,21 @@ def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
     pool.dispose()
 
 
+@pytest.fixture
+def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("KEPT_CONNECTIONS", 4), ("MOST_CONNECTIONS", 8), ("REQUESTS_AT_ONCE", 6)):
+        monkeypatch.setattr(f"service.database._{name}", number)
+    # However busy the machine is.
+    monkeypatch.setattr("service.database._POOL_SECONDS", 60)
+
+
 @pytest.mark.integration
+@pytest.mark.usefixtures("few_connections")
 @pytest.mark.parametrize("database_kind", ["postgresql"])
 def test_none_of_many_requests_at_once_is_refused(service: Running) -> None:
     # More than there are connections and threads together: each holds one while it waits for the other.
     service.admin.get("/jobs")
-    at_once = 90
+    at_once = 60
     barrier = threading.Barrier(at_once)
 
     def read(_: int) -> int:
