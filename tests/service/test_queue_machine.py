@@ -5,7 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -113,6 +114,7 @@ MOVES = [  # as often as they are here
     ]
     * 3,
 ]
+MOST_ROUNDS = 8
 REACHED = {  # in each run
     *(f"claim: {what}" for what in ("a job", "nothing", "worker_cut_off", "claim_answer_lost")),
     "claim: it got a job by another call",
@@ -620,14 +622,18 @@ def test_any_order_of_calls_keeps_the_queue_consistent(database: Database) -> No
         pass
 
     Machine.database, Machine.reached = database, Counter()
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=32,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    assert REACHED - Machine.reached.keys() == set(), Machine.reached
+    # A few orders at a time until all cases came: which ones a seed draws depends on what is imported, too.
+    for number in range(MOST_ROUNDS):
+        run_state_machine_as_test(
+            seed(number)(Machine),
+            settings=settings(
+                max_examples=15,
+                stateful_step_count=32,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        if Machine.reached.keys() >= REACHED:
+            return
+    pytest.fail(f"not reached: {REACHED - Machine.reached.keys()}, reached: {Machine.reached}")
