@@ -116,6 +116,23 @@ def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: p
     assert grown("peak_bytes") < BYTES_FOR_A_MOMENT
 
 
+def test_the_measured_planning_is_that_of_the_page() -> None:
+    """Of a table with ten data files for each delete file, whose text of paths lies in memory."""
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+
+    def of_each(step: str) -> int:
+        (found,) = re.findall(rf"^\| {step} \|.*\| (\d+) B \|$", page, re.MULTILINE)
+        return int(found)
+
+    of_live = (10 * (BYTES_OF_FILE + 4 + CHARACTERS_OF_PATH) + BYTES_OF_VECTOR) / 11
+    assert BYTES_OF_FILE < of_each("read the live files from the manifests") < of_live
+    assert (
+        BYTES_OF_LISTED_FILE
+        < of_each("open the index's list of files")
+        < BYTES_OF_LISTED_FILE + 4 + CHARACTERS_OF_PATH
+    )
+
+
 def test_a_vector_takes_as_many_bytes_and_requests_as_the_page_says() -> None:
     """In an S3 server of this process, which counts requests."""
     asked: list[str] = []
