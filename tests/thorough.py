@@ -14,9 +14,8 @@ def thorough_unless(always: Callable[[C], bool], cases: Sequence[C]) -> list[Any
 
 def by_turns(cases: Sequence[Any]) -> list[Any]:
     """Pairs of a format version and a case: every case with one of both versions, in turns."""
-    turns = {(2 + at % 2, at) for at in range(len(cases))}
-    every = [(version, at) for at in range(len(cases)) for version in (2, 3)]
     return [
-        pytest.param(version, cases[at], marks=() if (version, at) in turns else (pytest.mark.thorough,))
-        for version, at in every
+        pytest.param(version, case, marks=() if version == 2 + at % 2 else (pytest.mark.thorough,))
+        for at, case in enumerate(cases)
+        for version in (2, 3)
     ]

@@ -121,10 +121,15 @@ class Storage:
         return filesystem.open_input_file(path)
 
     def open_output(self, location: str) -> pa.NativeFile:
+        filesystem, path = self._resolve_to_write(location)
+        return filesystem.open_output_stream(path)
+
+    def _resolve_to_write(self, location: str) -> tuple[pafs.FileSystem, str]:
+        """As `resolve`; a local disk has the folder then."""
         filesystem, path = self.resolve(location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        return filesystem.open_output_stream(path)
+        return filesystem, path
 
     def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
         """`length` bytes from `offset` (both in bytes), or all to the end."""
@@ -167,13 +172,12 @@ class Storage:
         A writer that ends in the middle spoils nothing of what another has written: an object store takes a
         file as a whole, and a local one is written in place and never cut off.
         """
-        filesystem, path = self.resolve(location)
+        filesystem, path = self._resolve_to_write(location)
         if isinstance(filesystem, pafs.LocalFileSystem):
-            filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 file.write(content)
             return
-        with self.open_output(location) as sink:
+        with filesystem.open_output_stream(path) as sink:
             sink.write(content)
 
     def create(self, location: str, content: bytes) -> bool:

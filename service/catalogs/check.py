@@ -157,27 +157,22 @@ class CatalogProbe:
     @contextmanager
     def _connection(self, key: str, host: str, port: int) -> Iterator[socket.socket]:
         """To the first address of a host that takes it."""
-        failures: list[StepFailed] = []
+        failures: list[str] = []
         for address in addresses_of(self._settings, host, port):
             try:
                 connection = socket.create_connection((address, port), _CONNECT_SECONDS)
             except TimeoutError:
-                failed = StepFailed(
-                    f"{host} ({address}) does not answer at port {port} within {_CONNECT_SECONDS:.0f} s.",
-                    f"Check `{key}`; a firewall or network policy may drop what the service sends there.",
-                )
-                failures.append(failed)
+                said = f"does not answer at port {port} within {_CONNECT_SECONDS:.0f} s"
+                remedy = f"Check `{key}`; a firewall or network policy may drop what the service sends there."
             except OSError as error:
-                failed = StepFailed(
-                    f"{host} ({address}) refuses connections at port {port}: {error.strerror or error}.",
-                    f"Check the port in `{key}`, and that the server is running.",
-                )
-                failures.append(failed)
+                said = f"refuses connections at port {port}: {error.strerror or error}"
+                remedy = f"Check the port in `{key}`, and that the server is running."
             else:
                 with connection:
                     yield connection
                 return
-        raise StepFailed(" ".join(failure.detail for failure in failures), failures[-1].remedy)
+            failures.append(f"{host} ({address}) {said}.")
+        raise StepFailed(" ".join(failures), remedy)
 
     def _shake_hands(self) -> str | None:
         said = []
