@@ -13,6 +13,7 @@ COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
 COPY stores/ stores/
+COPY trust/ trust/
 COPY openapi/openapi.json openapi/
 # Without pip, which nothing needs there.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

@@ -19,6 +19,7 @@ COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
 COPY stores/ stores/
+COPY trust/ trust/
 COPY openapi/openapi.json openapi/
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/icestream \
