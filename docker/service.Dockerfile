@@ -8,7 +8,7 @@ WORKDIR /src
 COPY requirements/build.txt requirements/service.txt requirements/
 RUN pip install --require-hashes -r requirements/build.txt \
     && pip wheel --no-deps --no-build-isolation --require-hashes --wheel-dir /wheels -r requirements/service.txt
-COPY pyproject.toml README.md ./
+COPY pyproject.toml LICENSE README.md ./
 COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/

@@ -14,7 +14,7 @@ COPY requirements/build.txt requirements/worker.txt requirements/
 # PySpark comes as source, which is why its wheel is built first: the image gets no tools to build with.
 RUN pip install --require-hashes -r requirements/build.txt \
     && pip wheel --no-deps --no-build-isolation --require-hashes --wheel-dir /wheels -r requirements/worker.txt
-COPY pyproject.toml README.md ./
+COPY pyproject.toml LICENSE README.md ./
 COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
