@@ -50,9 +50,11 @@ from worker.main import STOP_SECONDS
 pytestmark = pytest.mark.integration
 
 BATCH = 2_000
-MB = 1024**2
-LARGE = 400_000  # rows whose keys take some 80 MB to sort at once
+LARGE = 400_000  # rows, which take 60 bytes each to sort
 LARGE_FRACTION = 0.125  # of what a job holds usually: all of these and hardly more
+ROOM = 25 * LARGE  # bytes: too few for all or half of them, enough for a quarter
+# Whatever is large is taken from the system when it is needed, and given back when it isn't.
+EXACT_MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_MMAP_THRESHOLD_": str(64 * 1024)}
 
 
 class Subject:
@@ -128,7 +130,8 @@ def recoveries() -> Iterator[list[Recovery]]:
 @pytest.fixture(scope="module")
 def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
-    cluster = Cluster(directory, [tmp_path_factory.getbasetemp().as_uri()])
+    allowed = [tmp_path_factory.getbasetemp().as_uri()]
+    cluster = Cluster(directory, allowed, environment=EXACT_MEMORY)
     try:
         cluster.register(catalog)
         yield cluster
@@ -764,13 +767,13 @@ class TestOnSpark:
 
 
 class Large:
-    """A table whose jobs don't fit in the memory that their worker is given."""
+    """A table whose jobs don't fit in the memory that their worker is given to sort in."""
 
     def __init__(self, cluster: Cluster, spark: SparkSession, identifier: str) -> None:
         self.cluster = cluster
         self.table = TableBuilder.create(spark, identifier, "id bigint, key string", format_version=3)
         self._keys = keys = [f"{i:032d}" for i in np.random.default_rng(1).permutation(LARGE).tolist()]
-        self.table.append(pa.table({"id": range(LARGE), "key": keys}), files=2)
+        self.table.append(pa.table({"id": range(LARGE), "key": keys}), files=16)
         self.rows = LARGE
         settings = {**IMPATIENT, "resources": {"memory_fraction": LARGE_FRACTION}}
         cluster.post("/policies", {"name": "small", "settings": settings})
@@ -791,15 +794,15 @@ class Large:
         self.rows -= len(deletes)
         return len(deletes)
 
-    def run(self, kind: str, headroom_bytes: int) -> Json:
+    def run(self, kind: str) -> Json:
         """The result of a job whose first attempt lacks memory: told, or the system killed its worker."""
         self.cluster.inject()
-        headroom = self.cluster.directory / "headroom"
-        headroom.write_text(str(headroom_bytes))
+        room = self.cluster.directory / "room"
+        room.write_text(str(ROOM))
         try:
             job = self.cluster.wait_for_job(self.cluster.submit(self.table_id, kind), timeout_seconds=600)
         finally:
-            headroom.unlink()
+            room.unlink()
         assert job["status"] == "succeeded", job
         failed = job["attempts"][0]
         assert failed["error"]["code"] in ("out_of_memory", "worker_lost"), failed
@@ -819,21 +822,21 @@ def large(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Large:
 
 
 def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(large: Large) -> None:
-    large.run("index", 50 * MB)
+    large.run("index")
     assert (large.key_set["entries"], large.key_set["coverage"]) == (large.rows, 1.0)
 
 
 def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: Large) -> None:
     large.append()
     assert large.key_set["sorted_runs"] > 1
-    large.run("compact", 40 * MB)
+    large.run("compact")
     assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (large.rows, 1)
 
 
 def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large: Large) -> None:
     large.append()
     deleted = large.delete()
-    result = large.run("convert", 30 * MB)
+    result = large.run("convert")
     assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
     assert result["key_sets"][0]["key_ranges"] > 1
     assert_nothing_is_left(large.table)

@@ -20,24 +20,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 
 import worker.commit
 import worker.compaction
 import worker.conversion
 import worker.deletes
+import worker.index
 import worker.leftovers
+import worker.lookup
 import worker.main
 import worker.session
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
-from worker.control_plane import Assignment, AttemptReport, ControlPlane, ControlPlaneError
+from worker.control_plane import AttemptReport, ControlPlane, ControlPlaneError
 from worker.job import Job
-from worker.redaction import Redaction
 from worker.session import TaskRunner
 from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.storage import Storage
 
 Failure = Callable[[], Exception]
+Sort = Callable[[pa.Table], pa.Table]
 
 
 def disk_full() -> OSError:
@@ -77,15 +80,31 @@ def wrap(owner: Any, name: str, point: str | Callable[[Any], str], failure: Fail
     setattr(owner, name, wrapped)
 
 
-def limit_memory() -> None:
-    """To what is taken now and the bytes that a file beside the faults allows on top, if there is one."""
-    headroom = Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("headroom")
-    limit = resource.RLIM_INFINITY
-    if headroom.exists():
-        status = Path("/proc/self/status").read_text()
-        taken = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
-        limit = taken + int(headroom.read_text())
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+_one_sort = threading.Lock()
+
+
+def sorting_in_room(sort: Sort) -> Sort:
+    """A sort that may take as many bytes as a file `room` beside the faults says, if there is one.
+
+    The limit is the kernel's. It counts from what the process has taken when the sort begins: how much that is
+    differs between machines, and what the same rows take on top does not.
+    """
+
+    def sort_rows(table: pa.Table) -> pa.Table:
+        try:
+            room = int(Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("room").read_text())
+        except FileNotFoundError:
+            return sort(table)
+        with _one_sort:
+            status = Path("/proc/self/status").read_text()
+            taken = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+            resource.setrlimit(resource.RLIMIT_DATA, (taken + room, resource.RLIM_INFINITY))
+            try:
+                return sort(table)
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    return sort_rows
 
 
 def choose_place(runner: TaskRunner) -> None:
@@ -114,7 +133,7 @@ class Commit:
 
 def inject() -> None:
     wrap(ControlPlane, "claim", "claim", no_service)
-    start, run = ControlPlane.attempt, TaskRunner.run
+    run = TaskRunner.run
 
     def placed(runner: TaskRunner, *arguments: Any, **named: Any) -> Any:
         choose_place(runner)
@@ -122,11 +141,8 @@ def inject() -> None:
 
     setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
-    def started(control_plane: ControlPlane, assignment: Assignment, redaction: Redaction) -> AttemptReport:
-        limit_memory()
-        return start(control_plane, assignment, redaction)
-
-    setattr(ControlPlane, "attempt", started)  # noqa: B010 - its `self` has another name
+    for sorts in (worker.index, worker.lookup):
+        setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
     wrap(AttemptReport, "grant_addresses", "addresses", no_service)
     wrap(AttemptReport, "finish", "finish", no_service)
