@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from socket import create_connection, create_server
 
+from tests.patience import PATIENCE_SECONDS
+
 
 def free_port() -> int:
     with create_server(("127.0.0.1", 0)) as listener:
@@ -18,7 +20,7 @@ def serving(command: Sequence[str], port: int) -> Iterator[None]:
     """Until the end of the block, once the port answers."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 create_connection(("127.0.0.1", port), timeout=1).close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.integration.icestream import wait_until
+from tests.patience import wait_until
 
 EXECUTOR_MEMORY = "512m"
 _HOME = Path(pyspark.__path__[0])

@@ -10,6 +10,7 @@ import pytest
 
 from service.openapi import DOCUMENT
 from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -49,7 +50,13 @@ def run(command: list[str | Path], client: Path) -> subprocess.CompletedProcess[
     # The generator formats what it wrote with ruff.
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(client)}
     return subprocess.run(
-        command, env=environment, cwd=client, capture_output=True, text=True, check=False, timeout=300
+        command,
+        env=environment,
+        cwd=client,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
 
 

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
 from tests.browser.running_service import RunningService, running_service
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP
 
 CHROMIUM: dict[str, Any] = {
@@ -26,7 +27,7 @@ CHROMIUM: dict[str, Any] = {
     ],
 }
 # What is to be seen comes at once, unless the machine has much else to do.
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
 def sign_in(context: BrowserContext, service: RunningService, role: Role = Role.ADMIN) -> None:

@@ -8,7 +8,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ import httpx
 from service.auth.models import Role
 from service.auth.service import create_login_link
 from service.database import Database, migrate
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.iceberg_tables import IcebergCatalog
 
 _SERVE = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
-_START_SECONDS = 120
 
 
 @dataclass
@@ -71,17 +70,13 @@ class RunningService:
     def enroll(self, name: str, *, policy: str | None = "manual") -> str:
         """Register an Iceberg table that was created before; return its id."""
         table = self.post("/tables", catalog="local", identifier=name.split("."), policy=policy)
-        self.wait_until(lambda: self.get(f"/tables/{table['id']}/health")["measured_at"] is not None)
+        wait_until(
+            lambda: self.get(f"/tables/{table['id']}/health")["measured_at"], "a first look at the table"
+        )
         return str(table["id"])
 
     def request_job(self, table_id: str, kind: str, *, dry_run: bool = False) -> str:
         return str(self.post(f"/tables/{table_id}/jobs", kind=kind, dry_run=dry_run)["id"])
-
-    def wait_until(self, condition: Any, seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to pass in time"
-            time.sleep(0.1)
 
 
 @dataclass
@@ -293,10 +288,10 @@ def running_service(directory: Path) -> Iterator[RunningService]:
         with httpx.Client(
             base_url=f"{url}/api/v1",
             headers={"Authorization": f"Bearer {key}"},
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             verify=PLAIN_HTTP,
         ) as api:
-            _await_ready(url, process, log)
+            wait_until(lambda: _is_ready(url, process, log), "the service to be ready")
             iceberg = IcebergCatalog(directory)
             service = RunningService(url, database_url, iceberg, api, key)
             service.post("/catalogs", name="local", type="sql", properties=iceberg.properties)
@@ -311,14 +306,9 @@ def running_service(directory: Path) -> Iterator[RunningService]:
             process.wait()
 
 
-def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        try:
-            if httpx.get(f"{url}/readyz", verify=PLAIN_HTTP).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"the service did not become ready: {log.read_text()}")
+def _is_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    try:
+        return httpx.get(f"{url}/readyz", verify=PLAIN_HTTP).is_success
+    except httpx.TransportError:
+        return False

@@ -33,6 +33,7 @@ from tests.browser.running_service import (
     index_result,
     running_service,
 )
+from tests.patience import wait_until
 
 WIDTHS = {"desktop": 1280, "phone": 390}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -112,7 +113,7 @@ def furnish(service: RunningService) -> Pages:
     second.report("lookup", 120, 298, "tasks")
     past = write_past(service, orders, dry_run, done, indexed)
     pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
-    service.wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11)
+    wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11, "all tables to be there")
     webhook = make_webhook(service)
     policy = service.post("/policies", name="nightly", settings={"convert": {"age_seconds": 3600}})["id"]
     return Pages(
@@ -171,7 +172,7 @@ def make_webhook(service: RunningService) -> str:
     )
     path = f"/webhooks/{webhook['id']}"
     service.post(f"{path}/test")
-    service.wait_until(lambda: service.get(f"{path}/deliveries")["items"][0]["error"])
+    wait_until(lambda: service.get(f"{path}/deliveries")["items"][0]["error"], "the delivery to fail")
     return str(webhook["id"])
 
 

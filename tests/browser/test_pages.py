@@ -16,6 +16,7 @@ from tests.browser.running_service import (
     convert_result,
     index_report,
 )
+from tests.patience import wait_until
 from tests.service.conftest import PLAIN_HTTP
 
 pytestmark = pytest.mark.integration
@@ -231,7 +232,10 @@ def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value
     service.create_iceberg_table("shop.prices", delete_files=1, deletes_each=4)
     table = service.enroll("shop.prices")
     service.iceberg.delete_keys("shop.prices", [7])
-    service.wait_until(lambda: service.get(f"/tables/{table}/health")["pending_equality_deletes"] == 5)
+    wait_until(
+        lambda: service.get(f"/tables/{table}/health")["pending_equality_deletes"] == 5,
+        "the deletes to be seen",
+    )
     signed_in.goto(f"{service.url}/tables/{table}")
     plot = signed_in.get_by_role("img", name=re.compile("Pending equality deletes over"))
     expect(plot).to_have_accessible_name(re.compile("5 now, 5 at the highest"))

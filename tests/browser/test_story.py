@@ -15,6 +15,7 @@ from service.auth.models import Role
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, release
+from tests.patience import PATIENCE_SECONDS
 from tests.readers import duckdb_rows
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.integration
 
 TABLE = "shop.orders"
 _AT_COMMIT = Fault("iceberg", "before", "hold")
-_WORKER_SECONDS = 600
 """Until Spark has started and a job has run, on a machine that has much else to do."""
 
 
@@ -68,7 +68,7 @@ def real_worker(service: RunningService, directory: Path) -> Iterator[Callable[[
         release(directory)
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -110,7 +110,7 @@ def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_conver
     expect(status).to_have_text("queued")
     page.evaluate("window.wasNotReloaded = true")
     with real_worker(service, tmp_path) as go_on:
-        expect(status).to_have_text("succeeded", timeout=_WORKER_SECONDS * 1000)
+        expect(status).to_have_text("succeeded")
         resolved = page.locator(".figure").filter(has_text="Equality deletes resolved")
         expect(resolved).to_contain_text("3")
         expect(page.locator("#outcome")).to_contain_text("Nothing was written.")
@@ -121,11 +121,11 @@ def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_conver
         expect(page.get_by_role("heading", name="Convert")).to_be_visible()
         page.evaluate("window.wasNotReloaded = true")
         current = page.locator("#stages .current")
-        expect(current).to_contain_text("Commit to the Iceberg table", timeout=_WORKER_SECONDS * 1000)
+        expect(current).to_contain_text("Commit to the Iceberg table")
         expect(status).to_have_text("running")
         watches(browser, service, page.url)
         go_on()
-        expect(status).to_have_text("succeeded", timeout=_WORKER_SECONDS * 1000)
+        expect(status).to_have_text("succeeded")
     assert page.evaluate("window.wasNotReloaded")
     expect(resolved).to_contain_text("3")
     expect(resolved).to_contain_text("in 2 files")

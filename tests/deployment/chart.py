@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm"
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -38,7 +40,7 @@ def run_helm(*arguments: str, values: Manifest | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     if done.returncode:
         raise HelmError(done.stderr + done.stdout)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deployment.chart import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 FOLDER = ROOT / "docker"
 
@@ -109,6 +110,6 @@ def build(stage: Stage, into: Path, *, path: Sequence[Path] = (), java_home: Pat
                     capture_output=True,
                     text=True,
                     check=False,
-                    timeout=600,
+                    timeout=PATIENCE_SECONDS,
                 )
                 assert done.returncode == 0, f"{one.text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

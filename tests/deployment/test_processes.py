@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from tests.deployment.chart import Manifest, component, container, named, pods, render
 from tests.deployment.pods import SECRETS, given
+from tests.patience import PATIENCE_SECONDS
 from tests.service.postgresql import running_server
 
 pytestmark = pytest.mark.integration
@@ -117,7 +118,7 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
     # Each upgrade runs it again.
     for _ in range(2):
         with running(migration, log) as process:
-            assert process.wait(timeout=120) == 0, log.read_text()
+            assert process.wait(timeout=PATIENCE_SECONDS) == 0, log.read_text()
 
     ports = free_port(), free_port()
     logs = tmp_path / "0.log", tmp_path / "1.log"
@@ -131,10 +132,18 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
         url = f"http://127.0.0.1:{ports[0]}"
         worker_key = {"Authorization": f"Bearer {WORKER_KEY}"}
         admin_key = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        assert httpx.get(f"{url}/api/v1/api-keys", headers=worker_key, timeout=60).status_code == 403
-        assert httpx.get(f"{url}/api/v1/api-keys", headers=admin_key, timeout=60).status_code == 200
+        assert (
+            httpx.get(f"{url}/api/v1/api-keys", headers=worker_key, timeout=PATIENCE_SECONDS).status_code
+            == 403
+        )
+        assert (
+            httpx.get(f"{url}/api/v1/api-keys", headers=admin_key, timeout=PATIENCE_SECONDS).status_code
+            == 200
+        )
         # A proxy must pass events on as they come; nginx reads this header, whatever the ingress says.
-        with httpx.stream("GET", f"{url}/api/v1/events", headers=admin_key, timeout=60) as events:
+        with httpx.stream(
+            "GET", f"{url}/api/v1/events", headers=admin_key, timeout=PATIENCE_SECONDS
+        ) as events:
             assert events.headers["X-Accel-Buffering"] == "no"
         wait_until(lambda: schedulers(given(service, {}, {})) == 1, first, logs[0])
 
@@ -181,7 +190,9 @@ def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
         wait_until(lambda: passes("livenessProbe"), process, log)
         assert passes("startupProbe")
         wait_until(
-            lambda: "icestream_workers_alive 1.0" in httpx.get(f"{url}/metrics", timeout=60).text,
+            lambda: (
+                "icestream_workers_alive 1.0" in httpx.get(f"{url}/metrics", timeout=PATIENCE_SECONDS).text
+            ),
             process,
             log,
         )

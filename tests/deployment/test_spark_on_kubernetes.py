@@ -23,6 +23,7 @@ from tests.deployment.chart import (
 )
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.pods import given
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +72,7 @@ def test_a_driver_runs_its_tasks_on_executors_that_it_may_make(tmp_path: Path) -
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stderr + api.logs()
     assert json.loads(done.stdout) == [[0, "1"], [1, "1"], [4, "1"], [9, "1"]]

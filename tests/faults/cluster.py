@@ -19,9 +19,10 @@ import httpx
 
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.faults.proxy import Proxy
-from tests.faults.recovery import Recovery, read_passes
-from tests.integration.icestream import FINAL, Json, wait_until
+from tests.faults.recovery import Recovery, read_watched
+from tests.integration.icestream import FINAL, Json
 from tests.jobs import CatalogRecord
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 LEASE_SECONDS = 3.0
 SCHEDULER_SECONDS = 0.2
@@ -83,7 +84,7 @@ class Cluster:
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self._port}/api/v1",
             headers={"Authorization": f"Bearer {key}"},
-            timeout=30,
+            timeout=PATIENCE_SECONDS,
         )
         self.network.__enter__()
         self._start_service()
@@ -173,12 +174,12 @@ class Cluster:
         job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind})["id"]
         return job_id
 
-    def wait_for_job(self, job_id: str, *, timeout_seconds: float = 120) -> Json:
+    def wait_for_job(self, job_id: str) -> Json:
         def ended() -> Json | None:
             job = self.get(f"/jobs/{job_id}")
             return job if job["status"] in FINAL else None
 
-        return wait_until(ended, f"job {job_id}", timeout_seconds=timeout_seconds)
+        return wait_until(ended, f"job {job_id}")
 
     def run(self, table_id: str, kind: str) -> Json:
         """The result of a job, which must succeed."""
@@ -187,14 +188,13 @@ class Cluster:
         result: Json = job["result"]
         return result
 
-    def recovery(self, lost: Json, following: Json) -> Recovery:
-        """Of a job's lost attempt and the one after it."""
+    def recovery(self, job_id: str, lost: Json, following: Json) -> Recovery:
+        """Of an attempt that was lost and the one after it."""
         (worker,) = [
             one for one in self.get("/workers", limit=200)["items"] if one["id"] == following["worker_id"]
         ]
         return Recovery.of(
-            read_passes(self.directory / "service"),
-            SCHEDULER_SECONDS,
+            read_watched(self.directory / "service")[job_id, lost["attempt"]],
             heard_at=datetime.fromisoformat(lost["lease_expires_at"]) - timedelta(seconds=LEASE_SECONDS),
             given_up_at=datetime.fromisoformat(lost["ended_at"]),
             free_at=datetime.fromisoformat(worker["registered_at"]),

@@ -1,12 +1,13 @@
 """How long lost attempts took to be followed, by the times that the service itself recorded.
 
-The rule: an attempt whose worker vanished is given up one lease after its last heartbeat, within two passes
-of the scheduler (one sees that heartbeat, the other that no further one came); the next attempt may begin at
-that very moment, and does so once a worker is free. What a loaded machine adds is measured, not guessed: the
-test build of the service notes when it passes, and a pass that comes late excuses what it delays.
+The rule: an attempt whose worker vanished is given up by the first pass of the scheduler that has watched its
+lease for long enough; the next attempt may begin at that very moment, and does so once a worker is free. How
+long that takes is a machine's affair: it is told, and not bounded here. The test build of the service notes
+what its scheduler has watched.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,11 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-PASSES = "passes"
-"""The file in which the test build notes each pass of the scheduler."""
-_CALL_SECONDS = 2.0
-"""What a call of a worker may take from its begin, whose time is recorded, to its commit, on a busy disk."""
-
+WATCHED = "watched"
+"""The file in which the test build notes each attempt that a pass of the scheduler saw, and for how long."""
 
 INJECTED, FOLLOWED = "injected", "followed"
 """Properties of a test, for tests.faults.figures."""
@@ -61,43 +59,48 @@ class Recovery:
     """One lost attempt and the next one; all in seconds.
 
     given_up: from the last heartbeat. followed: from then, or from when its worker was free, until the next
-    attempt began. given_up_late, followed_late: how much of each is the scheduler's delay.
+    attempt began. watched: for how long its lease had been, in each pass since the last heartbeat.
     """
 
     given_up: float
     followed: float
-    given_up_late: float
-    followed_late: float
+    watched: Sequence[float]
 
     @classmethod
     def of(
         cls,
-        passes: Sequence[datetime],
-        interval_seconds: float,
+        watched: Sequence[float],
         *,
         heard_at: datetime,
         given_up_at: datetime,
         free_at: datetime,
         followed_at: datetime,
     ) -> Self:
-        """heard_at: of the last heartbeat. free_at: since when the next attempt's worker was there."""
-        free_at = max(free_at, given_up_at)
+        """watched: in all passes that saw it. heard_at: of the last heartbeat. free_at: since when the next
+        attempt's worker was there."""
         return cls(
             (given_up_at - heard_at).total_seconds(),
-            (followed_at - free_at).total_seconds(),
-            _late_seconds(passes, interval_seconds, heard_at, given_up_at),
-            _late_seconds(passes, interval_seconds, free_at, followed_at),
+            (followed_at - max(free_at, given_up_at)).total_seconds(),
+            # Each heartbeat begins anew.
+            watched[max((at for at, seconds in enumerate(watched) if not seconds), default=0) :],
         )
 
-    def check(self, lease_seconds: float, interval_seconds: float, takeover_seconds: float = 0) -> None:
-        """takeover_seconds: after which another replica schedules, if the one that did is gone as well."""
-        in_time = lease_seconds + takeover_seconds + 2 * interval_seconds + _CALL_SECONDS
-        assert 0.9 * lease_seconds < self.given_up < in_time + self.given_up_late, self
-        assert 0 <= self.followed < _CALL_SECONDS + lease_seconds / 2 + self.followed_late, self
+    def check(self, lease_seconds: float) -> None:
+        assert self.given_up > 0.9 * lease_seconds, self
+        assert [seconds >= lease_seconds for seconds in self.watched] == [
+            *[False] * (len(self.watched) - 1),
+            True,
+        ], self
+        assert self.followed >= 0, self
 
 
-def read_passes(directory: Path) -> list[datetime]:
-    return [datetime.fromisoformat(line) for line in (directory / PASSES).read_text().splitlines()]
+def read_watched(directory: Path) -> dict[tuple[str, int], list[float]]:
+    """By job and attempt."""
+    watched = defaultdict(list)
+    for line in (directory / WATCHED).read_text().splitlines():
+        job_id, attempt, seconds = line.split()
+        watched[job_id, int(attempt)].append(float(seconds))
+    return watched
 
 
 def summary(recoveries: Iterable[Recovery]) -> str:
@@ -113,12 +116,3 @@ def summary(recoveries: Iterable[Recovery]) -> str:
 
 def _figures(seconds: Sequence[float]) -> str:
     return f"{statistics.median(seconds):.2f} s (at most {max(seconds):.2f} s)"
-
-
-def _late_seconds(
-    passes: Sequence[datetime], interval_seconds: float, begin: datetime, end: datetime
-) -> float:
-    """By how much all passes in a time came later than they should, together."""
-    moments = [begin, *(moment for moment in sorted(passes) if begin < moment < end), end]
-    gaps = ((after - before).total_seconds() for before, after in pairwise(moments))
-    return sum(max(gap - interval_seconds, 0.0) for gap in gaps)

@@ -2,7 +2,7 @@
 
 It is the real application behind a wrapper that passes each request on. Its settings accept ICESTREAM_FAULTS,
 which the real ones know nothing of. A file `clock` in the faults' directory moves its clock by some seconds,
-and the passes of its scheduler are noted there.
+and what its scheduler has watched is noted there.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import service.database
 from tests.faults.injection import Fault, Faults, InjectedError, InjectedTimeoutError
-from tests.faults.recovery import PASSES
+from tests.faults.recovery import WATCHED
 
 _POINTS = {
     "register": r"/workers",
@@ -73,9 +73,12 @@ def main() -> None:
     tick = Background.tick
 
     def noted_tick(background: Background) -> None:
-        with (settings.faults_dir / PASSES).open("a") as passes:
-            passes.write(f"{service.database.utc_now().isoformat()}\n")
         tick(background)
+        observer = background._attempts
+        if background._renew_at is not None:  # it schedules
+            with (settings.faults_dir / WATCHED).open("a") as watched:
+                for (job_id, attempt), (_, since) in observer._since.items():
+                    watched.write(f"{job_id} {attempt} {observer._watched_seconds - since}\n")
 
     setattr(Background, "tick", noted_tick)  # noqa: B010 - its `self` has another name
     prepare(settings)

@@ -2,6 +2,7 @@
 
 What it does to its "table" is a line in a journal, one file a table. It reads that first, as a conversion
 looks for its job id in the history. STUB_JOURNAL names the directory, STUB_SECONDS how long a job takes.
+While there is a file `hold` in that directory, no job ends.
 """
 
 import fcntl
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from worker.session import TaskRunner
 
 JOURNAL = Path(os.environ["STUB_JOURNAL"])
+HOLD = JOURNAL / "hold"
 SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
 
 
@@ -51,6 +53,8 @@ def run_job(
     job_id, attempt = assignment.job.id, assignment.attempt
     base = reporter.grant_addresses(10, 0)
     note("addresses", f"{assignment.table.table_uuid} {base} {job_id} {attempt}")
+    while HOLD.exists():
+        time.sleep(0.02)
     for step in range(4):
         reporter.progress("work", step, 4, "steps")
         time.sleep(SECONDS / 4)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
 from tests.jobs import Jobs, RecordingReporter
+from tests.patience import wait_until
 from worker import conversion
 from worker.job import JobError, Outcome
 
@@ -491,7 +491,7 @@ def busy(spark: SparkSession) -> Iterator[None]:
 
     thread = Thread(target=wait)
     thread.start()
-    wait_until(lambda: active_tasks(spark) == cores)
+    wait_until(lambda: active_tasks(spark) == cores, "a task on each core")
     try:
         yield
     finally:
@@ -516,13 +516,6 @@ def active_tasks(spark: SparkSession) -> int:
 
 def waiting_jobs(spark: SparkSession) -> int:
     return len(spark.sparkContext.statusTracker().getActiveJobsIds())
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    end = monotonic() + seconds
-    while not is_so():
-        assert monotonic() < end, "it did not come to that"
-        sleep(0.02)
 
 
 LATE: Mapping[str, tuple[str, Event, Event]] = {
@@ -550,7 +543,7 @@ def test_what_began_before_our_commit_fails_or_is_right(
     thread = Thread(target=other)
     with busy(exactly.spark):
         thread.start()
-        wait_until(lambda: waiting_jobs(exactly.spark) > 1)
+        wait_until(lambda: waiting_jobs(exactly.spark) > 1, "another job of Spark's to wait")
         assert world.jobs.run("convert").result["commits"] == 1
     thread.join()
     for failure in failures:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -35,8 +35,9 @@ from service.settings import Settings
 from service.workers.models import Worker
 from tests.faults.injection import Fault, Faults, When, fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
-from tests.faults.recovery import TALLY, Recovery, read_passes, summary
+from tests.faults.recovery import TALLY, Recovery, read_watched, summary
 from tests.faults.service_build import POINTS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import Server, restartable_server
 from tests.service.queue_calls import add_tables
@@ -54,16 +55,6 @@ FAULTS: tuple[tuple[When, str], ...] = (
     ("after", "kill"),
 )
 KINDS = ("index", "convert", "compact", "rebuild", "verify")
-PATIENCE_SECONDS = 300.0
-T = TypeVar("T")
-
-
-def wait_until(condition: Callable[[], T | None], what: str, seconds: float = PATIENCE_SECONDS) -> T:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.02)
-    return value
 
 
 def python(module: str) -> list[str]:
@@ -215,6 +206,14 @@ class World:
         self.workers.append(process)
         return process
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No job of a worker's ends meanwhile, however slow this machine is."""
+        hold = self.journal / "hold"
+        hold.touch()
+        yield
+        hold.unlink()
+
     def close(self) -> None:
         self._stopping.set()
         for keeper in self._keepers:
@@ -329,13 +328,12 @@ class World:
 
     def recoveries(self) -> list[Recovery]:
         """Of each lost attempt that was followed by another one."""
-        passes = read_passes(self.faults_dir)
+        watched = read_watched(self.faults_dir)
         with self.database.read() as session:
             registered_at = {each.id: each.registered_at for each in session.exec(select(Worker))}
         return [
             Recovery.of(
-                passes,
-                SCHEDULER_SECONDS,
+                watched[lost.job_id, lost.attempt],
                 heard_at=lost.lease_expires_at - timedelta(seconds=self.lease_seconds),
                 given_up_at=cast("datetime", lost.ended_at),
                 free_at=registered_at[following.worker_id],
@@ -500,12 +498,12 @@ def test_a_killed_worker_is_followed_by_another(new_world: Callable[..., World])
         other = world.worker(port)
         world.wait_for_jobs(ids)
         other.send(signal.SIGTERM)
-        assert other.wait(60) == 0
+        assert other.wait(PATIENCE_SECONDS) == 0
     world.check(ids, injected=3)
     recoveries = world.recoveries()
     assert len(recoveries) == 3
     for recovery in recoveries:
-        recovery.check(LEASE_SECONDS, SCHEDULER_SECONDS)
+        recovery.check(LEASE_SECONDS)
     tell(summary(recoveries))
 
 
@@ -518,7 +516,7 @@ def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_bac
     ids = {world.request(port, 0)}
     wait_until(world.running, "the service to give the job away")
     worker.send(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE_SECONDS) == 0
     world.worker(port)
     world.wait_for_jobs(ids)
     assert [attempt.status for attempt in world.attempts()] == ["released", "succeeded"]
@@ -534,58 +532,69 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
 ) -> None:
     world = new_world("sqlite")
     _, port = world.service()
-    stopped = world.worker(port, 4.0)  # longer than this takes to see that it runs
-    ids = {world.request(port, 0)}
-    wait_until(world.running, "a running job")
-    stopped.send(signal.SIGSTOP)
+    stopped = world.worker(port, 4.0)
+    with world.held():
+        ids = {world.request(port, 0)}
+        wait_until(world.at_work, "a job at work")
+        stopped.send(signal.SIGSTOP)
     other = world.worker(port)
     world.wait_for_jobs(ids)
     other.send(signal.SIGTERM)
-    other.wait(60)
+    other.wait(PATIENCE_SECONDS)
     before = world.jobs()[0].model_dump()
     stopped.send(signal.SIGCONT)
-    wait_until(lambda: "was taken away" in stopped.log.read_text(), "the late worker to learn of it")
+    wait_until(
+        lambda: any(words in stopped.log.read_text() for words in ("was taken away", "came too late")),
+        "the late worker to learn of it",
+    )
     assert world.jobs()[0].model_dump() == before
     ids.add(world.request(port, 1))
     world.wait_for_jobs(ids)
     world.check(ids)
 
 
-def survive(world: World, port: int, outage: Callable[[float], None]) -> None:
-    """A short outage costs no attempt, and a long one no job."""
-    world.worker(port, 3.0)
-    ids = {world.request(port, 0)}
-    wait_until(world.at_work, "a job at work")
-    outage(0.5 * world.lease_seconds)
-    world.wait_for_jobs(ids)
-    assert world.lost() == []
+LONG_LEASE_SECONDS = 600.0
+"""Too long to run out on any machine: an attempt that is lost nevertheless was given up too early."""
+
+
+def survive(world: World, port: int, outage: Callable[[float], None], seconds: float) -> None:
+    """No job is lost to an outage."""
+    world.worker(port)
+    with world.held():
+        ids = {world.request(port, 0)}
+        wait_until(world.at_work, "a job at work")
+        outage(seconds)
     ids.add(world.request(port, 1))
-    wait_until(world.at_work, "a job at work")
-    outage(3 * world.lease_seconds)
-    ids.add(world.request(port, 2))
     world.wait_for_jobs(ids)
     world.check(ids)
 
 
+def outage_seconds(lease_seconds: float) -> float:
+    return 3.0 if lease_seconds == LONG_LEASE_SECONDS else 3 * lease_seconds
+
+
+@pytest.mark.parametrize("lease_seconds", [LONG_LEASE_SECONDS, 4.0], ids=["within", "beyond"])
 def test_a_locked_sqlite_costs_no_attempt_within_the_lease_and_never_a_job(
-    new_world: Callable[..., World],
+    lease_seconds: float, new_world: Callable[..., World]
 ) -> None:
-    world = new_world("sqlite", lease_seconds=4.0)
+    world = new_world("sqlite", lease_seconds=lease_seconds)
     service, port = world.service()
 
     def lock(seconds: float) -> None:
         with locked(world.database.url):
             time.sleep(seconds)
 
-    survive(world, port, lock)
+    survive(world, port, lock, outage_seconds(lease_seconds))
+    assert lease_seconds != LONG_LEASE_SECONDS or world.lost() == []
     assert service.starts == 1
 
 
+@pytest.mark.parametrize("lease_seconds", [LONG_LEASE_SECONDS, 6.0], ids=["within", "beyond"])
 @pytest.mark.parametrize("mode", [CUT, HANG], ids=["cut", "hang"])
 def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_job(
-    mode: Mode, new_world: Callable[..., World]
+    mode: Mode, lease_seconds: float, new_world: Callable[..., World]
 ) -> None:
-    world = new_world("postgresql", lease_seconds=6.0)
+    world = new_world("postgresql", lease_seconds=lease_seconds)
     with world.database_through_proxy() as proxy:
         service, port = world.service()
 
@@ -594,31 +603,40 @@ def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_j
             time.sleep(seconds)
             proxy.set(PASS)
 
-        survive(world, port, break_off)
+        survive(world, port, break_off, outage_seconds(lease_seconds))
+        assert lease_seconds != LONG_LEASE_SECONDS or world.lost() == []
         assert service.starts == 1
 
 
-def test_a_cut_shorter_than_the_lease_costs_no_attempt_and_a_longer_one_no_job(
-    new_world: Callable[..., World],
-) -> None:
-    world = new_world("sqlite", lease_seconds=4.0)
+def test_a_cut_shorter_than_the_lease_costs_no_attempt(new_world: Callable[..., World]) -> None:
+    world = new_world("sqlite", lease_seconds=LONG_LEASE_SECONDS)
     _, port = world.service()
     with Proxy(port) as proxy:
-        world.worker(proxy.port, 3.0)
-        ids = {world.request(port, 0)}
-        wait_until(world.at_work, "a job at work")
-        proxy.set(CUT)
-        time.sleep(0.8)
-        proxy.set(PASS)
+        world.worker(proxy.port)
+        with world.held():
+            ids = {world.request(port, 0)}
+            wait_until(world.at_work, "a job at work")
+            proxy.set(CUT)
+            time.sleep(0.8)
+            proxy.set(PASS)
         world.wait_for_jobs(ids)
-        assert world.lost() == []
-        ids.add(world.request(port, 1))
-        wait_until(world.at_work, "a job at work")
-        proxy.set(CUT)
-        wait_until(world.lost, "the attempt to be given up")
-        proxy.set(PASS)
+    assert world.lost() == []
+    world.check(ids)
+
+
+def test_a_cut_longer_than_the_lease_costs_an_attempt_and_no_job(new_world: Callable[..., World]) -> None:
+    world = new_world("sqlite")
+    _, port = world.service()
+    with Proxy(port) as proxy:
+        world.worker(proxy.port)
+        with world.held():
+            ids = {world.request(port, 0)}
+            wait_until(world.at_work, "a job at work")
+            proxy.set(CUT)
+            wait_until(world.lost, "the attempt to be given up")
+            proxy.set(PASS)
         world.wait_for_jobs(ids)
-    assert len(world.lost()) == 1
+    assert world.lost()
     world.check(ids)
 
 
@@ -626,14 +644,15 @@ def test_a_cut_shorter_than_the_lease_costs_no_attempt_and_a_longer_one_no_job(
 def test_a_clock_that_jumps_loses_no_attempt_and_holds_up_no_job(
     seconds: int, new_world: Callable[..., World]
 ) -> None:
-    world = new_world("sqlite", lease_seconds=6.0)
+    world = new_world("sqlite", lease_seconds=LONG_LEASE_SECONDS)
     _, port = world.service()
     for _ in range(3):
-        world.worker(port, 1.0)
-    ids = {world.request(port, number) for number in range(4)}
-    wait_until(world.running, "a running job")
-    (world.faults_dir / "clock").write_text(str(seconds))
-    ids |= {world.request(port, number) for number in range(4, 8)}
+        world.worker(port)
+    with world.held():
+        ids = {world.request(port, number) for number in range(4)}
+        wait_until(world.at_work, "a job at work")
+        (world.faults_dir / "clock").write_text(str(seconds))
+        ids |= {world.request(port, number) for number in range(4, 8)}
     world.wait_for_jobs(ids)
     world.check(ids)
     assert world.lost() == []
@@ -645,7 +664,7 @@ def test_another_replica_takes_over_from_one_that_stands_still(new_world: Callab
     first, first_port = world.service(kept_alive=False)
     holder = wait_until(lambda: scheduler(world), "a scheduler")
     _, second_port = world.service(kept_alive=False)
-    worker = world.worker(first_port, 1.0)
+    worker = world.worker(first_port, 600)  # it is not done before it is killed
     ids = {world.request(first_port, 0)}
     attempt = wait_until(world.running, "a running job")
     assert scheduler(world) == holder
@@ -660,7 +679,7 @@ def test_another_replica_takes_over_from_one_that_stands_still(new_world: Callab
     world.wait_for_jobs(ids)
     world.check(ids)
     (recovery,) = world.recoveries()
-    recovery.check(world.lease_seconds, SCHEDULER_SECONDS, takeover_seconds=world.lease_seconds / 2)
+    recovery.check(world.lease_seconds)
     tell(summary([recovery]))
 
 
@@ -706,7 +725,7 @@ def test_sigterm_ends_the_service_and_answers_what_is_asked(tmp_path: Path) -> N
         wait_until(wait_for_work, "all claims to have found nothing yet")
         begun = time.monotonic()
         process.send(signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE_SECONDS)
         took = time.monotonic() - begun
         for poll in polls:
             poll.join()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.integration
 
 
@@ -20,6 +22,6 @@ def test_a_full_disk_costs_an_attempt_and_no_row(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -18,6 +18,7 @@ from pyiceberg.types import LongType
 
 from tests.faults.proxy import CUT, PASS, Proxy, truncate
 from tests.object_stores import ObjectStore, azure_store, google_store
+from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3, s3_server
 from worker import index as indexes
 from worker.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
@@ -171,9 +172,9 @@ def test_of_racing_processes_one_commits_each_snapshot(place: Place) -> None:
     for racer in racers:
         racer.start()
     for racer in racers:
-        racer.join(120)
+        racer.join(PATIENCE_SECONDS)
         assert racer.exitcode == 0
-    won = sorted(wins.get(timeout=10) for _ in range(ROUNDS))
+    won = sorted(wins.get(timeout=PATIENCE_SECONDS) for _ in range(ROUNDS))
     assert wins.empty()
     assert [turn for turn, _ in won] == list(range(ROUNDS))
     live = table.live_files()

@@ -18,8 +18,8 @@ from tests.faults.injection import Fault, release
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
 from tests.faults.tables import commits_by_job, orphans, strays, table_with_deletes, unnamed
 from tests.faults.test_worker import Subject, prepare
-from tests.integration.icestream import wait_until
 from tests.jobs import Jobs, SqlCatalog
+from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless

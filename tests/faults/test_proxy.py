@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.faults.proxy import CUT, HANG, PASS, Proxy, answer, slow, truncate
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def proxy(echo: int) -> Iterator[Proxy]:
 
 
 def connect(proxy: Proxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_SECONDS)
 
 
 def exchange(connection: socket.socket, sent: bytes) -> bytes:

@@ -9,11 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog
-from tests.faults.cluster import LEASE_SECONDS, SCHEDULER_SECONDS, Cluster
+from tests.faults.cluster import LEASE_SECONDS, Cluster
 from tests.faults.injection import Fault
 from tests.faults.test_worker import Subject, prepare
-from tests.integration.icestream import wait_until
-from worker.main import STOP_SECONDS
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -62,13 +61,13 @@ def test_both_jobs_of_a_process_that_ends_are_done_by_the_next_one(
 
     pid = process.pid
     process.send(ends)
-    wait_until(lambda: process.pid != pid, "the process to end", timeout_seconds=1.5 * STOP_SECONDS)
-    jobs = [cluster.wait_for_job(job_id, timeout_seconds=300) for job_id in job_ids]
+    wait_until(lambda: process.pid != pid, "the process to end")
+    jobs = [cluster.wait_for_job(job_id) for job_id in job_ids]
     for subject, job in zip(subjects, jobs, strict=True):
         subject.check_end(kind, job)
         ended, done = job["attempts"]
         if ends == signal.SIGKILL:
             assert (ended["status"], ended["error"]["code"]) == ("lost", "worker_lost")
-            cluster.recovery(ended, done).check(LEASE_SECONDS, SCHEDULER_SECONDS)
+            cluster.recovery(job["id"], ended, done).check(LEASE_SECONDS)
         else:
             assert ended["status"] == "released"

@@ -16,6 +16,7 @@ from tests.faults.cluster import KEEP_SECONDS, PYTHON_DAEMON, Cluster
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
 from tests.faults.tables import strays
 from tests.faults.test_worker import Subject
+from tests.patience import PATIENCE_SECONDS
 from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
 
 pytestmark = pytest.mark.integration
@@ -57,7 +58,7 @@ def test_jobs_survive_executors_that_are_killed(
         fired = cluster.inject(fault)
         job_id = cluster.submit(subject.table_id, kind)
         cluster.wait_until_fired(fired, fault)
-        job = cluster.wait_for_job(job_id, timeout_seconds=300)
+        job = cluster.wait_for_job(job_id)
         subject.check_end(kind, job)
         # Spark runs the tasks of a lost executor again.
         (attempt,) = job["attempts"]
@@ -85,7 +86,7 @@ def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
         "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
     }
     process = cluster.start(["-m", "worker.main"], "unfit", {"ICESTREAM_WORKER_NAME": "unfit", **place})
-    assert process.wait(timeout=300) == 1
+    assert process.wait(timeout=PATIENCE_SECONDS) == 1
     (told,) = cluster.get("/workers", search="unfit")["items"]
     assert f"{python} on " in told["problem"]
     assert f"pyarrow is missing ({version('pyarrow')} here)" in told["problem"]

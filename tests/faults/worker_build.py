@@ -86,8 +86,8 @@ _one_sort = threading.Lock()
 def sorting_in_room(sort: Sort) -> Sort:
     """A sort that may take as many bytes as a file `room` beside the faults says, if there is one.
 
-    The limit is the kernel's. It counts from what the process has taken when the sort begins: how much that is
-    differs between machines, and what the same rows take on top does not.
+    The limit is the kernel's. It counts from what the process has taken when the sort begins, which differs
+    between machines; what the same rows take on top does not.
     """
 
     def sort_rows(table: pa.Table) -> pa.Table:
@@ -142,7 +142,7 @@ def inject() -> None:
     setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
     for sorts in (worker.index, worker.lookup):
-        setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))
+        setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))  # noqa: B010 - both import it by name
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
     wrap(AttemptReport, "grant_addresses", "addresses", no_service)
     wrap(AttemptReport, "finish", "finish", no_service)

@@ -6,31 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from tests.factories import Catalog
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 Json = dict[str, Any]
-T = TypeVar("T")
-
-POLL_SECONDS = 0.05
 FINAL = {"succeeded", "failed", "cancelled"}
-
-
-def wait_until(condition: Callable[[], T | None], what: str, *, timeout_seconds: float = 120) -> T:
-    """Return the condition's first true value."""
-    deadline = time.monotonic() + timeout_seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"Waited {timeout_seconds} s in vain for {what}")
-        time.sleep(POLL_SECONDS)
-    return value
 
 
 class Icestream:
@@ -52,7 +39,7 @@ class Icestream:
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self._port}/api/v1",
             headers={"Authorization": f"Bearer {self._key}"},
-            timeout=30,
+            timeout=PATIENCE_SECONDS,
         )
 
     def start(self) -> None:
@@ -66,10 +53,10 @@ class Icestream:
         wait_until(self._is_ready, "the service to be ready")
 
     def stop(self) -> None:
-        """Ask it to stop, and fail if it does not end well and soon."""
+        """Ask it to stop, and fail if it does not end well."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(30) == 0, self._log.read_text()[-4000:]
+        assert self._process.wait(PATIENCE_SECONDS) == 0, self._log.read_text()[-4000:]
         self._process = None
 
     def kill(self) -> None:
@@ -107,7 +94,7 @@ class Icestream:
             yield
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_SECONDS)
 
     # HTTP
 
@@ -139,14 +126,14 @@ class Icestream:
         job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind, "dry_run": dry_run})["id"]
         return job_id
 
-    def wait_for_job(self, job_id: str, *, timeout_seconds: float = 120) -> Json:
+    def wait_for_job(self, job_id: str) -> Json:
         """Return the job once it has ended, however it did."""
 
         def ended() -> Json | None:
             job = self.get(f"/jobs/{job_id}")
             return job if job["status"] in FINAL else None
 
-        return wait_until(ended, f"job {job_id}", timeout_seconds=timeout_seconds)
+        return wait_until(ended, f"job {job_id}")
 
     def run(self, table_id: str, kind: str, *, dry_run: bool = False) -> Json:
         """Run a job to its end and return its result; it must succeed."""

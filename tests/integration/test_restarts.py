@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.integration.icestream import Icestream, wait_until
+from tests.integration.icestream import Icestream
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.integration
 

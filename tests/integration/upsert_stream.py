@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.factories import Catalog
+from tests.patience import PATIENCE_SECONDS
 
 PROJECT = Path(__file__).parent / "flink"
 COLUMNS = "id bigint, tenant string, amount bigint"
@@ -42,6 +43,8 @@ class UpsertStream:
     checkpoints: int = 10
     checkpoint_milliseconds: int = 300
     mode: Literal["upsert", "changelog"] = "upsert"
+    parts: int = 1
+    """Each but the first comes when `RunningStream.go_on` is called."""
 
     def expected_rows(self) -> Counter[tuple[Any, ...]]:
         """Return the rows left at the end: the last write of each key, unless a delete follows it."""
@@ -78,6 +81,7 @@ class UpsertStream:
             "seed": self.seed,
             "keys": self.keys,
             "records": self.records,
+            "parts": self.parts,
             "records-per-checkpoint": -(-self.records // self.checkpoints),
             "checkpoint-milliseconds": self.checkpoint_milliseconds,
         }
@@ -101,7 +105,9 @@ class RunningStream:
         self.committed_snapshot_ids: list[int] = []
         self._log = log
         with log.open("wb") as stderr:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
         self._finished = False
         self._reader = threading.Thread(target=self._follow, daemon=True)
         self._reader.start()
@@ -116,19 +122,21 @@ class RunningStream:
                     case ["finished"]:
                         self._finished = True
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def go_on(self) -> None:
+        """With the next part."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
 
-    def wait_for_commits(self, count: int, *, timeout_seconds: float = 120) -> None:
-        self._wait(lambda: len(self.committed_snapshot_ids) >= count, f"{count} commits", timeout_seconds)
+    def wait_for_commits(self, count: int) -> None:
+        self._wait(lambda: len(self.committed_snapshot_ids) >= count, f"{count} commits")
 
-    def finish(self, *, timeout_seconds: float = 300) -> None:
+    def finish(self) -> None:
         """Wait for the end and fail unless the job says itself that it wrote everything."""
-        self._wait(lambda: self._finished, "the end of the stream", timeout_seconds)
+        self._wait(lambda: self._finished, "the end of the stream")
 
-    def _wait(self, condition: Callable[[], bool], what: str, timeout_seconds: float) -> None:
-        deadline = time.monotonic() + timeout_seconds
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             ended = not self._reader.is_alive()
             if condition():
@@ -146,7 +154,8 @@ class RunningStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.is_running:
-            self._process.terminate()
-        self._process.wait(30)
-        self._reader.join(30)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdin is not None
+        self._process.stdin.close()

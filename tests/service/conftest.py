@@ -26,6 +26,7 @@ from service.background import Background, Clock
 from service.database import Database, migrate
 from service.policies.service import ensure_built_in
 from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 
@@ -161,7 +162,9 @@ class Running:
         return self.client_with({"Authorization": f"Bearer {key}"})
 
     def client_with(self, headers: dict[str, str]) -> httpx.Client:
-        client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, verify=PLAIN_HTTP)
+        client = httpx.Client(
+            base_url=f"{self.url}/api/v1", headers=headers, timeout=PATIENCE_SECONDS, verify=PLAIN_HTTP
+        )
         self._clients.append(client)
         return client
 

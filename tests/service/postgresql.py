@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import PATIENCE_SECONDS
+
 
 def _binary(name: str) -> str:
     # Debian keeps them out of PATH, one directory a version.
@@ -59,7 +61,12 @@ def restartable_server() -> Iterator[Server]:
 
     def run(*command: str) -> None:
         done = subprocess.run(
-            [*as_owner, *command], cwd=directory, capture_output=True, text=True, check=False, timeout=60
+            [*as_owner, *command],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
         )
         if done.returncode:
             tail = Path(log).read_text()[-2000:] if Path(log).exists() else ""

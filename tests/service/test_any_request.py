@@ -29,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from service.openapi import DOCUMENT
 from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, on_server, running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -169,7 +170,7 @@ def ask(case: schemathesis.Case[Any], known: Known, checks: list[Any]) -> int:
         if type(wait) in (int, float) and 0 <= wait <= 60:  # type: ignore[operator]
             case.body["wait_seconds"] = 0
     answer = case.call_and_validate(
-        base_url=known.service.url, headers=AUTHORIZATION, checks=checks, timeout=60
+        base_url=known.service.url, headers=AUTHORIZATION, checks=checks, timeout=PATIENCE_SECONDS
     )
     if case.method != "GET" and answer.status_code < 300:
         known.forget(case)

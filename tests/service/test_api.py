@@ -21,6 +21,7 @@ from service.jobs import stream
 from service.jobs.models import Event, EventView
 from service.jobs.stream import _after, settled
 from service.routing import IdempotentAnswer
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -338,7 +339,7 @@ def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
     worker = service.start_worker()
     started = time.monotonic()
     assert service.claim(worker, wait_seconds=0.5) is None
-    assert 0.4 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.4
 
 
 @ON_BOTH
@@ -347,10 +348,10 @@ def test_a_waiting_claim_gets_a_job_soon_after_it_is_requested(
 ) -> None:
     worker = service.start_worker()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(service.claim, worker, 20)
+        waiting = pool.submit(service.claim, worker, 60)
         time.sleep(0.3)
         job = request_job(service, table)
-        assignment = waiting.result(timeout=10)
+        assignment = waiting.result()
     assert assignment is not None
     assert assignment["job"]["id"] == job["id"]
 
@@ -373,7 +374,7 @@ def test_a_worker_that_hung_up_while_it_waited_is_given_no_job(
 def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> None:
     worker = service.start_worker()
     with ThreadPoolExecutor(60) as pool:
-        waiting = [pool.submit(service.claim, worker, 8) for _ in range(60)]
+        waiting = [pool.submit(service.claim, worker, 20) for _ in range(60)]
         time.sleep(0.5)
         assert service.admin.get("/jobs").status_code == 200
         assert not any(each.done() for each in waiting), "answered only after those that wait"
@@ -470,15 +471,22 @@ def read_events(
 
 @ON_BOTH
 def test_job_changes_are_streamed_live_and_resumed_after_a_break(
-    service: Running, table: dict[str, Any]
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live: list[dict[str, str]] = []
+    has_begun = threading.Event()
+
+    def noted_after(database: Database, position: int) -> list[EventView]:
+        has_begun.set()
+        return _after(database, position)
+
+    monkeypatch.setattr(stream, "_after", noted_after)
     reader = threading.Thread(target=lambda: live.extend(read_events(service.admin, 2)))
     reader.start()
-    time.sleep(0.5)
+    assert has_begun.wait(PATIENCE_SECONDS)
     job = request_job(service, table)
     service.admin.post(f"/jobs/{job['id']}/cancel")
-    reader.join(timeout=10)
+    reader.join()
     assert [event["event"] for event in live] == ["job", "job"]
     assert '"status": "cancelled"' in live[1]["data"]
     resumed = read_events(service.admin, 1, {"Last-Event-ID": live[0]["id"]})
@@ -510,8 +518,7 @@ def test_a_stream_ends_with_the_key_that_opened_it(
         time.sleep(0.01)
     assert reader.is_alive()
     assert service.admin.delete(f"/api-keys/{made['id']}").is_success
-    reader.join(timeout=10)
-    assert not reader.is_alive()
+    reader.join()
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", str(2**63), "9" * 30, "9" * 5000])

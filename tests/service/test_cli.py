@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.openapi import render
-from tests.integration.icestream import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 COMMAND = [sys.executable, "-c", "from service.cli import main; main()"]
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
@@ -161,11 +161,13 @@ class Up:
         return wait_until(found, "a worker with its JVM")
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=10)
+        return httpx.get(
+            self.url + path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=PATIENCE_SECONDS
+        )
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(with_signal)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_SECONDS)
 
 
 def group(leader: int) -> list[int]:
@@ -194,9 +196,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def test_up_serves_at_once_and_leaves_no_process_behind(up: Up) -> None:
     assert up.get("/readyz").status_code == 200
     worker = up.await_worker()
-    wait_until(
-        lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready", timeout_seconds=120
-    )
+    wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
     assert up.stop() == 0
     assert group(worker) == []
     assert "Traceback" not in up.log.read_text()
@@ -250,4 +250,4 @@ def test_worker_that_dies_is_started_again(up: Up) -> None:
 def test_worker_ends_when_up_is_killed(up: Up) -> None:
     worker = up.await_worker()
     assert up.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: not group(worker), "the worker and its JVM to end", timeout_seconds=90)
+    wait_until(lambda: not group(worker), "the worker and its JVM to end")

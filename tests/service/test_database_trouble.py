@@ -24,6 +24,7 @@ from service.database import _PoolInTurn, _Turns
 from service.jobs.models import Event, Job
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
+from tests.patience import wait_until
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import restartable_server
 from tests.service.queue_calls import add_tables
@@ -168,10 +169,7 @@ def check_unavailable(answer: httpx.Response) -> None:
 
 
 def wait_until_ready(service: Running) -> None:
-    deadline = time.monotonic() + 60
-    while not is_ready(service):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: is_ready(service), "the service to be ready")
 
 
 def request_job(service: Running, table_id: str) -> httpx.Response:
@@ -282,7 +280,4 @@ def test_postgresql_may_crash_and_come_back(tmp_path: Path) -> None:
             assert request_job(service, table_id).json()["id"] == job_id
             assert len(rows(service, ApiKey)) == 1
             # The background went on, too: the attempt that nobody keeps is given up.
-            deadline = time.monotonic() + 60
-            while rows(service, Job)[0].status != "queued":
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: rows(service, Job)[0].status == "queued", "the attempt to be given up")

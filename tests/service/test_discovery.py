@@ -1,7 +1,6 @@
 """Candidates tell which tables hold equality deletes; standing patterns enrol tables, later ones too."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
 from service.discovery import patterns
 from service.discovery.candidates import list_names
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -228,21 +228,18 @@ def test_a_slow_catalog_keeps_the_patterns_of_no_other_waiting(
     def list_slowly(catalogs: IcebergCatalogs, catalog: Catalog) -> list[Identifier]:
         if catalog.name == "slow":
             asked.set()
-            assert answers.wait(60)
+            assert answers.wait(PATIENCE_SECONDS)
         return list_names(catalogs, catalog)
 
     monkeypatch.setattr(patterns, "list_names", list_slowly)
     answer = local.admin.post("/patterns", json={"catalog": "slow", "pattern": "nothing.*"})
     assert answer.status_code == 201
     local.background.patterns.run_due()
-    assert asked.wait(60)
+    assert asked.wait(PATIENCE_SECONDS)
     try:
         create_pattern(local)
         local.background.patterns.run_due()
-        until = time.monotonic() + 30
-        while enrolled(local) != ["db.t"]:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: enrolled(local) == ["db.t"], "the table to be enrolled")
     finally:
         answers.set()
 
@@ -269,10 +266,7 @@ def test_a_pattern_is_changed_paused_and_removed(local: Running) -> None:
     assert enrolled(local) == []
     local.admin.patch(f"/patterns/{pattern}", json={"paused": False}, headers={"If-Match": "*"})
     local.background.tick()
-    until = time.monotonic() + 30
-    while enrolled(local) != ["db.t"]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: enrolled(local) == ["db.t"], "the table to be enrolled")
     assert local.admin.delete(f"/patterns/{pattern}").status_code == 204
     assert local.admin.get(f"/patterns/{pattern}").status_code == 404
     assert local.admin.get("/patterns").json()["items"] == []

@@ -1,6 +1,5 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from service.jobs.models import Job
 from service.settings import Settings
 from service.wording import sized
 from service.workers.models import KeySetReport
+from tests.patience import wait_until
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_scheduler import NOW, POLICY
@@ -590,10 +590,7 @@ def test_the_poller_finds_new_snapshots_by_itself(settings: Settings, iceberg: I
         service.register(iceberg)
         table = service.enroll()
         iceberg.delete_keys("db.t", [1])
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            health = service.admin.get(f"/tables/{table['id']}/health").json()
-            if health["pending_equality_delete_files"] == 1:
-                break
-            time.sleep(0.05)
-        assert health["pending_equality_delete_files"] == 1
+        path = f"/tables/{table['id']}/health"
+        wait_until(
+            lambda: service.admin.get(path).json()["pending_equality_delete_files"] == 1, "the new snapshot"
+        )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from service.auth.models import Role
 from service.errors import InvalidError
 from service.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_depth
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
 
 # Bodies are bounded before the database is asked.
@@ -58,7 +59,7 @@ def test_who_may_not_call_is_refused_before_a_body_is_read(
     service: Running, path: str, role: Role | None, headers: dict[str, str]
 ) -> None:
     authorization = service.client(role).headers["authorization"] if role else None
-    connection = HTTPConnection(service.url.removeprefix("http://"), timeout=20)
+    connection = HTTPConnection(service.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
     connection.putrequest("POST", f"/api/v1{path}")
     for name, value in headers.items():
         connection.putheader(name, value)

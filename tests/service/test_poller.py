@@ -23,6 +23,7 @@ from service.index_health.poller import Poller
 from service.jobs import attempts
 from service.settings import Settings
 from service.workers.models import FinishRequest
+from tests.patience import PATIENCE_SECONDS
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -42,7 +43,7 @@ class WatchedCatalogs(IcebergCatalogs):
         self.loads[f"{catalog.name}.{'.'.join(identifier)}"] += 1
         if catalog.name == self.slow:
             self.waiting += 1
-            self.go_on.wait(30)
+            self.go_on.wait(PATIENCE_SECONDS)
         return super().load(catalog, identifier)
 
 
@@ -63,7 +64,7 @@ def polling(service: Running) -> Iterator[tuple[Poller, WatchedCatalogs]]:
 
 
 def tick_until(poller: Poller, is_met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_met():
         assert time.monotonic() < deadline
         poller.poll_due()

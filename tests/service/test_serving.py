@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+from tests.patience import PATIENCE_SECONDS
+
 HANGS_AT_THE_END = """
 import sys, threading
 from contextlib import asynccontextmanager
@@ -30,7 +32,7 @@ def test_what_hangs_after_sigterm_does_not_keep_the_process() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 1

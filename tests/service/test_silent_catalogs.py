@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,21 +16,13 @@ from service.catalogs import clients
 from service.catalogs.models import CatalogType
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
 # Who waits for a catalog holds no database.
 database_kind = alike_on_both
-
-PATIENCE_SECONDS = 60.0
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

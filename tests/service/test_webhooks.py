@@ -27,6 +27,7 @@ from service.webhooks.sender import WebhookSender, pause
 from service.webhooks.service import last_failure_at
 from telemetry.traces import adopt
 from tests.http_server import Answer, HttpServer, Request, answering
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running
 from tests.service.queue_calls import add_tables, at_once, request
 
@@ -235,7 +236,7 @@ def test_a_receiver_that_is_too_slow_or_not_there_is_asked_again(
     go_on = threading.Event()
 
     def hang(_: Request) -> Answer:
-        go_on.wait(60)
+        go_on.wait(PATIENCE_SECONDS)
         return Answer()
 
     receiver.answer = hang

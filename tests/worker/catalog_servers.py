@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 
 from tests import maven
+from tests.patience import PATIENCE_SECONDS
 
 REST_PROJECT = Path(__file__).parent / "rest_server"
 
@@ -65,7 +66,7 @@ def _running(main: Sequence[str], port: int, log: Path, environment: Mapping[str
             env={**os.environ, **environment},
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             assert process.poll() is None, log.read_text()[-4000:]
             try:

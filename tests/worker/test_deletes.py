@@ -21,6 +21,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
+from tests.patience import PATIENCE_SECONDS
 from tests.worker.test_read import FlakyStorage
 from worker.catalogs import load_table
 from worker.commit import RowDelta, commit_row_delta
@@ -434,7 +435,7 @@ class TestWrite:
     def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
         self, version: int, tmp_path: Path
     ) -> None:
-        together = threading.Barrier(FILES_AT_ONCE + 1, timeout=60)
+        together = threading.Barrier(FILES_AT_ONCE + 1, timeout=PATIENCE_SECONDS)
         wakes = threading.Event()
 
         class Slow(Storage):
@@ -443,7 +444,7 @@ class TestWrite:
             def write(self, location: str, content: pa.Buffer) -> None:
                 if int(location.split("-")[-2]) >= 2 * FILES_AT_ONCE and not wakes.is_set():
                     together.wait()
-                    assert wakes.wait(60)
+                    assert wakes.wait(PATIENCE_SECONDS)
                 super().write(location, content)
 
         new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(5 * FILES_AT_ONCE)}

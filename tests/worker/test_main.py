@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from telemetry.logs import JsonFormatter
+from tests.patience import PATIENCE_SECONDS
 from worker import main, session
 from worker.control_plane import (
     Assignment,
@@ -343,7 +344,7 @@ def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 0.2)
     jvm = Jvm(answers=3)
     with JvmWatch(cast("TaskRunner", jvm)):
-        assert jvm.ended.wait(20)
+        assert jvm.ended.wait(PATIENCE_SECONDS)
     assert (jvm.is_alive, jvm.answers) == (False, -1)
 
 
@@ -363,7 +364,7 @@ def test_a_jvm_that_could_not_be_asked_for_lack_of_memory_is_asked_again(
 
     monkeypatch.setattr(jvm, "ping", ping)
     with JvmWatch(cast("TaskRunner", jvm)):
-        assert answered.wait(20)
+        assert answered.wait(PATIENCE_SECONDS)
     assert jvm.is_alive
 
 
@@ -371,7 +372,7 @@ def test_a_jvm_in_which_spark_has_ended_is_ended(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
     jvm = Jvm(answers=1, works=False)
     with JvmWatch(cast("TaskRunner", jvm)):
-        assert jvm.ended.wait(20)
+        assert jvm.ended.wait(PATIENCE_SECONDS)
     assert (jvm.is_alive, jvm.answers) == (False, 0)
 
 
@@ -421,7 +422,11 @@ print(json.dumps([*seen, runner.is_usable, service.reported, service.left]))
 
 def test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", SPARK_THAT_ENDS], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", SPARK_THAT_ENDS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     )
     assert json.loads(ended.stdout) == [True, True, False, False, ["released"], [[]]]
 
@@ -433,7 +438,9 @@ def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
         "jvm = type('Jvm', (), {'kill_jvm': lambda self: print('ended', flush=True)})();"
         "main._end_in_time(jvm); threading.Event().wait()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (ended.returncode, ended.stdout) == (1, "ended\n")
     assert "Something still hangs" in ended.stderr
 
@@ -447,7 +454,7 @@ def test_a_worker_whose_job_goes_on_after_its_attempt_was_taken_away_ends(
         raise StaleAttemptError
 
     def hang(*_: object) -> Outcome:
-        assert ended.wait(60)
+        assert ended.wait(PATIENCE_SECONDS)
         return Outcome({}, {})
 
     monkeypatch.setattr(service, "_post", taken_away)
@@ -475,7 +482,7 @@ def test_what_a_heartbeat_had_no_memory_for_is_told_by_the_next_one(
 
     def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
         reporter.decide("decided")
-        assert known.wait(20)
+        assert known.wait(PATIENCE_SECONDS)
         return Outcome({}, {})
 
     monkeypatch.setattr(AttemptReport, "heartbeat", heartbeat)

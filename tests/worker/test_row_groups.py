@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from worker.footers import footers
 from worker.index import ADDRESS, PARTITION_ID, decode
 from worker.read import NULL_MASK
@@ -33,7 +34,7 @@ class Remote:
 
     def read_at(self, size: int, offset: int) -> bytes:
         self.asked.append((offset, size))
-        self._barrier.wait(30)
+        self._barrier.wait(PATIENCE_SECONDS)
         return self.content[offset : offset + size]
 
 
@@ -105,7 +106,7 @@ def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: 
     barrier = threading.Barrier(8)
 
     def read(*_: object) -> Iterator[str]:
-        barrier.wait(30)
+        barrier.wait(PATIENCE_SECONDS)
         return iter(())
 
     monkeypatch.setattr("worker.footers.footer", read)

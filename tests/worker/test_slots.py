@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from telemetry.logs import JsonFormatter
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.http_server import Answer, Request, answering
-from tests.integration.icestream import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.worker.test_main import ASSIGNMENT, Runner, Service
 from worker import main
 from worker.control_plane import OUT_OF_MEMORY, Assignment
@@ -245,7 +245,7 @@ class Gate:
     path: str
 
     def run(self, _shared: None) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not Path(self.path).exists():
             assert time.monotonic() < deadline, self.path
             time.sleep(0.02)
@@ -350,7 +350,7 @@ def test_a_short_job_ends_while_a_long_one_fills_the_cores_and_neither_tells_of_
             )
         )
     with shared.running():
-        wait_until(lambda: len(ends) == 2, "both jobs to end", timeout_seconds=240)
+        wait_until(lambda: len(ends) == 2, "both jobs to end")
     assert [service.reported for service in shared.services] == [["succeeded"], ["succeeded"]]
     assert ends == ["short", "long"]
     for name, table in tables.items():
@@ -446,7 +446,7 @@ def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str
             try:
                 waiting = [silent.accept()[0] for _ in names]
                 worker.send_signal(signal.SIGTERM)
-                _, told = worker.communicate(timeout=300)
+                _, told = worker.communicate(timeout=PATIENCE_SECONDS)
             finally:
                 worker.kill()
         for connection in waiting:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from worker import threads
 from worker.threads import outliving_shortage
 
@@ -44,7 +45,7 @@ def test_a_thread_that_finds_no_memory_to_begin_is_an_error_of_whoever_starts_it
         [sys.executable, "-c", _STARTS_WITHOUT_MEMORY],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -82,4 +83,4 @@ assert threads() == before > 1
 
 
 def test_hashes_of_keys_start_no_thread_once_there_are_rows() -> None:
-    subprocess.run([sys.executable, "-c", _HASHES], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", _HASHES], timeout=PATIENCE_SECONDS, check=True)

@@ -9,6 +9,7 @@ import httpx
 
 from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.test_access import sign_in
 
@@ -123,7 +124,7 @@ class Person:
             headers={"Origin": service.url},
             follow_redirects=True,
             verify=PLAIN_HTTP,
-            timeout=30,
+            timeout=PATIENCE_SECONDS,
         )
         self.page: Page
 

@@ -1,9 +1,13 @@
 package icestream;
 
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Scanner;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.stream.StreamSupport;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
@@ -11,6 +15,7 @@ import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.connector.source.util.ratelimit.RateLimiter;
 import org.apache.flink.api.connector.source.util.ratelimit.RateLimiterStrategy;
 import org.apache.flink.api.java.functions.KeySelector;
 import org.apache.flink.configuration.RestartStrategyOptions;
@@ -42,16 +47,21 @@ import org.apache.iceberg.jdbc.JdbcCatalog;
  *
  * <p>Record n is a function of the seed and n alone, so the table's last state is known without reading it: see
  * expected_rows in upsert_stream.py, which must stay its equal. Prints "committed CHECKPOINT SNAPSHOT" for every
- * commit of its own, and "finished" at the end.
+ * commit of its own, and "finished" at the end. The records come in parts: each but the first waits for a line of
+ * standard input.
  */
 public final class UpsertStream {
   private static final int TENANTS = 4;
+
+  /** Done for each part that may come. */
+  private static final List<CompletableFuture<Void>> BEGUN = new ArrayList<>();
 
   public static void main(String[] args) throws Exception {
     ParameterTool options = ParameterTool.fromArgs(args);
     long records = options.getLong("records");
     List<String> key = List.of(options.get("key").split(","));
     boolean upsert = options.get("mode").equals("upsert");
+    begin(options.getInt("parts"));
 
     CatalogLoader catalog =
         CatalogLoader.custom(
@@ -78,7 +88,8 @@ public final class UpsertStream {
                 new DataGeneratorSource<>(
                     new Changes(options.getLong("seed"), options.getLong("keys")),
                     records,
-                    RateLimiterStrategy.perCheckpoint(options.getInt("records-per-checkpoint")),
+                    new InParts(
+                        -Math.floorDiv(-records, options.getInt("parts")), options.getInt("records-per-checkpoint")),
                     rowType),
                 WatermarkStrategy.noWatermarks(),
                 "changes")
@@ -93,6 +104,24 @@ public final class UpsertStream {
         .upsert(upsert)
         .append();
     follow(env.executeAsync("upserts"), table);
+  }
+
+  private static void begin(int parts) {
+    for (int part = 0; part < parts; part++) {
+      BEGUN.add(new CompletableFuture<>());
+    }
+    BEGUN.get(0).complete(null);
+    Thread lines =
+        new Thread(
+            () -> {
+              Scanner input = new Scanner(System.in);
+              for (int part = 1; part < parts && input.hasNextLine(); part++) {
+                input.nextLine();
+                BEGUN.get(part).complete(null);
+              }
+            });
+    lines.setDaemon(true);
+    lines.start();
   }
 
   private static void follow(JobClient job, Table table) throws Exception {
@@ -140,6 +169,29 @@ public final class UpsertStream {
       z = (z ^ (z >>> 30)) * 0xBF58476D1CE4E5B9L;
       z = (z ^ (z >>> 27)) * 0x94D049BB133111EBL;
       return z ^ (z >>> 31);
+    }
+  }
+
+  /** So many records with each checkpoint; checkpoints go on while a part has not begun. */
+  private record InParts(long recordsPerPart, int recordsPerCheckpoint) implements RateLimiterStrategy {
+    @Override
+    public RateLimiter createRateLimiter(int parallelism) {
+      RateLimiter perCheckpoint =
+          RateLimiterStrategy.perCheckpoint(recordsPerCheckpoint).createRateLimiter(parallelism);
+      return new RateLimiter() {
+        private long passed;
+
+        @Override
+        public CompletionStage<Void> acquire() {
+          int part = (int) Math.min(passed++ / recordsPerPart, BEGUN.size() - 1);
+          return perCheckpoint.acquire().thenCombine(BEGUN.get(part), (free, begun) -> null);
+        }
+
+        @Override
+        public void notifyCheckpointComplete(long checkpointId) {
+          perCheckpoint.notifyCheckpointComplete(checkpointId);
+        }
+      };
     }
   }
 
