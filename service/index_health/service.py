@@ -34,6 +34,9 @@ from service.workers.models import KeySetReport, UnconvertibleDelete
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
+DRAWN_SAMPLES = 20_000
+"""So many of the newest samples of all tables are drawn one by one, and of older ones the first of each hour
+or day: a page of many tables must not take long."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
@@ -323,32 +326,49 @@ def failed_polls(session: Session) -> list[FailedPoll]:
     ]
 
 
-def total_pending(session: Session, since: datetime, *, by_day: bool = False) -> list[tuple[datetime, int]]:
-    """Equality deletes pending in all enrolled tables, by the hour (or by the day), oldest first.
+def total_pending(
+    session: Session, since: datetime, now: datetime, resolution: Resolution
+) -> list[tuple[datetime, int]]:
+    """Equality deletes pending in all enrolled tables, each time that one of them was measured, oldest first.
 
-    A table counts with its first sample of an hour until its next one; one hour without any sample is left
-    out. One query, of one row for each table and hour.
+    A table counts with its latest sample, from its first one on. The first of these sums may be from before
+    `since`: it held then. Of more than DRAWN_SAMPLES samples, the older ones are read in `resolution`.
     """
-    resolutions = [Resolution.DAY.value] if by_day else [Resolution.HOUR.value, Resolution.DAY.value]
-    rows = session.exec(
-        select(HealthSample.table_id, HealthSample.at, HealthSample.pending_equality_deletes)
+    columns = (
+        select(HealthSample.table_id, HealthSample.at, HealthSample.pending_equality_deletes, HealthSample.id)
         .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
-        .where(
-            col(EnrolledTable.deleted_at).is_(None),
-            HealthSample.at >= since,
-            col(HealthSample.resolution).in_(resolutions),
-        )
-        .order_by(col(HealthSample.id))
+        .where(col(EnrolledTable.deleted_at).is_(None), HealthSample.at <= now)
     )
+    newest_first = col(HealthSample.id).desc()
+    # Numbers of samples tell the order of their times, and cut off what is older without a look at it.
+    before = session.exec(
+        select(HealthSample.id).where(HealthSample.at < since).order_by(col(HealthSample.at).desc()).limit(1)
+    ).first()
+    within = columns.where(col(HealthSample.id) > (before or 0))
+    rows = list(session.exec(within.order_by(newest_first).limit(DRAWN_SAMPLES)))
+    if len(rows) == DRAWN_SAMPLES:
+        older = within.where(
+            col(HealthSample.id) < rows[-1][3], col(HealthSample.resolution).in_(_at_least(resolution))
+        )
+        rows += session.exec(older.order_by(newest_first))
+    if before is not None:
+        last = (
+            select(func.max(HealthSample.id))
+            .where(HealthSample.table_id == EnrolledTable.id, col(HealthSample.id) <= before)
+            .correlate(EnrolledTable)
+            .scalar_subquery()
+        )
+        rows += session.exec(columns.where(col(HealthSample.id) == last))
     pending: dict[str, int] = {}
     totals: dict[datetime, int] = {}
     total = 0
-    for table_id, at, deletes in rows:
+    for table_id, at, deletes, _ in sorted(rows, key=lambda row: (row[1], row[3])):
         total += deletes - pending.get(table_id, 0)
         pending[table_id] = deletes
-        hour = at.replace(minute=0, second=0, microsecond=0)
-        totals[hour.replace(hour=0) if by_day else hour] = total
-    return sorted(totals.items())
+        totals[at] = total
+    times = list(totals)
+    earlier = sum(at < since for at in times)
+    return [(at, totals[at]) for at in times[max(earlier - 1, 0) :]]
 
 
 def last_jobs(session: Session, table_id: str) -> Sequence[Job]:
@@ -436,6 +456,11 @@ def _resolution(last: datetime | None, now: datetime) -> Resolution:
     return Resolution.ALL if last.hour == now.hour else Resolution.HOUR
 
 
+def _at_least(resolution: Resolution) -> list[str]:
+    """What is stored of samples that are as coarse, or coarser."""
+    return [each.value for each in list(Resolution)[list(Resolution).index(resolution) :]]
+
+
 def list_history(
     session: Session,
     page: PageRequest,
@@ -448,8 +473,7 @@ def list_history(
     """Samples from `since` until before `until`: all that are kept, or the first of each hour or day."""
     query = select(HealthSample).where(HealthSample.table_id == table_id)
     if resolution is not Resolution.ALL:
-        coarser = list(Resolution)[list(Resolution).index(resolution) :]
-        query = query.where(col(HealthSample.resolution).in_(coarser))
+        query = query.where(col(HealthSample.resolution).in_(_at_least(resolution)))
     query = within(query, col(HealthSample.at), since, until)
     return read_page(
         session,

@@ -28,7 +28,7 @@ from service.ui.formats import count, plural, short_count
 from service.ui.forms import see
 from service.ui.pages import EVERYTHING, PageRoute, address_of, render
 from service.ui.plot import plot
-from service.ui.tables import SPANS, rows_of
+from service.ui.tables import SPANS, coarse_resolution, rows_of
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from service.workers.models import WorkerView
@@ -40,7 +40,6 @@ _JOBS_SHOWN = 20
 _UNFIT_FOR = timedelta(hours=1)
 """A worker that cannot run jobs ends at once: whether one is still missed can't be known for longer."""
 _DAY = timedelta(hours=24)
-_BY_HOUR_DAYS = 7
 _SPANS = {days: words for days, words in SPANS.items() if days <= 90}
 """What the plot of all tables may cover: not so much that a page takes long with many of them."""
 _TROUBLED = (HealthStatus.BLOCKED, HealthStatus.LAGGING, HealthStatus.DEGRADED)
@@ -75,7 +74,8 @@ def show_overview(
     numbers = Counter[JobStatus]()
     for (status, _), number in jobs.count_jobs(session, _ACTIVE).items():
         numbers[status] += number
-    over_time = index_health.total_pending(session, now - timedelta(days=days), by_day=days > _BY_HOUR_DAYS)
+    since = now - timedelta(days=days)
+    over_time = index_health.total_pending(session, since, now, coarse_resolution(days))
     return render(
         request,
         "overview.html",
@@ -90,6 +90,7 @@ def show_overview(
             [*over_time, (now, summary.pending_equality_deletes)],
             now,
             count,
+            since=since,
             write_axis=short_count,
         )
         if over_time

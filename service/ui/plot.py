@@ -29,7 +29,8 @@ class Column:
 
     x: float
     width: float
-    began_at: datetime
+    at: datetime
+    """When the value that it tells was measured."""
     words: str
 
 
@@ -59,6 +60,7 @@ def plot(
     now: datetime,
     write: Callable[[float], str],
     *,
+    since: datetime | None = None,
     write_axis: Callable[[float], str] | None = None,
     top: float | None = None,
     round_top: Callable[[int], int] | None = None,
@@ -66,6 +68,7 @@ def plot(
 ) -> Plot | None:
     """samples: oldest first, none of them later than `now`; each holds until the next one.
 
+    since: the left edge, unless the first sample is later; what held before shows from there on.
     write: a value in words; write_axis: the same, shorter. top: value at the upper edge, if not what the
     samples ask for, which round_top makes readable. None if there is nothing to draw yet (fewer than two
     samples).
@@ -73,30 +76,41 @@ def plot(
     if len(samples) < 2:
         return None
     write_axis = write_axis or write
-    began_at = samples[0][0]
+    began_at = samples[0][0] if since is None else max(samples[0][0], since)
     span = max((now - began_at).total_seconds(), 1.0)
     highest = max(value for _, value in samples)
     upper = top if top is not None else (round_top or round_up)(math.ceil(highest))
 
     def x(at: datetime) -> float:
-        return round((at - began_at).total_seconds() / span * WIDTH, 1)
+        return round(max((at - began_at).total_seconds() / span, 0.0) * WIDTH, 1)
 
     def y(value: float) -> float:
         return round(HEIGHT * (1 - value / upper), 2)
 
-    # Of the samples in one column the highest counts, so no peak gets lost.
+    # Of the samples in one column four are enough for all that can be seen, each when it was measured: no
+    # peak is lost, and nothing shows when it did not hold.
     buckets: dict[int, list[tuple[datetime, float]]] = {}
     for sample in samples:
         buckets.setdefault(min(int(x(sample[0]) / WIDTH * _COLUMNS), _COLUMNS - 1), []).append(sample)
-    points: list[tuple[float, float]] = []
+    drawn: list[tuple[datetime, float]] = []
     columns: list[Column] = []
     ordered = [buckets[number] for number in sorted(buckets)]
     for number, bucket in enumerate(ordered):
-        start = x(bucket[0][0])
+        peak = max(bucket, key=_value)
+        drawn += sorted({bucket[0], min(bucket, key=_value), peak, bucket[-1]})
+        start, last = x(bucket[0][0]), x(bucket[-1][0])
         end = x(ordered[number + 1][0][0]) if number + 1 < len(ordered) else WIDTH
-        peak = max(value for _, value in bucket)
-        points += [(start, y(peak)), (end, y(peak))]
-        columns.append(Column(start, round(end - start, 1), bucket[0][0], write(peak)))
+        if last > start and end - last > WIDTH / _COLUMNS:
+            columns.append(Column(start, round(last - start, 1), peak[0], write(peak[1])))
+            start, peak = last, bucket[-1]
+        columns.append(Column(start, round(end - start, 1), peak[0], write(peak[1])))
+    points: list[tuple[float, float]] = []
+    for (at, value), (until, _) in zip(drawn, [*drawn[1:], (now, 0.0)], strict=True):
+        if points and points[-1][1] == y(value):
+            points.pop()
+        else:
+            points.append((x(at), y(value)))
+        points.append((x(until), y(value)))
     line = " ".join(f"{left:g},{height:g}" for left, height in points)
     return Plot(
         title=title,
@@ -110,6 +124,10 @@ def plot(
         latest=write(samples[-1][1]),
         marks=[x(at) for at in marks if began_at <= at <= now],
     )
+
+
+def _value(sample: tuple[datetime, float]) -> float:
+    return sample[1]
 
 
 def round_up(value: int) -> int:

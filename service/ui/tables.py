@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -24,7 +25,7 @@ from service.paging import PageRequest, Search, page_request
 from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables
-from service.tables.models import EnrolledTable, TablePatch, TableView
+from service.tables.models import TablePatch, TableView
 from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
@@ -38,13 +39,9 @@ router = APIRouter(prefix="/tables", route_class=PageRoute)
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _LATEST_EVENTS = PageRequest(limit=15, sort="-id")
-_RESOLUTIONS = {
-    1: Resolution.ALL,
-    7: Resolution.HOUR,
-    30: Resolution.HOUR,
-    90: Resolution.DAY,
-    365: Resolution.DAY,
-}
+_BY_HOUR_DAYS = 30
+_DRAWN_SAMPLES = 5_000
+"""So many of a table's newest samples are drawn one by one; of older ones, the first of each hour or day."""
 
 
 @router.get("")
@@ -125,6 +122,7 @@ def _table_page(
     row = tables.get_table(session, table_id)
     days = days if days in SPANS else 1
     now = utc_now()
+    since = now - timedelta(days=days)
     history = jobs.list_jobs(session, PageRequest(limit=50), table_id=table_id).items
     return render(
         request,
@@ -135,7 +133,7 @@ def _table_page(
         table=tables.view(session, settings, row),
         health=index_health.get_health(session, row),
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
-        plots=_plots(_samples(session, row, now, days), _conversions(history), now),
+        plots=_plots(_samples(session, row.id, since, now, days), _conversions(history), since, now),
         days=days,
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
@@ -257,14 +255,29 @@ def _table_form(
     )
 
 
-def _samples(session: Session, table: EnrolledTable, now: datetime, days: int) -> list[HealthSampleView]:
-    """What plots of so many days are drawn from, oldest first; the latest sample is always the last one."""
-    since = now - timedelta(days=days)
-    found = index_health.list_history(
-        session, PageRequest(limit=EVERYTHING), table.id, since=since, resolution=_RESOLUTIONS[days]
+def coarse_resolution(days: int) -> Resolution:
+    """How samples of so many days are read that are too many to be drawn one by one."""
+    return Resolution.HOUR if days <= _BY_HOUR_DAYS else Resolution.DAY
+
+
+def _samples(
+    session: Session, table_id: str, since: datetime, now: datetime, days: int
+) -> list[HealthSampleView]:
+    """What plots of so many days are drawn from, oldest first; the first may be from before: it held then."""
+    drawn = index_health.list_history(
+        session, PageRequest(limit=_DRAWN_SAMPLES), table_id, since=since, until=now
     ).items
-    latest = index_health.list_history(session, PageRequest(limit=1), table.id, since=since).items
-    return [*reversed(found), *(sample for sample in latest if sample not in found[:1])]
+    if len(drawn) == _DRAWN_SAMPLES:
+        drawn += index_health.list_history(
+            session,
+            PageRequest(limit=EVERYTHING),
+            table_id,
+            since=since,
+            until=drawn[-1].at,
+            resolution=coarse_resolution(days),
+        ).items
+    drawn += index_health.list_history(session, PageRequest(limit=1), table_id, until=since).items
+    return drawn[::-1]
 
 
 def _conversions(history: Sequence[JobView]) -> list[datetime]:
@@ -278,35 +291,38 @@ def _conversions(history: Sequence[JobView]) -> list[datetime]:
     ]
 
 
-def _plots(samples: Sequence[HealthSampleView], conversions: Sequence[datetime], now: datetime) -> list[Plot]:
+def _plots(
+    samples: Sequence[HealthSampleView], conversions: Sequence[datetime], since: datetime, now: datetime
+) -> list[Plot]:
     """The most wanted first; none before there are two samples."""
+    draw = partial(plot, now=now, since=since)
     drawn = (
-        plot(
+        draw(
             "Pending equality deletes",
             [(sample.at, sample.pending_equality_deletes) for sample in samples],
-            now,
-            count,
+            write=count,
             write_axis=short_count,
             marks=conversions,
         ),
-        plot(
+        draw(
             "Lag",
             [(sample.at, sample.lag_seconds) for sample in samples],
-            now,
-            duration,
+            write=duration,
             round_top=round_up_duration,
         ),
-        plot(
+        draw(
             "Size of the index",
             [(sample.at, sample.bytes) for sample in samples],
-            now,
-            size,
+            write=size,
             write_axis=short_size,
         ),
-        plot("Sorted runs", [(sample.at, sample.sorted_runs) for sample in samples], now, count),
-        plot("Dead entries", [(sample.at, sample.dead_ratio) for sample in samples], now, percent, top=1),
-        plot(
-            "Index coverage", [(sample.at, sample.coverage or 0) for sample in samples], now, percent, top=1
+        draw("Sorted runs", [(sample.at, sample.sorted_runs) for sample in samples], write=count),
+        draw("Dead entries", [(sample.at, sample.dead_ratio) for sample in samples], write=percent, top=1),
+        draw(
+            "Index coverage",
+            [(sample.at, sample.coverage or 0) for sample in samples],
+            write=percent,
+            top=1,
         ),
     )
     return [each for each in drawn if each is not None]

@@ -38,6 +38,24 @@ def test_no_peak_is_lost_and_marks_outside_are_left_out() -> None:
     assert len(drawn.columns) <= 240
 
 
+def test_a_drop_shows_when_it_was_measured_however_close_to_the_peak() -> None:
+    after = [(0, 5), (2, 80), (4, 0), (1800, 7)]
+    drawn = plot("x", [(BEGIN + timedelta(seconds=second), value) for second, value in after], NOW, str)
+    assert drawn is not None
+    # 80 for two seconds, and then 0 for half an hour: in the drawing, and in what the tooltips say.
+    assert drawn.line == "0,93.75 0.6,93.75 0.6,0 1.1,0 1.1,100 500,100 500,91.25 1000,91.25"
+    assert [(column.x, column.words) for column in drawn.columns] == [(0, "80"), (1.1, "0"), (500, "7")]
+    assert [(column.at - BEGIN).total_seconds() for column in drawn.columns] == [2, 4, 1800]
+
+
+def test_what_held_before_the_left_edge_shows_from_there_on() -> None:
+    samples = [(BEGIN - timedelta(days=3), 4), (BEGIN + timedelta(minutes=30), 0)]
+    drawn = plot("x", samples, NOW, str, since=BEGIN)
+    assert drawn is not None
+    assert drawn.line == "0,0 500,0 500,100 1000,100"
+    assert (drawn.ticks[0], drawn.columns[0].at) == (BEGIN, BEGIN - timedelta(days=3))
+
+
 @given(st.lists(st.floats(0, 1e15), min_size=2, max_size=50))
 def test_every_point_lies_in_the_box(values: list[float]) -> None:
     samples = [(BEGIN + timedelta(seconds=number), value) for number, value in enumerate(values)]

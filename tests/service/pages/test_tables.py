@@ -113,7 +113,7 @@ def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[st
     admin.follow("30 days")
     assert label("Pending equality deletes") == "the last 30 days: 3 now, 9,000 at the highest."
     admin.follow("90 days")
-    assert label("Pending equality deletes") == "the last 90 days: 3 now, 50 at the highest."
+    assert label("Pending equality deletes") == "the last 90 days: 3 now, 9,000 at the highest."
     admin.open("/")
     assert label("Pending equality deletes of all tables").startswith("the last 7 days: ")
     admin.follow("30 days")

@@ -1,0 +1,151 @@
+"""What plots show and when: what was measured, at the times at which it was."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from sqlmodel import select
+
+from service.database import utc_now
+from service.index_health import service as index_health
+from service.index_health.models import HealthSample, Resolution, TableHealth
+from service.settings import Settings
+from service.ui import tables as table_pages
+from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+_TOOLTIP = re.compile(r'<title data-time="([^"]+)">[^<]* UTC: ([\d,]+)</title>')
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Running]:
+    """A service with the tables `a` and `b`, of which nothing was measured yet."""
+    (tmp_path / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
+    url = f"sqlite:///{tmp_path / 'icestream.db'}"
+    settings = Settings(data_dir=tmp_path, database_url=url, bootstrap_key=ADMIN_KEY, background=False)
+    iceberg = IcebergCatalog(tmp_path)
+    with running(settings) as service:
+        service.register(iceberg)
+        for name in ("db.a", "db.b"):
+            iceberg.create(name)
+            service.enroll(name, policy="manual")
+        yield service
+    iceberg.close()
+
+
+def measured(service: Running, now: datetime, samples: list[tuple[str, float, int]]) -> None:
+    """samples: table, minutes ago, and equality deletes then, oldest first; a table has its last ones now."""
+    ids = {table["name"]: table["id"] for table in service.admin.get("/tables").json()["items"]}
+    last: dict[str, datetime] = {}
+    with service.database.write() as session:
+        for name, minutes, deletes in samples:
+            at = now - timedelta(minutes=minutes)
+            session.add(
+                HealthSample(
+                    table_id=ids[f"db.{name}"],
+                    at=at,
+                    resolution=index_health._resolution(last.get(name), at),
+                    status="healthy",
+                    pending_equality_delete_files=1,
+                    pending_equality_deletes=deletes,
+                    lag_seconds=0,
+                    coverage=1,
+                    entries=0,
+                    bytes=0,
+                    sorted_runs=0,
+                    dead_ratio=0,
+                    unconvertible=0,
+                )
+            )
+            session.flush()
+            last[name] = at
+            health = session.get(TableHealth, ids[f"db.{name}"]) or TableHealth(table_id=ids[f"db.{name}"])
+            health.pending_equality_deletes = deletes
+            session.add(health)
+
+
+def drawn(page: str, now: datetime) -> list[tuple[float, int]]:
+    """Minutes ago and equality deletes, as the first plot of a page tells them."""
+    svg = page.partition("<svg")[2].partition("</svg>")[0]
+    return [
+        (round((now - datetime.fromisoformat(at)).total_seconds() / 60, 1), int(deletes.replace(",", "")))
+        for at, deletes in _TOOLTIP.findall(svg)
+    ]
+
+
+@pytest.mark.parametrize("days", [1, 7, 30, 90])
+def test_a_newcomer_sees_deletes_from_their_measurement_until_the_one_that_finds_them_converted(
+    fleet: Running, days: int
+) -> None:
+    now = utc_now()
+    measured(fleet, now, [("a", 20, 3000), ("b", 15, 500), ("a", 8, 0), ("a", 1, 40)])
+    with Person(fleet) as admin:
+        page = admin.open(f"/?days={days}").html
+        told = drawn(page, now)
+        table = fleet.admin.get("/tables?search=db.a").json()["items"][0]["id"]
+        of_table = drawn(admin.open(f"/tables/{table}?days={days}").html, now)
+    # The line goes on until the page was made, with what was measured last.
+    assert told[:4] == [(20, 3000), (15, 3500), (8, 500), (1, 540)]
+    assert {deletes for _, deletes in told[3:]} == {540}
+    assert of_table == [(20, 3000), (8, 0), (1, 40)]
+    # The left edge is the first measurement, and the drop stands where 12 of 20 minutes have passed.
+    points = [tuple(map(float, point.split(","))) for point in re.findall(r"[\d.]+,[\d.]+", line_of(page))]
+    assert points[0][0] == 0
+    drops = [x for (x, y), (_, below) in pairwise(points) if below - y > 50]
+    assert drops == pytest.approx([600], abs=10)
+
+
+def line_of(page: str) -> str:
+    found = re.search(r'<polyline class="line" points="([^"]+)"', page)
+    assert found is not None
+    return found[1]
+
+
+def test_a_sum_carries_the_last_sample_of_each_table_from_its_first_one_on(fleet: Running) -> None:
+    now = utc_now()
+    day = 24 * 60
+    measured(fleet, now, [("a", 9 * day, 7), ("b", 8 * day, 20), ("a", 3 * day, 9), ("b", 5, 0)])
+    with fleet.database.read() as session:
+        sums = index_health.total_pending(session, now - timedelta(days=7), now, Resolution.HOUR)
+    # Nothing changed as the seven days began: what held then was measured before.
+    assert [((now - at).total_seconds() / 60, total) for at, total in sums] == [
+        (8 * day, 27),
+        (3 * day, 29),
+        (5, 9),
+    ]
+
+
+def test_a_clock_that_was_set_back_draws_nothing_that_is_still_to_come(fleet: Running) -> None:
+    now = utc_now()
+    measured(fleet, now, [("a", 30, 1), ("a", -300, 2), ("a", 10, 3)])
+    with fleet.database.read() as session:
+        sums = index_health.total_pending(session, now - timedelta(days=1), now, Resolution.HOUR)
+    assert [total for _, total in sums] == [1, 3]
+
+
+def test_samples_too_many_to_be_drawn_one_by_one_are_thinned_from_the_oldest_on_and_keep_their_times(
+    fleet: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_health, "DRAWN_SAMPLES", 3)
+    monkeypatch.setattr(table_pages, "_DRAWN_SAMPLES", 3)
+    # Seconds to the hour: 59:59, 10:00, 50:00, ...
+    noon = utc_now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    minutes = [-40, 10, 50, 70, 130, 140, 150]
+    with fleet.database.read() as session:
+        now = noon + timedelta(minutes=160)
+    measured(fleet, now, [("a", 160 - minute, minute + 100) for minute in minutes])
+    with fleet.database.read() as session:
+        sums = index_health.total_pending(session, now - timedelta(hours=20), now, Resolution.HOUR)
+        table_id = session.exec(select(HealthSample.table_id)).first()
+        assert table_id is not None
+        samples = table_pages._samples(session, table_id, now - timedelta(hours=20), now, 1)
+    # 12:50 was not the first of its hour; the last three are all there.
+    expected = [-40, 10, 70, 130, 140, 150]
+    assert [((at - noon).total_seconds() / 60, total - 100) for at, total in sums] == [
+        (minute, minute) for minute in expected
+    ]
+    assert [(sample.at.astimezone(UTC) - noon).total_seconds() / 60 for sample in samples] == expected
