@@ -20,7 +20,7 @@ from service.catalogs.service import get_catalog, index_warehouse
 from service.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
-from service.index_health.measure import branch_head, committed_at
+from service.index_health.measure import branch_head, commit_times
 from service.paging import PageRequest, make_cursor, page_request, read_cursor
 from service.settings import Settings
 from service.tables.models import EnrolledTable
@@ -161,8 +161,9 @@ def _equality_deletes(table: Table) -> list[tuple[DataFile, datetime]]:
     head = branch_head(table, "main")
     if head is None:
         return []
+    times = commit_times(table)
     return [
-        (entry.data_file, committed_at(table, entry.snapshot_id))
+        (entry.data_file, times[entry.snapshot_id])
         for manifest in head.manifests(table.io)
         if manifest.content == ManifestContent.DELETES
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)

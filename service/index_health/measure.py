@@ -5,7 +5,8 @@ tasks are pruned by statistics. Manifests are immutable, so each is read once.
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -97,22 +98,24 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     has_identifier_fields = bool(table.schema().identifier_field_ids)
     if head is None:
         return Measurement(None, (), 0, dict.fromkeys(since, Volume()), has_identifier_fields)
+    times = commit_times(table)
     deletes = []
     data_files = rows = 0
     for manifest in head.manifests(table.io):
         if manifest.content == ManifestContent.DELETES:
             for path, deleted, size, field_ids, snapshot_id in cache.equality_deletes(manifest, table.io):
-                at = committed_at(table, snapshot_id)
-                deletes.append(EqualityDelete(path, deleted, size, field_ids, at))
+                deletes.append(EqualityDelete(path, deleted, size, field_ids, times[snapshot_id]))
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
             rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
     everything = Volume(data_files, rows, _summarized(head, "total-files-size"))
+    # PyIceberg walks through all snapshots to find one: a stream leaves tens of thousands.
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
     return Measurement(
         head.snapshot_id,
         tuple(deletes),
         data_files,
-        {snapshot_id: _added_since(table, head, snapshot_id, everything) for snapshot_id in since},
+        {snapshot_id: _added_since(snapshots, head, snapshot_id, everything) for snapshot_id in since},
         has_identifier_fields,
     )
 
@@ -132,27 +135,43 @@ def branch_head(table: Table, branch: str) -> Snapshot | None:
     return head
 
 
-def committed_at(table: Table, snapshot_id: int | None) -> datetime:
-    """When a snapshot was committed; the time of the oldest one left for one that expired."""
-    snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
-    if snapshot is not None:
-        return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
-    # Its snapshot expired, so it is at least as old as the oldest one left.
-    return datetime.fromtimestamp(min(each.timestamp_ms for each in table.snapshots()) / 1000, UTC)
+def commit_times(table: Table) -> Mapping[int | None, datetime]:
+    """When each snapshot was committed; for one that expired, the time of the oldest one left.
+
+    What an expired snapshot added is at least as old as that.
+    """
+    times: dict[int | None, datetime] = {
+        snapshot.snapshot_id: datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+        for snapshot in table.snapshots()
+    }
+    oldest = min(times.values(), default=datetime.fromtimestamp(0, UTC))
+    return defaultdict(lambda: oldest, times)
 
 
-def _added_since(table: Table, head: Snapshot, snapshot_id: int | None, everything: Volume) -> Volume:
+def _added_since(
+    snapshots: Mapping[int, Snapshot], head: Snapshot, snapshot_id: int | None, everything: Volume
+) -> Volume:
     if snapshot_id is None:
         return everything
     files = rows = size = 0
-    at: Snapshot | None = head
-    while at is not None and at.snapshot_id != snapshot_id:
+    for at in _history(snapshots, head):
+        if at.snapshot_id == snapshot_id:
+            return Volume(files, rows, size)
         if added := _summarized(at, "added-data-files"):
             files += added
             rows += _summarized(at, "added-records")
             size += _summarized(at, "added-files-size")
-        at = table.snapshot_by_id(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
-    return Volume(files, rows, size) if at is not None else everything
+    return everything
+
+
+def _history(snapshots: Mapping[int, Snapshot], head: Snapshot) -> Iterator[Snapshot]:
+    """The head, what came before it, and so on, as far as it is kept; each once, whatever metadata says."""
+    left = dict(snapshots)
+    at = left.pop(head.snapshot_id, None)
+    while at is not None:
+        yield at
+        parent = at.parent_snapshot_id
+        at = left.pop(parent, None) if parent is not None else None
 
 
 def _summarized(snapshot: Snapshot, name: str) -> int:

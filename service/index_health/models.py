@@ -14,8 +14,9 @@ from service.workers.models import KeySetReport, UnconvertibleDelete
 
 class HealthStatus(StrEnum):
     """`blocked`: deletes can't be converted, or the job that should do it failed. `unknown`: the table can't
-    be looked at. `lagging`: deletes are older than the policy lets them become. `degraded`: lookups cost more
-    than they should, or the last job of another kind failed. `healthy`: none of these."""
+    be looked at. `lagging`: deletes are older than the policy lets them become, with the time that a job
+    takes. `degraded`: lookups cost more than they should, or the last job of another kind failed. `healthy`:
+    none of these."""
 
     HEALTHY = "healthy"
     LAGGING = "lagging"

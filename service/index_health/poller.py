@@ -405,7 +405,7 @@ class Poller:
         policy = effective_policy(session, table)
         decide_at = schedule(session, table, health, now, policy)
         record_sample(session, table, health, policy, now)
-        lags_at = begins_to_lag_at(health, policy, now)
+        lags_at = begins_to_lag_at(session, table, health, policy, now)
         return Polled(
             is_reachable=True,
             head=loaded.metadata_location,

@@ -41,8 +41,8 @@ or day: a page of many tables must not take long."""
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
 _WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
-_LAG_PATIENCE = 2
-"""Lagging begins at this many times the age at which the policy converts."""
+PATIENCE_SECONDS = 60.0
+"""Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
 """Problems of a catalog, and not of a single table of it."""
 _COMPACTION_PATIENCE = 2
@@ -78,6 +78,7 @@ def judge(
     policy: EffectivePolicy,
     last_jobs: Sequence[Job],
     paused: str | None,
+    enrolled_at: datetime,
     now: datetime,
 ) -> tuple[HealthStatus, str, str | None]:
     """Status, reason, what to do. Pure; the gravest finding wins.
@@ -100,7 +101,8 @@ def judge(
     if (hindrance := _hindrance(health, last_jobs)) is not None:
         return HealthStatus.BLOCKED, *_failure(health, hindrance)
     lag = lag_seconds(health, now)
-    if policy.convert.enabled and lag > policy.convert.age_seconds * _LAG_PATIENCE:
+    lags_at = _lags_at(health, policy, last_jobs, enrolled_at)
+    if lags_at is not None and now > lags_at:
         late = (
             f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
             f"{policy.convert.age_seconds:.0f} s."
@@ -206,13 +208,39 @@ def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
     return found
 
 
-def begins_to_lag_at(health: TableHealth, policy: EffectivePolicy, now: datetime) -> datetime | None:
-    """When time alone will make the table lag; None if it does already, or never will."""
+def _lags_at(
+    health: TableHealth, policy: EffectivePolicy, last_jobs: Sequence[Job], enrolled_at: datetime
+) -> datetime | None:
+    """Until when the pending deletes are as the policy promises; None while it promises nothing of any.
+
+    They are due at `convert.age_seconds`, no sooner than the table came under the policy. The conversion is
+    late once it takes as long again, or longer than the job that may run just then and itself.
+    """
     oldest = health.oldest_equality_delete_at
     if oldest is None or not policy.convert.enabled:
         return None
-    lags_at = oldest + timedelta(seconds=policy.convert.age_seconds * _LAG_PATIENCE)
-    return lags_at if lags_at >= now else None
+    took = [
+        (job.ended_at - job.started_at).total_seconds()
+        for job in last_jobs
+        if job.kind in (JobKind.INDEX.value, JobKind.CONVERT.value)
+        and job.status == JobStatus.SUCCEEDED.value
+        and not job.failures  # which would count the pauses between attempts
+        and job.started_at is not None
+        and job.ended_at is not None
+    ]
+    due_at = max(oldest, enrolled_at) + timedelta(seconds=policy.convert.age_seconds)
+    patience = max(policy.convert.age_seconds, 2 * max(took, default=0.0), PATIENCE_SECONDS)
+    return due_at + timedelta(seconds=patience)
+
+
+def begins_to_lag_at(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+) -> datetime | None:
+    """When time alone will make the table lag; None if it does already, or never will."""
+    if health.oldest_equality_delete_at is None:
+        return None
+    lags_at = _lags_at(health, policy, last_jobs(session, table.id), table.created_at)
+    return lags_at if lags_at is not None and lags_at >= now else None
 
 
 def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy | None = None) -> HealthView:
@@ -229,6 +257,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         policy or effective_policy(session, table),
         last_jobs(session, table.id),
         paused,
+        table.created_at,
         now,
     )
     return HealthView(

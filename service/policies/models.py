@@ -86,7 +86,7 @@ class CompactPolicy(Message):
     dead_bytes: Count | None = None
     """Size of these entries, as their share of the index's size."""
     min_interval_seconds: Seconds | None = None
-    """At least this long between two compactions, because each rewrites the index."""
+    """At least this long between two compactions, because each rewrites a part of the index."""
     cron: Cron | None = None
     """Compact at these moments, too, which also deletes files that nothing needs any more."""
 

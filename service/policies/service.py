@@ -85,7 +85,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 sorted_runs=16,
                 dead_ratio=0.5,
                 dead_bytes=10_000_000_000,
-                min_interval_seconds=600,
+                min_interval_seconds=60,
                 cron="",
             ),
             verify=VerifyPolicy(

@@ -1,5 +1,8 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
+import time
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,16 +12,21 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from service.database import utc_now
+from service.index_health.measure import ManifestCache, Volume, measure
 from service.index_health.models import HealthStatus, TableHealth
 from service.index_health.service import _resolution, judge
 from service.jobs.models import Job
+from service.jobs.scheduler import Action, LastJob, decide
+from service.jobs.status import JobKind
+from service.policies.models import EffectivePolicy
+from service.policies.service import BUILT_IN, STANDARD
 from service.settings import Settings
 from service.wording import sized
 from service.workers.models import KeySetReport
 from tests.patience import wait_until
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.test_scheduler import NOW, POLICY
+from tests.service.test_scheduler import IDLE, NOW, POLICY
 
 _KEY_SET: dict[str, Any] = {
     "equality_field_ids": [1],
@@ -57,6 +65,26 @@ def test_tables_of_format_version_3_are_measured_alike(service: Running, iceberg
     service.poll(table["id"])
     health = service.admin.get(f"/tables/{table['id']}/health").json()
     assert (health["pending_equality_delete_files"], health["pending_equality_deletes"]) == (1, 2)
+
+
+def test_snapshots_that_are_each_other_s_parents_end_the_count_of_what_is_new(
+    iceberg: IcebergCatalog,
+) -> None:
+    iceberg.delete_keys("db.t", [1])
+    iceberg.append("db.t", [4])
+    table = iceberg.catalog.load_table("db.t")
+    head = table.current_snapshot()
+    assert head is not None
+    circle = [
+        each.model_copy(update={"parent_snapshot_id": each.parent_snapshot_id or head.snapshot_id})
+        for each in table.snapshots()
+    ]
+    table.metadata = table.metadata.model_copy(update={"snapshots": circle})
+    expired = 1
+    measured = measure(table, "main", ManifestCache(), {None, expired, head.snapshot_id})
+    assert measured.new_since[head.snapshot_id] == Volume()
+    assert measured.new_since[expired] == measured.new_since[None]
+    assert measured.new_since[None].files == measured.data_files > 0
 
 
 def test_a_table_that_was_never_polled_is_unknown(service: Running, iceberg: IcebergCatalog) -> None:
@@ -109,8 +137,9 @@ def test_a_dropped_table_is_reported_and_not_scheduled(service: Running, iceberg
 
 @pytest.mark.parametrize("place", ["table", "catalog", "system"])
 def test_a_table_that_lags_while_it_is_paused_says_so(
-    service: Running, iceberg: IcebergCatalog, place: str
+    service: Running, iceberg: IcebergCatalog, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0.0)
     service.register(iceberg)
     body = {"name": "at-once", "settings": {"convert": {"age_seconds": 0}}}
     assert service.admin.post("/policies", json=body).status_code == 201
@@ -132,7 +161,10 @@ def test_a_table_that_lags_while_it_is_paused_says_so(
     assert health["status_reason"] == f"1 equality delete file pending, and {names[place]} paused."
 
 
-def test_a_table_that_lags_outside_of_its_windows_says_so(service: Running, iceberg: IcebergCatalog) -> None:
+def test_a_table_that_lags_outside_of_its_windows_says_so(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0.0)
     service.register(iceberg)
     now = utc_now()
     window = {"start": f"{now + timedelta(hours=2):%H:%M}", "end": f"{now + timedelta(hours=3):%H:%M}"}
@@ -145,6 +177,120 @@ def test_a_table_that_lags_outside_of_its_windows_says_so(service: Running, iceb
     assert health["status"] == "lagging"
     assert "It starts by itself only within" in health["status_reason"]
     assert "Request a convert job" in health["what_to_do"]
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "job_seconds", "lag_seconds", "status"),
+    [
+        (0, 2, 3, "healthy"),
+        (0, 2, 60, "healthy"),
+        (0, 2, 61, "lagging"),
+        (0, 40, 80, "healthy"),
+        (0, 40, 81, "lagging"),
+        (300, 2, 600, "healthy"),
+        (300, 2, 601, "lagging"),
+        (300, 900, 2100, "healthy"),
+        (300, 900, 2101, "lagging"),
+    ],
+)
+def test_deletes_lag_when_neither_the_policy_nor_the_time_of_two_jobs_explains_their_age(
+    age_seconds: float, job_seconds: float, lag_seconds: float, status: str
+) -> None:
+    policy = POLICY.model_copy(
+        update={"convert": POLICY.convert.model_copy(update={"age_seconds": age_seconds})}
+    )
+    ended = Job(  # type: ignore[call-arg]
+        table_id="t",
+        kind="convert",
+        status="succeeded",
+        started_at=NOW - timedelta(seconds=job_seconds),
+        ended_at=NOW,
+    )
+    health = TableHealth(
+        table_id="t",
+        measured_at=NOW,
+        pending_equality_delete_files=4,
+        oldest_equality_delete_at=NOW - timedelta(seconds=lag_seconds),
+    )
+    assert judge(health, [], policy, [ended], None, NOW - timedelta(days=1), NOW)[0] == status
+    # What was there before the table was enrolled is late no sooner than that.
+    assert judge(health, [], policy, [ended], None, NOW, NOW)[0] is HealthStatus.HEALTHY
+    ended.failures = 1  # so that it took the pauses between attempts as well
+    at_once = judge(health, [], policy, [ended], None, NOW - timedelta(days=1), NOW)[0]
+    late = lag_seconds > age_seconds + max(age_seconds, 60)
+    assert at_once is (HealthStatus.LAGGING if late else HealthStatus.HEALTHY)
+
+
+@pytest.mark.parametrize("files", [1, 4, 20])
+def test_under_standard_checkpoints_every_five_seconds_leave_a_table_healthy_throughout(files: int) -> None:
+    stream = Stream(files)
+    # As long as several rounds of indexing and compaction: the next hours are like the first.
+    statuses = Counter(stream.status_at(second) for second in range(5, 7_201, 5))
+    assert statuses == {HealthStatus.HEALTHY: 1_440}
+    assert stream.jobs[JobKind.COMPACT] > 1
+    # Neither kind waits for the other: their jobs leave the worker half of its time.
+    assert sum(stream.jobs[kind] * seconds for kind, seconds in JOB_SECONDS.items()) < 3_600
+
+
+JOB_SECONDS = {JobKind.INDEX: 1, JobKind.CONVERT: 2, JobKind.COMPACT: 5}
+
+
+class Stream:
+    """A table that gets some data files and as many equality delete files every five seconds.
+
+    The policy `standard` decides with each poll, every ten seconds, and one worker does what is due.
+    """
+
+    policy = EffectivePolicy.model_validate(BUILT_IN[STANDARD][1].model_dump())
+
+    def __init__(self, files: int) -> None:
+        self.jobs: Counter[JobKind] = Counter()
+        self._files = files
+        self._table = replace(IDLE, sorted_runs=1, dead_ratio=0.0, dead_bytes=0, enrolled_at=NOW, last={})
+        self._pending_since: datetime | None = None
+        self._free_at = NOW
+
+    def status_at(self, second: int) -> HealthStatus:
+        now = NOW + timedelta(seconds=second)
+        table = self._table
+        self._pending_since = self._pending_since or now
+        new = Volume(table.new.files + self._files, table.new.rows + 2_000, 0)
+        pending = Volume(table.convertible.files + self._files, table.convertible.rows + 2_000, 0)
+        self._table = replace(
+            table,
+            new=new,
+            convertible=pending,
+            pending_delete_files=pending.files,
+            oldest_convertible_at=self._pending_since,
+        )
+        if second % 10 == 0 and now >= self._free_at:
+            self._work(now)
+        health = TableHealth(
+            table_id="t",
+            measured_at=now,
+            pending_equality_delete_files=self._table.pending_delete_files,
+            oldest_equality_delete_at=self._pending_since,
+        )
+        key_set = KeySetReport.model_validate(_KEY_SET | {"sorted_runs": self._table.sorted_runs})
+        return judge(health, [key_set], self.policy, (), None, NOW, now)[0]
+
+    def _work(self, now: datetime) -> None:
+        due = [each.kind for each in decide(self._table, self.policy, now) if each.action is Action.TRIGGER]
+        for kind in due:
+            self.jobs[kind] += 1
+            now += timedelta(seconds=JOB_SECONDS[kind])
+            table = replace(self._table, last={**self._table.last, kind: LastJob(now)})
+            if kind is JobKind.INDEX:
+                table = replace(table, new=Volume(), sorted_runs=table.sorted_runs + 1)
+            elif kind is JobKind.CONVERT:
+                table = replace(
+                    table, convertible=Volume(), pending_delete_files=0, oldest_convertible_at=None
+                )
+                self._pending_since = None
+            else:
+                table = replace(table, sorted_runs=8)  # as many as a compaction leaves at most
+            self._table = table
+        self._free_at = now
 
 
 def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_compacts() -> None:
@@ -163,7 +309,7 @@ def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_com
             )
             for number, (sorted_runs, dead_ratio) in enumerate(figures)
         ]
-        found, reason, _ = judge(health, key_sets, POLICY, (), None, NOW)
+        found, reason, _ = judge(health, key_sets, POLICY, (), None, NOW, NOW)
         return found, reason
 
     health = TableHealth(table_id="t", measured_at=NOW)
@@ -195,7 +341,7 @@ def test_a_failed_job_of_any_kind_shows_in_health() -> None:
 
     def word(*latest_first: Job, runs: int = 1, paused: str | None = None) -> tuple[str, str, str | None]:
         key_set.sorted_runs = runs
-        status, reason, remedy = judge(health, [key_set], POLICY, latest_first, paused, NOW)
+        status, reason, remedy = judge(health, [key_set], POLICY, latest_first, paused, NOW, NOW)
         return status.value, reason, remedy
 
     done = ended("convert", "succeeded")
