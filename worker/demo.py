@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import (
@@ -31,26 +33,20 @@ from rich.progress import (
 from rich.table import Table
 
 from worker.catalogs import java_properties
-from worker.demo_table import ROW, Orders, OrdersWriter, to_arrow
+from worker.demo_table import ROW, Orders, OrdersWriter, keep_up, to_arrow
 from worker.session import create_spark
 
 CATALOG = "embedded"
 NAMESPACE, NAME = "demo", "orders"
 IDENTIFIER = f"{CATALOG}.{NAMESPACE}.{NAME}"
 QUERY = f"SELECT region, count(*), sum(amount_cents) FROM {IDENTIFIER} GROUP BY region"  # noqa: S608
-POLICY = {
-    "name": "demo",
-    "description": "Indexes and converts whatever comes, at once: only for the demo.",
-    "settings": {
-        "index": {"enabled": True, "data_files": 1, "age_seconds": 5},
-        "convert": {"enabled": True, "delete_files": 1, "deletes": 1, "age_seconds": 0},
-    },
-}
+POLICY = "standard"
 CHECKPOINTS = 20
 CHANGES = 8_000
 STREAM_CHANGES = 2_000
 STREAM_PAUSE_SECONDS = 3.0
 STREAM_CHECKPOINTS = 6
+UPKEEP_CHECKPOINTS = 100
 TIMES_ASKED = 3
 PATIENCE_SECONDS = 300.0
 
@@ -90,12 +86,14 @@ class Icestream:
                 self._call("DELETE", f"/tables/{table['id']}")
 
     def register_table(self) -> str:
-        """Register the sample table under the demo's policy; returns the table's id."""
-        if all(policy["name"] != POLICY["name"] for policy in self._items("/policies")):
-            self._call("POST", "/policies", json=POLICY)
-        body = {"catalog": CATALOG, "identifier": [NAMESPACE, NAME], "policy": POLICY["name"]}
+        """Register the sample table; returns the table's id."""
+        body = {"catalog": CATALOG, "identifier": [NAMESPACE, NAME], "policy": POLICY}
         table_id: str = self._call("POST", "/tables", json=body)["id"]
         return table_id
+
+    def request_conversion(self, table_id: str) -> None:
+        """Let what is pending be converted now, though the policy would wait for more."""
+        self._call("POST", f"/tables/{table_id}/jobs", json={"kind": "convert"})
 
     def jobs(self, table_id: str) -> list[dict[str, Any]]:
         """The table's jobs, newest first."""
@@ -163,7 +161,7 @@ class Story:
         writer = self._fill(orders)
         before, seconds_before = self._look("before")
         table_id = self._icestream.register_table()
-        self._say(f"Registered {NAMESPACE}.{NAME} with Icestream; its policy does the rest.")
+        self._say(f"Registered {NAMESPACE}.{NAME} with Icestream; the policy `standard` does the rest.")
         self._await_conversion(table_id)
         after, seconds_after = self._look("after")
         same = self._report(before, seconds_before, after, seconds_after, self._expect(orders))
@@ -264,6 +262,7 @@ class Story:
             ):
                 writer.commit(orders.advance(STREAM_CHANGES))
                 time.sleep(STREAM_PAUSE_SECONDS)
+        self._icestream.request_conversion(table_id)
         self._await_conversion(table_id)
         same = self._expect(orders) == self._reader.checksum(IDENTIFIER)
         done = [job["kind"] for job in self._icestream.jobs(table_id) if job["status"] == "succeeded"]
@@ -273,11 +272,31 @@ class Story:
         )
         self._verdict(same, "The table and the writer's own model", f"{len(orders.visible):,} rows")
         if same and not once:
-            self._say("The stream goes on, as the page shows. Ctrl-C ends it.")
-            while True:
+            self._say(
+                f"The stream goes on, as the page shows. Every {UPKEEP_CHECKPOINTS} checkpoints its writer"
+                " compacts small files and expires snapshots with Iceberg's procedures. Ctrl-C ends it."
+            )
+            for checkpoint in count(1):
                 writer.commit(orders.advance(STREAM_CHANGES))
                 time.sleep(STREAM_PAUSE_SECONDS)
+                if checkpoint % UPKEEP_CHECKPOINTS == 0:
+                    self._keep_up(table_id)
         return same
+
+    def _keep_up(self, table_id: str) -> None:
+        """What every stream needs now and then, once all is converted, so that neither meets the other."""
+        self._icestream.request_conversion(table_id)
+        self._await_conversion(table_id)
+        try:
+            done = keep_up(self._spark, IDENTIFIER)
+        except Py4JJavaError as error:
+            cause = str(error.java_exception).partition("\n")[0]
+            self._say(f"The writer's upkeep failed, and is tried again later: {cause}", "yellow")
+            return
+        self._say(
+            f"The writer compacted {done.files_before:,} data files into {done.files_after:,}, and expired"
+            f" snapshots with {done.deleted_files:,} files."
+        )
 
     def _verdict(self, same: bool, who: str, what: str) -> None:
         self._say(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -44,6 +45,8 @@ ROW = np.dtype(
     ]
 )
 Rows = npt.NDArray[np.void]
+FILE_BYTES = 8 * 1024**2
+KEEP_SNAPSHOTS_SECONDS = 600.0  # what conversions and the index are about must be left
 _FIRST_UPDATE = 1_767_225_600_000_000  # 2026-01-01T00:00Z
 
 
@@ -124,6 +127,38 @@ def to_arrow(rows: Rows, columns: Iterable[str] = ROW.names or ()) -> pa.Table:
     return pa.table(arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What it came to. files_before, files_after: data files that were rewritten, and those made of them."""
+
+    files_before: int
+    files_after: int
+    deleted_files: int
+
+
+def keep_up(spark: SparkSession, identifier: str, keep_seconds: float = KEEP_SNAPSHOTS_SECONDS) -> Upkeep:
+    """Compacts small data files and expires old snapshots, with the procedures that Iceberg has for it.
+
+    Raises Py4JJavaError, for instance when deletes were committed meanwhile to what is compacted.
+    """
+    catalog, table = identifier.split(".", 1)
+    rewritten = spark.sql(
+        f"CALL {catalog}.system.rewrite_data_files(table => '{table}', options => map("
+        f"'target-file-size-bytes', '{FILE_BYTES}', 'min-file-size-bytes', '{FILE_BYTES // 4}', "
+        "'remove-dangling-deletes', 'true'))"
+    ).collect()[0]
+    before = datetime.now(UTC) - timedelta(seconds=keep_seconds)
+    expired = spark.sql(
+        f"CALL {catalog}.system.expire_snapshots(table => '{table}', "
+        f"older_than => TIMESTAMP '{before:%Y-%m-%d %H:%M:%S} UTC', retain_last => 1)"
+    ).collect()[0]
+    return Upkeep(
+        rewritten["rewritten_data_files_count"],
+        rewritten["added_data_files_count"],
+        sum(expired.asDict().values()),
+    )
+
+
 class OrdersWriter:
     """Writes to one Iceberg table as Flink's sink does: one `RowDelta` a checkpoint, nothing ever read."""
 
@@ -142,7 +177,10 @@ class OrdersWriter:
         spark.sql(f"DROP TABLE IF EXISTS {identifier} PURGE")
         spark.sql(
             f"CREATE TABLE {identifier} ({COLUMNS}) USING iceberg PARTITIONED BY (region) "
-            "TBLPROPERTIES ('format-version'='3')"
+            "TBLPROPERTIES ('format-version'='3', "
+            # As for any stream: else each commit leaves a file of metadata for good.
+            "'write.metadata.delete-after-commit.enabled'='true', "
+            "'write.metadata.previous-versions-max'='20')"
         )
         spark3_util = jvm_of(spark._jsparkSession).org.apache.iceberg.spark.Spark3Util
         table = spark3_util.loadIcebergTable(spark._jsparkSession, identifier)
@@ -160,6 +198,10 @@ class OrdersWriter:
     def commit(self, checkpoint: Checkpoint) -> None:
         """New rows, equality deletes of older rows of their keys, deletion vectors for rows written twice."""
         operation = self._table.newRowDelta()
+        # Iceberg compares vectors with those committed since: by default with all of history, which expires.
+        self._table.refresh()
+        if (head := self._table.currentSnapshot()) is not None:
+            operation.validateFromSnapshot(head.snapshotId())
         vectors: list[tuple[dict[str, Any], npt.NDArray[np.int64]]] = []
         overwritten = dict(_by_region(checkpoint.rows, checkpoint.overwritten))
         for region, rows in _by_region(checkpoint.rows):

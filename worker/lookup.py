@@ -172,16 +172,25 @@ class DeleteKeys:
             )
             if start == end:
                 continue
-            if len(columns) == 1 and pa.types.is_integer(columns[0].type):
-                found, keys = match_sorted(columns[0].to_numpy(), self.values(0)[start:end])
-            else:
-                selected = self.rows.slice(start, end - start)
-                matcher = KeyMatcher([selected[name].combine_chunks() for name in self.key_names[1:]])
-                probe = matcher.probe(columns)
-                found, keys = probe.rows, probe.keys
+            found, keys = self._match(columns, start, end)
             rows.append(found)
             numbers.append(self.sequence_numbers[start + keys])
         return np.concatenate(rows), np.concatenate(numbers)
+
+    def _match(self, columns: Sequence[pa.Array], start: int, end: int) -> tuple[Int64Array, Int64Array]:
+        """(row of the entries, key from `start` on) of each pair that is equal; the columns are sorted."""
+        is_integer = pa.types.is_integer(columns[0].type)
+        if is_integer and len(columns) == 1:
+            return match_sorted(columns[0].to_numpy(), self.values(0)[start:end])
+        selected = self.rows.slice(start, end - start)
+        matcher = KeyMatcher([selected[name].combine_chunks() for name in self.key_names[1:]])
+        if not is_integer:
+            probe = matcher.probe(columns)
+            return probe.rows, probe.keys
+        # What the first column excludes costs a binary search, while a hash of every entry costs far more.
+        left, _ = match_sorted(columns[0].to_numpy(), np.unique(self.values(0)[start:end]))
+        probe = matcher.probe([column.take(pa.array(left)) for column in columns])
+        return left[probe.rows], probe.keys
 
     def _bound(self, start: int, end: int, key: Sequence[Any], side: Literal["left", "right"]) -> int:
         """Where a key would be inserted among the rows from start to end, left or right of an equal one."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from worker.paths import Paths
-from worker.sorting import Int64Array
+from worker.sorting import Int64Array, is_bytes
 
 N = TypeVar("N", bound=np.generic)
 
@@ -342,9 +342,18 @@ class Rates:
 
 NUMBERS = Rates(index=60e6, scan=20e6)
 STRINGS = Rates(index=8e6, scan=8e6)  # as soon as one key column is string or binary
+INTEGER_FIRST = Rates(index=20e6, scan=12e6)  # but a lookup hashes only what an integer before it leaves
 INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
+DATA_FILE_SECONDS = 0.001  # to open one data file, whatever it holds; see docs/benchmarks.md
 COMMIT_SECONDS = 0.5  # of one RowDelta and its manifests
 WRITTEN_FILE_SECONDS = 0.001  # to make one delete file, and to list it in the commit
+
+
+def rates_of(key_types: Sequence[pa.DataType]) -> Rates:
+    """key_types: of the key columns, in the index's order."""
+    if not any(map(is_bytes, key_types)):
+        return NUMBERS
+    return INTEGER_FIRST if pa.types.is_integer(key_types[0]) else STRINGS
 
 
 def conversion_seconds(measured: Mapping[str, float], commits: int, delete_files: int) -> float:
@@ -363,17 +372,17 @@ def conversion_seconds(measured: Mapping[str, float], commits: int, delete_files
 
 
 def index_is_cheaper(
-    keys: int, lookup_rows: int, index_files: int, scan_rows: int, rates: Rates
+    keys: int, lookup_rows: int, index_files: int, scan_rows: int, data_files: int, rates: Rates
 ) -> tuple[bool, str]:
     """Whether to ask the index for files that it covers, rather than scan them; and why, in words.
 
-    lookup_rows: entries of the index that a lookup reads at most.
+    lookup_rows: entries of the index that a lookup reads at most. scan_rows, data_files: that a scan reads.
     """
     lookup_seconds = lookup_rows / rates.index + index_files * INDEX_FILE_SECONDS
-    scan_seconds = scan_rows / rates.scan
+    scan_seconds = scan_rows / rates.scan + data_files * DATA_FILE_SECONDS
     # Estimates this small are within each other's error: the index touches fewer bytes of the table.
     cheaper = lookup_seconds <= max(scan_seconds, 0.05)
     return cheaper, (
         f"{keys:,} keys: at most {lookup_rows:,} index rows (about {lookup_seconds:.2f} s)"
-        f" against {scan_rows:,} rows of data files (about {scan_seconds:.2f} s)"
+        f" against {scan_rows:,} rows in {data_files:,} data files (about {scan_seconds:.2f} s)"
     )

@@ -19,8 +19,6 @@ from worker.index import KeySetIndex
 from worker.job import Job, PinnedTable, Unconvertible
 from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks, rows_to_read
 from worker.plan import (
-    NUMBERS,
-    STRINGS,
     DataFile,
     DataFiles,
     DeleteFile,
@@ -31,6 +29,7 @@ from worker.plan import (
     applies,
     balanced,
     index_is_cheaper,
+    rates_of,
 )
 from worker.positions import Positions
 from worker.read import KeyReader, KeySet
@@ -44,7 +43,7 @@ from worker.shuffle import (
     cuts_between,
 )
 from worker.sorted_runs import ROW_GROUP_ROWS
-from worker.sorting import Int64Array, is_bytes
+from worker.sorting import Int64Array
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000
@@ -261,14 +260,14 @@ class PendingDeletes:
             return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
         entries = self.index.entries
         keys, files = len(self.keys) or self.keys_planned, len(entries.files)
-        rates = STRINGS if any(map(is_bytes, self.keys.key_types)) else NUMBERS
-        scan_rows = self.data_files.select(covered).record_count * self._ranges
+        rates = rates_of(self.keys.key_types)
+        scanned = self.data_files.select(covered).record_count * self._ranges, len(covered) * self._ranges
         # Each key may touch one row group in each file of the index, and never more than all of its rows.
         lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
-        cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
+        cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
         if not cheaper and self.cuts is None:
             lookup_rows = rows_to_read(self.index.storage, entries.files, self.keys)
-            cheaper, why = index_is_cheaper(keys, lookup_rows, files, scan_rows, rates)
+            cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
         if not cheaper:
             return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
         if len(uncovered):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tests.benchmarks.planning import measure_planning
 from tests.benchmarks.plans import Plan, plan_of
 from tests.benchmarks.readers import read_before_and_after
 from tests.benchmarks.report import Results, machine, write_report
+from tests.benchmarks.small_files import measure_small_files
 from tests.benchmarks.sweep import sweep
 from worker.session import create_spark
 
@@ -50,6 +52,10 @@ def main(
                 name = f"{one}-{size}-v3"
                 dataset = Dataset(spark, directory.resolve() / name, one, size)
                 _measure(dataset, plan.at(size), results, _speaker(status, name))
+        status.update("small files")
+        with tempfile.TemporaryDirectory() as name:
+            sizes: dict[str, Any] = {"rows": 20_000, "checkpoints": (0, 3), "rounds": 1} if quick else {}
+            results.small_files = measure_small_files(spark, Path(name), **sizes)
         status.update("planning")
         results.planning = measure_planning(2_000, 200) if quick else measure_planning()
         about = machine(spark, "pyspark", "pyarrow", "numpy", "pypaimon", "pyiceberg", "duckdb")

@@ -19,6 +19,8 @@ from tests.benchmarks.measure import mebibytes, slope
 from tests.benchmarks.planning import Planning, section_of
 from tests.benchmarks.plots import plot_over_deletes, plot_over_rows
 from tests.benchmarks.readers import DUCKDB_SECONDS, Reading
+from tests.benchmarks.small_files import SmallFiles
+from tests.benchmarks.small_files import section_of as section_of_small_files
 from tests.benchmarks.sweep import Point
 from worker.session import ICEBERG_RUNTIME
 
@@ -46,6 +48,7 @@ class Results:
     indexes: list[IndexMeasurement] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+    small_files: list[SmallFiles] = field(default_factory=list)
     planning: Planning | None = None
 
     @property
@@ -70,6 +73,7 @@ def write_report(results: Results, machine: str, path: Path) -> str:
         *_growth_section(results),
         *_memory_section(results),
         *_readers_section(results.readings),
+        *([section_of_small_files(results.small_files, table)] if results.small_files else []),
         *(section_of(results.planning) if results.planning is not None else []),
     ]
     text = "\n\n".join(parts) + "\n"

@@ -18,6 +18,7 @@ SECTIONS = [
     "Growth",
     "Memory",
     "Readers",
+    "Small files",
     "Planning",
 ]
 PLOTS = ["int64-1000", "int64-20000", "int64-lookup", "uuid-20000", "composite-20000"]
@@ -38,6 +39,7 @@ def test_a_quick_run_writes_every_section_table_and_plot(tmp_path: Path) -> None
     assert all(everyone), "a competitor has no time"
     assert len(rows_of(report, "int64", "with D at N = 20,000")) == 1
     assert len(rows_of(report, "int64", "with N at D = 100")) == 1
+    assert [row[2] for row in rows_of(report, "12")] == ["2"], "of two index jobs"
     assert len(rows_of(report, "DuckDB")) == len(rows_of(report, "Spark")) == 2
 
     # On a table that is there by now.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.factories import live_delete_files, sqlite_catalog, visible_rows
-from worker.demo_table import Checkpoint, Orders, OrdersWriter, Rows, to_arrow
+from worker.demo_table import Checkpoint, Orders, OrdersWriter, Rows, keep_up, to_arrow
 
 
 def as_tuples(rows: Rows) -> list[tuple[Any, ...]]:
@@ -65,6 +65,35 @@ def test_table_shows_the_rows_of_the_model(spark: SparkSession, tmp_path: Path) 
     contents = [file["content"] for file in live_delete_files(spark, identifier)]
     assert contents.count(2) == 12, "an equality delete file for each region and checkpoint"
     assert contents.count(1) == 12, "a deletion vector for each data file with rows written twice"
+
+
+@pytest.mark.integration
+def test_a_writer_s_upkeep_leaves_the_rows_and_few_files_and_lets_the_stream_go_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    catalog = sqlite_catalog(spark, "demo_upkeep", tmp_path)
+    identifier = f"{catalog.name}.demo.orders"
+    orders = Orders(2_000)
+    writer = OrdersWriter.create(spark, identifier)
+    writer.append(orders.visible)
+
+    def files(metadata: str) -> int:
+        return spark.table(f"{identifier}.{metadata}").count()
+
+    def metadata_files() -> int:
+        return len(list(tmp_path.glob("warehouse/**/*.metadata.json")))
+
+    for _ in range(3):
+        for _ in range(10):
+            writer.commit(orders.advance(200))
+        upkeep = keep_up(spark, identifier, keep_seconds=0)
+        assert upkeep.files_before >= 40
+        assert upkeep.files_after == files("data_files") == 4
+        assert files("delete_files") == 0
+        assert files("snapshots") == 1
+        assert metadata_files() <= 22
+    writer.commit(orders.advance(200))  # whose history is gone but for the last snapshot
+    assert visible_rows(spark, identifier).total() == len(orders.visible)
 
 
 @pytest.mark.integration

@@ -1,0 +1,71 @@
+"""A stream of small checkpoints under the policy `standard`, by what the service says about it meanwhile."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog
+from tests.integration.icestream import Icestream, Json, wait_until
+from worker.demo import Reader
+from worker.demo_table import Orders, OrdersWriter, keep_up, to_arrow
+
+pytestmark = pytest.mark.integration
+
+CHECKPOINTS = int(os.environ.get("ICESTREAM_TEST_CHECKPOINTS", "40"))
+UPKEEP_CHECKPOINTS = 25
+PENDING_FILES = 40
+"""The writer goes on once fewer equality delete files wait: so the test takes the pace of the machine."""
+
+
+def test_a_stream_under_standard_is_healthy_throughout_and_none_of_its_conversions_scans_what_is_indexed(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, tmp_path: Path
+) -> None:
+    identifier = f"{registered.name}.demo.orders"
+    orders = Orders(400_000)
+    writer = OrdersWriter.create(spark, identifier)
+    writer.append(orders.visible)
+    table_id = icestream.enroll(registered, "demo.orders", policy="standard")
+    wait_until(lambda: icestream.health(table_id)["coverage"], "the first index", timeout_seconds=600)
+
+    for checkpoint in range(1, CHECKPOINTS + 1):
+        writer.commit(orders.advance(500))
+        wait_until(
+            lambda: icestream.health(table_id)["pending_equality_delete_files"] < PENDING_FILES,
+            "conversions to keep up",
+            timeout_seconds=600,
+        )
+        if checkpoint % UPKEEP_CHECKPOINTS == 0:
+            icestream.run(table_id, "convert")
+            assert keep_up(spark, identifier).files_before > UPKEEP_CHECKPOINTS
+    icestream.run(table_id, "convert")
+
+    history = Counter(sample["status"] for sample in every(icestream, f"/tables/{table_id}/health/history"))
+    assert history == {"healthy": history.total()}
+    jobs = list(every(icestream, "/jobs", table_id=table_id))
+    indexed_at = min(job["ended_at"] for job in jobs if job["kind"] == "index")
+    sources = Counter(
+        key_set["source"]
+        for job in jobs
+        if job["kind"] == "convert" and job["started_at"] > indexed_at
+        for key_set in icestream.get(f"/jobs/{job['id']}")["result"]["key_sets"]
+    )
+    assert sources.keys() <= {"index", "index_and_scan"}
+    assert sources.total() >= CHECKPOINTS * 4 // (PENDING_FILES + 4)
+
+    pq.write_table(to_arrow(orders.visible), tmp_path / "model.parquet")
+    reader = Reader(spark)
+    assert reader.checksum(identifier) == reader.checksum(f"parquet.`{tmp_path}/model.parquet`")
+
+
+def every(icestream: Icestream, path: str, **query: str) -> Iterator[Json]:
+    """All items of a list, page by page."""
+    page = icestream.get(path, limit=500, **query)
+    yield from page["items"]
+    while page["next_cursor"] is not None:
+        page = icestream.get(path, limit=500, cursor=page["next_cursor"], **query)
+        yield from page["items"]

@@ -1,0 +1,37 @@
+"""Index or scan: the cost model against what both took, side by side (docs/benchmarks.md, "Small files")."""
+
+import pyarrow as pa
+import pytest
+
+from worker.plan import INTEGER_FIRST, NUMBERS, STRINGS, Rates, index_is_cheaper, rates_of
+
+
+@pytest.mark.parametrize(
+    ("lookup_rows", "index_files", "scan_rows", "data_files"),
+    [
+        (2_991_276, 3, 3_017_580, 48),
+        (3_054_073, 7, 3_087_705, 208),
+        (3_175_105, 17, 3_261_849, 608),
+        (3_362_626, 13, 3_434_211, 1008),
+        (3_766_853, 38, 3_858_487, 2008),
+    ],
+)
+@pytest.mark.parametrize("rates", [STRINGS, INTEGER_FIRST])
+def test_small_data_files_cost_a_scan_more_than_the_runs_that_they_leave_cost_a_lookup(
+    lookup_rows: int, index_files: int, scan_rows: int, data_files: int, rates: Rates
+) -> None:
+    cheaper, why = index_is_cheaper(2_000, lookup_rows, index_files, scan_rows, data_files, rates)
+    assert cheaper, why
+    assert f"{scan_rows:,} rows in {data_files:,} data files" in why
+
+
+def test_a_scan_of_a_few_large_files_stays_cheaper_than_a_lookup_that_reads_all_of_many_runs() -> None:
+    cheaper, _ = index_is_cheaper(2_000_000, 3_000_000, 60, 3_000_000, 8, STRINGS)
+    assert not cheaper
+
+
+def test_rates_go_by_what_a_lookup_has_to_hash() -> None:
+    number, text = pa.int64(), pa.string()
+    assert rates_of([number]) == rates_of([number, number]) == NUMBERS
+    assert rates_of([number, text]) == INTEGER_FIRST
+    assert rates_of([text]) == rates_of([text, number]) == STRINGS
