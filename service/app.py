@@ -29,6 +29,7 @@ from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_rou
 from service.auth.models import SYSTEM, Principal, Role
 from service.auth.oidc import TokenVerifier
 from service.auth.service import ensure_bootstrap_keys
+from service.auth.tries import Tries
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
@@ -142,6 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
+    app.state.tries = Tries(settings)
     app.add_middleware(RefuseNul)
     app.add_middleware(BodyLimit)
     app.add_middleware(RateLimits, settings=settings)

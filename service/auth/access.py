@@ -17,6 +17,7 @@ from starlette.datastructures import FormData
 from service.auth.models import Principal, Role, Scope
 from service.auth.principals import SESSION_COOKIE, find_principal
 from service.auth.service import forbidden
+from service.auth.tries import one_try
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
 
 CSRF_HEADER = "X-CSRF-Token"
@@ -76,13 +77,18 @@ class Access:
         known: Principal | None = getattr(request.state, "principal", None)
         principal = known or find_principal(request)
         if principal is None:
-            raise UnauthenticatedError(
+            unknown = UnauthenticatedError(
                 "unauthenticated",
                 "Who are you?",
                 "This call needs an API key or a token, or a browser that is signed in.",
                 "Send `Authorization: Bearer <key or token>`, or sign in at /login; the first admin key is "
                 "ICESTREAM_BOOTSTRAP_KEY.",
             )
+            if request.method in SAFE_METHODS:
+                raise unknown
+            # Each is an entry of the audit log, which strangers must not fill.
+            with one_try(request, None):
+                raise unknown
         request.state.principal = principal
         self._check_role(principal, request)
         return principal

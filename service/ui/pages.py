@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -193,7 +193,13 @@ def _sent(request: Request, error: IcestreamError, principal: Principal | None) 
 
 
 def local_path(target: str) -> str:
-    """`target` if it leads to a page of ours, else `/`: a login must not send anybody elsewhere."""
-    parts = urlsplit(target)
-    is_local = target.startswith("/") and not parts.scheme and not parts.netloc and "\\" not in target
-    return target if is_local and target.isprintable() else "/"
+    """`target` if a browser takes it for a page of ours, else `/`: a login must not send anybody elsewhere.
+
+    Browsers drop tabs and line breaks, take `\\` for `/`, and what follows two slashes for a host; something
+    in front of us may decode the path once more.
+    """
+    path = target.partition("?")[0]
+    is_plain = target.isprintable() and "\\" not in target
+    decoded = unquote(path)
+    is_local = path.startswith("/") and not decoded.startswith(("//", "/\\")) and decoded.isprintable()
+    return target if is_plain and is_local else "/"

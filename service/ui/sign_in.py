@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 from service.auth import service as auth
 from service.auth.access import Anyone, SignedIn
 from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
+from service.auth.tries import one_try
 from service.database import CurrentDatabase
 from service.errors import ForbiddenError, UnauthenticatedError
 from service.settings import CurrentSettings
@@ -30,7 +31,7 @@ def show_login(
     """The form for an API key; with a one-time token, sign in at once."""
     if token is not None:
         try:
-            with database.write() as session:
+            with one_try(request, token, can_be_guessed=False), database.write() as session:
                 secret = auth.log_in_with_token(session, settings, token)
                 auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
         except UnauthenticatedError as error:
@@ -59,9 +60,10 @@ def log_in(
             "Another site sent this login form.",
             "Open this page yourself and sign in.",
         )
+    key = api_key.strip()
     try:
-        with database.write() as session:
-            secret = auth.log_in_with_key(session, settings, api_key.strip())
+        with one_try(request, key), database.write() as session:
+            secret = auth.log_in_with_key(session, settings, key)
             auth.log_out(session, request.cookies.get(SESSION_COOKIE, ""))
     except UnauthenticatedError as error:
         return _login_form(request, next, error, SentForm.unpacked(sent_to, sent, "") if sent_to else None)

@@ -1,16 +1,20 @@
 """Whoever calls too often waits, strangers sooner; nobody else notices, and workers are never held up."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from service import rate_limits
+from service import buckets
 from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKeyRequest, Role
-from service.auth.service import create_api_key
+from service.auth.principals import SESSION_COOKIE
+from service.auth.service import create_api_key, create_login_link
+from service.auth.tries import Tries
 from service.rate_limits import RateLimits
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, alike_on_both, run_apart, running
@@ -31,7 +35,9 @@ class Limited:
         self.app: FastAPI = create_app(settings.model_copy(update=unlimited))
         self.time = ManualTime()
         given = {"requests_per_minute": CALLS, "failed_logins_per_minute": FAILURES}
-        self.limits = RateLimits(self.app, settings.model_copy(update=given), lambda: self.time.monotonic)
+        limited = settings.model_copy(update=given)
+        self.limits = RateLimits(self.app, limited, lambda: self.time.monotonic)
+        self.tries = self.app.state.tries = Tries(limited, lambda: self.time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As within an application, which the limits are when the service runs."""
@@ -119,30 +125,110 @@ def test_probes_are_not_counted(limited: Limited) -> None:
         assert statuses(limited.call(probe, times=2 * CALLS)) == [200] * (2 * CALLS)
 
 
+GENERATED = "ice_" + 43 * "x"
+LOGIN: dict[str, Any] = {"path": "/login", "method": "POST"}
+
+
 @pytest.mark.parametrize(
     "attempt",
     [
         {"path": "/api/v1/jobs", "key": "guessed"},
-        {"path": "/login", "method": "POST", "data": {"api_key": "guessed"}},
+        {"path": "/api/v1/jobs", "key": GENERATED},
+        {**LOGIN, "data": {"api_key": "guessed"}},
+        {**LOGIN, "data": {"api_key": GENERATED}},
         {"path": "/login?token=guessed"},
         {"path": "/api/v1/tables/x/pause", "method": "POST"},
     ],
 )
 def test_who_fails_to_sign_in_waits_sooner(limited: Limited, attempt: dict[str, str]) -> None:
-    known = limited.key(Role.VIEWER)
-    assert statuses(limited.call(key=known)) == [200]
     answers = limited.call(**attempt, times=FAILURES + 1)
     assert statuses(answers) == [401] * FAILURES + [429]
     assert "failed to sign in" in answers[-1].text
     wait = int(answers[-1].headers["retry-after"])
     assert wait == 60 // FAILURES
-    # Every other attempt from there waits too, though it may be right; what was good before goes on.
+    # Every other guess from there waits too, though it may be right.
     assert statuses(limited.call(key=ADMIN_KEY)) == [429]
-    assert statuses(limited.call(key=known)) == [200]
     assert statuses(limited.call("/login")) == [200]
     assert statuses(limited.call(key=ADMIN_KEY, address="10.0.0.2")) == [200]
     limited.time.pass_by(wait)
     assert statuses(limited.call(key=ADMIN_KEY)) == [200]
+
+
+def test_nobody_is_locked_out_by_others_at_his_address(limited: Limited) -> None:
+    known, new = ADMIN_KEY, limited.key(Role.VIEWER)
+    assert statuses(limited.call(key=known)) == [200]
+    link = create_login_link(limited.app.state.database, "")
+    limited.call(**LOGIN, data={"api_key": "guessed"}, times=2 * FAILURES)
+    assert statuses(limited.call(key="another-guess")) == [429]
+    # A key that was good before, one that nobody can guess, and a login link: wherever they are looked at.
+    for key in (known, new):
+        assert statuses(limited.call(key=key)) == [200]
+        assert statuses(limited.call(**LOGIN, data={"api_key": key})) == [303]
+    (signed_in,) = limited.call(link)
+    assert signed_in.status_code == 303
+    cookie = {"Cookie": f"{SESSION_COOKIE}={signed_in.cookies[SESSION_COOKIE]}"}
+    assert statuses(limited.call("/", headers=cookie)) == [200]
+
+
+@pytest.mark.parametrize("brings", ["cookie", "key"])
+def test_a_good_credential_does_not_wash_wrong_ones_tried_beside_it(limited: Limited, brings: str) -> None:
+    key = limited.key(Role.VIEWER)
+    (signed_in,) = limited.call(**LOGIN, data={"api_key": key})
+    headers = {
+        "cookie": {"Cookie": f"{SESSION_COOKIE}={signed_in.cookies[SESSION_COOKIE]}"},
+        "key": {"Authorization": f"Bearer {key}"},
+    }[brings]
+    found = []
+    for number in range(FAILURES + 3):
+        assert statuses(limited.call(headers=headers)) == [200]
+        found += statuses(limited.call(**LOGIN, data={"api_key": f"guess {number}"}, headers=headers))
+        assert statuses(limited.call(**LOGIN, data={"api_key": key})) == [303]
+    assert found == [401] * FAILURES + [429] * 3
+    # However many there were, the wait is that of one.
+    limited.time.pass_by(60 // FAILURES)
+    assert statuses(limited.call(key="guessed", times=2)) == [401, 429]
+
+
+def test_whatever_comes_beside_a_credential_makes_no_other_caller_of_it(limited: Limited) -> None:
+    key = limited.key(Role.VIEWER)
+    (signed_in,) = limited.call(**LOGIN, data={"api_key": key})
+    cookie = f"{SESSION_COOKIE}={signed_in.cookies[SESSION_COOKIE]}"
+    for number in range(CALLS):
+        headers = {"Cookie": cookie, "Authorization": f"Basic {number}"}
+        limited.call(headers=headers, address=f"10.0.3.{number}")
+    # One was counted by its address, since the session was not known then.
+    assert statuses(limited.call(headers={"Cookie": cookie}, times=2)) == [200, 429]
+
+
+def test_many_guesses_at_once_get_no_further_than_one_after_the_other(limited: Limited) -> None:
+    async def guess(number: int) -> int:
+        transport = httpx.ASGITransport(limited, client=("10.0.0.1", 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            headers = {"Authorization": f"Bearer guess {number}"}
+            return (await client.get("/api/v1/me", headers=headers)).status_code
+
+    async def guess_at_once() -> list[int]:
+        return await asyncio.gather(*map(guess, range(3 * FAILURES)))
+
+    assert sorted(run_apart(guess_at_once())) == [401] * FAILURES + [429] * 2 * FAILURES
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("64:ff9b::10.0.0.1", "64:ff9b::10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::2", True),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("", "10.0.0.1", False),
+    ],
+)
+def test_who_shares_an_address_only_by_its_notation_is_not_one_stranger(
+    one: str, other: str, are_one: bool
+) -> None:
+    assert (buckets.network_of(one) == buckets.network_of(other)) is are_one
 
 
 def test_a_key_that_was_good_and_was_revoked_is_a_strangers(limited: Limited) -> None:
@@ -161,21 +247,20 @@ def test_strangers_fill_the_audit_log_no_faster_than_that(limited: Limited) -> N
 
 
 def test_memory_is_bounded(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "REMEMBERED", 3)
+    monkeypatch.setattr(buckets, "REMEMBERED", 3)
     for number in range(10):
         limited.call(key=limited.key(Role.VIEWER), address=f"10.0.1.{number}")
         limited.call(key="guessed", address=f"10.0.2.{number}")
-    limits = limited.limits
-    assert (len(limits.calls), len(limits.failures), len(limits.known)) == (3, 3, 3)
+    limits, tries = limited.limits, limited.tries
+    assert (len(limits.calls), len(limits.known), len(tries.failures), len(tries.good)) == (3, 3, 3, 3)
 
 
 def test_zero_means_no_limit(settings: Settings) -> None:
     prepare(settings)
     limited = Limited(settings)
-    limited.limits = RateLimits(
-        limited.app,
-        settings.model_copy(update={"requests_per_minute": 0, "failed_logins_per_minute": 0}),
-    )
+    unlimited = settings.model_copy(update={"requests_per_minute": 0, "failed_logins_per_minute": 0})
+    limited.limits = RateLimits(limited.app, unlimited)
+    limited.app.state.tries = Tries(unlimited)
     assert statuses(limited.call(key="guessed", times=50)) == [401] * 50
     assert statuses(limited.call(key=ADMIN_KEY, times=50)) == [200] * 50
     limited.app.state.database.dispose()
