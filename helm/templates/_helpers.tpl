@@ -253,10 +253,11 @@ priorityClassName: {{ . }}
 {{- and .Values.worker.enabled (eq .Values.worker.spark.mode "kubernetes") | ternary "true" "" -}}
 {{- end -}}
 
-{{/* An egress rule: anywhere, or to the given peers, at ports. Called with (list rule protocols...). */}}
+{{/* An egress rule: anywhere, or to the given peers, at ports; none without peers. (list rule protocols...) */}}
 {{- define "icestream.egress" -}}
 {{- $rule := first . -}}
 {{- $protocols := rest . -}}
+{{- if $rule.to -}}
 - ports:
   {{- range $port := $rule.ports }}
   {{- range $protocols }}
@@ -264,8 +265,9 @@ priorityClassName: {{ . }}
       protocol: {{ . }}
   {{- end }}
   {{- end }}
-  {{- with $rule.to }}
+  {{- if not (kindIs "string" $rule.to) }}
   to:
-    {{- toYaml . | nindent 4 }}
+    {{- toYaml $rule.to | nindent 4 }}
   {{- end }}
+{{- end -}}
 {{- end -}}

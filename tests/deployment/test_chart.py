@@ -87,6 +87,16 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ({"allowedLocations": ["s3://a,s3://b"]}, "at '/allowedLocations/0'"),
         ({"service": {"image": {"digest": "sha256:12"}}}, "at '/service/image/digest'"),
         ({"database": {"host": "postgresql://h/d"}}, "put it into database.existingSecret under the key"),
+        ({"service": {"image": {"digest": "sha512:" + 64 * "0"}}}, "at '/service/image/digest'"),
+        ({"networkPolicy": {"clients": [{}]}}, "at '/networkPolicy/clients/0': minProperties"),
+        ({"networkPolicy": {"clients": "everybody"}}, "at '/networkPolicy/clients'"),
+        ({"networkPolicy": {"lake": {"to": [{"ports": []}]}}}, "at '/networkPolicy/lake/to/0'"),
+        ({"networkPolicy": {"lake": {"ports": []}}}, "at '/networkPolicy/lake/ports': minItems"),
+        (
+            {"networkPolicy": {"extraEgress": [{}]}},
+            "at '/networkPolicy/extraEgress/0': missing property 'to'",
+        ),
+        ({"networkPolicy": {"extraEgress": [{"to": []}]}}, "at '/networkPolicy/extraEgress/0/to': minItems"),
         ({"image": {"registry": "https://r"}}, "without a scheme"),
         ({"worker": {"image": {"repository": "r:5000/i:1"}}}, "set worker.image.tag or worker.image.digest"),
         ({"catalogs": {"env": [{"name": "ICESTREAM_X"}]}}, "set it in service.settings or worker.settings"),
@@ -364,6 +374,20 @@ def test_images_are_named_by_registry_tag_or_digest() -> None:
     assert all(one["spec"]["imagePullSecrets"] == [{"name": "s"}] for one in pods(manifests))
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container(pod(render(), "worker"))["image"] == f"icestream/worker:{version}"
+
+
+def test_a_digest_wins_over_a_tag_in_every_pod_that_is_made() -> None:
+    image = {"tag": "7", "digest": "sha256:" + 64 * "a"}
+    manifests = render("spark-on-kubernetes", service={"image": image}, worker={"image": image})
+    # An executor's template has none: Spark adds it.
+    images = {component(one): container(one).get("image") for one in pods(manifests)}
+    spark = named(manifests, "ConfigMap", "spark")["data"]["spark-defaults.conf"]
+    conf = dict(line.split(" ", 1) for line in spark.splitlines())
+    images["executor"] = conf["spark.kubernetes.container.image"]
+    assert {"service", "migration", "worker", "executor"} <= images.keys()
+    for name, found in images.items():
+        repository = "worker" if name in ("worker", "executor") else "service"
+        assert found == f"icestream/{repository}@{image['digest']}"
 
 
 def test_the_chart_deploys_the_version_of_the_project() -> None:

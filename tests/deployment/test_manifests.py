@@ -153,11 +153,11 @@ def may_connect(manifests: list[Manifest], source: str, target: str, port: int) 
             if direction.capitalize() in one["spec"]["policyTypes"]
             and chosen(one["spec"]["podSelector"], owner)
         ]
-        rules = [rule for policy in policies for rule in policy.get(direction, [])]
+        rules = [rule for policy in policies for rule in policy.get(direction) or []]
         return not policies or any(
             port in [one["port"] for one in rule["ports"]]
             and (
-                peers not in rule
+                not rule.get(peers)  # an empty list is everybody
                 or any("podSelector" in peer and chosen(peer["podSelector"], other) for peer in rule[peers])
             )
             for rule in rules
@@ -169,7 +169,7 @@ def may_connect(manifests: list[Manifest], source: str, target: str, port: int) 
 
 def test_network_policies_allow_what_is_needed_and_nothing_else() -> None:
     manifests = render(
-        "spark-on-kubernetes", networkPolicy={"kubernetesApi": {"to": [], "ports": [443, 6443]}}
+        "spark-on-kubernetes", networkPolicy={"kubernetesApi": {"to": "anywhere", "ports": [443, 6443]}}
     )
     members = ("service", "worker", "executor", "migration")
     tried = {
@@ -186,7 +186,7 @@ def test_network_policies_allow_what_is_needed_and_nothing_else() -> None:
         *((member, "outside", 443) for member in ("service", "worker", "executor")),
         *((member, "outside", 5432) for member in ("service", "migration")),
         ("worker", "outside", 6443),
-        *((member, "service", 8000) for member in ("worker", "outside")),
+        ("worker", "service", 8000),
         ("worker", "executor", 7079),
         *(("executor", target, port) for target, port in (("worker", 7078), ("worker", 7079))),
         ("executor", "executor", 7079),
@@ -204,6 +204,30 @@ def test_only_named_clients_reach_the_service() -> None:
         if "namespaceSelector" in peer
     ]
     assert namespaces == ["ingress-nginx", "monitoring", "keda"]
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_a_list_that_names_nobody_admits_nobody(worker: bool) -> None:
+    """Kubernetes takes an empty list of peers for everybody."""
+    empty: Manifest = {name: {"to": []} for name in ("dns", "database", "lake", "traces", "kubernetesApi")}
+    manifests = render(
+        "spark-on-kubernetes" if worker else "small",
+        networkPolicy={**empty, "clients": [], "extraEgress": []},
+        traces={"endpoint": "http://collector:4318"},
+        worker={"enabled": worker},
+    )
+    members = {component(one) for one in pods(manifests)}
+    for port in (53, 443, 988, 4318, 5432, 6443, 8000):
+        assert not [one for one in members if may_connect(manifests, "outside", one, port)]
+        assert not [one for one in members if may_connect(manifests, one, "outside", port)]
+    assert may_connect(manifests, "worker", "service", 8000) is worker
+
+
+def test_everybody_may_call_the_service_only_where_values_say_so() -> None:
+    manifests = render(networkPolicy={"clients": "anywhere"})
+    assert may_connect(manifests, "outside", "service", 8000)
+    assert not may_connect(manifests, "outside", "service", 9999)
+    assert not may_connect(manifests, "outside", "worker", 8000)
 
 
 def test_no_policy_at_all_if_none_is_wanted() -> None:
