@@ -96,8 +96,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "catalog-redirects": ProblemType(
         (502,),
         "The catalog sends callers elsewhere",
-        "A REST catalog answered with a redirect, which is not followed: the credentials would go there too.",
-        "If that is where the catalog is, give it as `uri`.",
+        "A REST catalog answered with a redirect, another `uri` or another store's endpoint, where "
+        "credentials would go too. They are sent to no host that the record does not name.",
+        "If that is where the catalog or its store is, give it as `uri` or as the endpoint in the record.",
     ),
     "catalog-unreachable": ProblemType(
         (502,),

@@ -42,6 +42,9 @@ _HOST = re.compile(
 )
 _SIGNATURE = re.compile(r"\bsig=[^&\s\"')>]+")
 
+_FOR_NO_HOST = ("adls.sas-token", "adls.connection-string")
+_KEYS = ("adls.account-key", "adls.auth.shared-key.account.key")
+
 AZURE_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs"))
 
 
@@ -87,17 +90,20 @@ class AzureAccount:
     def of(netloc: str, properties: Mapping[str, str]) -> AzureAccount:
         """The account that a location names, or else the properties do: PyIceberg's, or Iceberg Java's.
 
-        What is given for no host goes to the account that the properties name, if they name one, and only
-        to hosts of Azure's and that of `warehouse`: whoever writes a location chooses a host. Raises
-        PermissionError for any other host that no property is for, OSError for what is no endpoint.
+        What is given for no host goes to the account that `adls.account-name` or else `warehouse` names, and
+        only to hosts of Azure's and that of `warehouse`: whoever writes a location chooses a host. Raises
+        PermissionError for any other host that no property is for, and where none of the two names the
+        account; OSError for what is no endpoint.
         """
         host = netloc.partition("@")[2]
+        home = azure_host(properties.get("warehouse", ""))
         named = _first(properties, "adls.account-name", "adls.auth.shared-key.account.name")
-        name = host.partition(".")[0] or named or ""
+        named = named or home.partition(".")[0]
+        name = host.partition(".")[0] or named
         if not name:
             raise OSError("neither the location nor adls.account-name names the account on Azure")
         host = host if "." in host else name + _DOMAIN
-        is_own = bool(_HOST.fullmatch(host.lower())) or host == azure_host(properties.get("warehouse", ""))
+        is_own = bool(_HOST.fullmatch(host.lower())) or host == home
         if not is_own and not any(key.startswith("adls.") and key.endswith(f".{host}") for key in properties):
             raise PermissionError(
                 EACCES,
@@ -105,13 +111,21 @@ class AzureAccount:
                 "such as adls.sas-token.HOST or adls.connection-string.HOST",
                 host,
             )
-        is_named = named in (None, name)
+        unnamed = [key for key in (*_FOR_NO_HOST, *_KEYS) if properties.get(key)]
+        if unnamed and not named:
+            raise PermissionError(
+                EACCES,
+                f"Nothing says whose {unnamed[0]} is, so it is sent to nobody; set adls.account-name to the "
+                "account",
+                host,
+            )
+        is_named = named == name
 
         def of_account(key: str) -> str | None:
-            names = (f"{key}.{name}", key) if is_named else (f"{key}.{name}",)
-            return _first(properties, f"{key}.{host}", *(names if is_own else ()))
+            of_name = (f"{key}.{name}",) if is_own else ()
+            return _first(properties, f"{key}.{host}", *of_name, *((key,) if is_own and is_named else ()))
 
-        key = _first(properties, "adls.account-key", "adls.auth.shared-key.account.key")
+        key = _first(properties, *_KEYS)
         # What Java calls so is the endpoint.
         endpoint = of_account("adls.connection-string") or f"https://{host}"
         check_endpoint(endpoint)
@@ -119,7 +133,7 @@ class AzureAccount:
         return AzureAccount(
             name,
             endpoint.rstrip("/").replace(".dfs.", ".blob.", 1),
-            key if is_named else None,
+            key if is_named and (is_own or f"adls.connection-string.{host}" in properties) else None,
             token.removeprefix("?") if token else None,
         )
 

@@ -56,6 +56,9 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
         def do_GET(self) -> None:
             self._answer("")
 
+        def do_HEAD(self) -> None:
+            self._answer("")
+
         def do_POST(self) -> None:
             self._answer(
                 self.rfile.read(int(self.headers.get("content-length", 0))).decode("utf-8", "surrogateescape")
@@ -76,7 +79,8 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
                 self.send_header(name, value)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Into nobody's terminal."""

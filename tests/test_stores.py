@@ -17,11 +17,11 @@ OWN = {"warehouse": "abfss://c@acc.store.example/w"}
 @pytest.mark.parametrize(
     ("netloc", "properties"),
     [
-        (f"c@{HOST}", UNNAMED),
         (f"c@{HOST}", UNNAMED | {"adls.account-name": "acc"}),
         ("c", UNNAMED | {"adls.account-name": "acc"}),
         ("c@acc.store.example", UNNAMED | OWN),
-        ("c@acc.dfs.core.usgovcloudapi.net", UNNAMED),
+        ("c@acc.dfs.core.usgovcloudapi.net", UNNAMED | {"adls.account-name": "acc"}),
+        (f"c@{HOST}", UNNAMED | {"warehouse": f"abfss://c@{HOST}/w"}),
     ],
 )
 def test_credentials_go_to_azure_and_to_the_catalogs_own_host(
@@ -50,10 +50,19 @@ def test_another_host_gets_nothing(host: str) -> None:
 
 
 def test_a_property_for_a_host_goes_there_and_what_is_for_another_account_does_not() -> None:
-    account = AzureAccount.of("c@x.example", {"adls.sas-token": "t", "adls.sas-token.x.example": "for x"})
-    assert (account.sas_token, account.endpoint) == ("for x", "https://x.example")
+    for_x = UNNAMED | {"adls.account-name": "x", "adls.sas-token.x.example": "for x"}
+    account = AzureAccount.of("c@x.example", for_x)
+    assert (account.sas_token, account.key, account.endpoint) == ("for x", None, "https://x.example")
+    named = AzureAccount.of("c@x.example", for_x | {"adls.connection-string.x.example": "https://x.example"})
+    assert named.key == "MARK-key"
     other = AzureAccount.of(f"c@other.{HOST[4:]}", UNNAMED | {"adls.account-name": "acc"})
     assert (other.sas_token, other.key) == (None, None)
+
+
+def test_what_is_for_an_account_that_nobody_names_is_sent_to_nobody() -> None:
+    for given in ({"adls.sas-token": "MARK"}, {"adls.account-key": "MARK"}):
+        with pytest.raises(PermissionError, match=r"adls\.account-name"):
+            AzureAccount.of(f"c@{HOST}", given)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +71,7 @@ def test_a_property_for_a_host_goes_there_and_what_is_for_another_account_does_n
 )
 def test_what_is_no_endpoint_is_not_quoted(value: str) -> None:
     with pytest.raises(OSError, match=r"adls\.account-key") as caught:
-        AzureAccount.of(f"c@{HOST}", {"adls.connection-string": value})
+        AzureAccount.of(f"c@{HOST}", {"adls.account-name": "acc", "adls.connection-string": value})
     assert "MARK" not in str(caught.value)
 
 

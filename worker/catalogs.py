@@ -27,8 +27,9 @@ from pyspark.errors.exceptions.captured import CapturedException
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index, of_tables
+from trust.rest_answers import SentElsewhereError
 from worker.reach import HostNotAllowedError, Reach
-from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway, words_of
+from worker.rest_gateway import RestGateway, open_gateway, words_of
 from worker.slots import ALONE, Slot
 from worker.storage import is_under
 
@@ -111,7 +112,7 @@ def load_table(
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
     before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
     catalog may lead to; any by default. slot: of the job that asks.
-    Raises CatalogUnreachableError, CatalogRedirectsError, HostNotAllowedError, StoreNotSupportedError,
+    Raises CatalogUnreachableError, SentElsewhereError, HostNotAllowedError, StoreNotSupportedError,
     TableNotFoundError, or MemoryError.
     """
     reach = reach or Reach()
@@ -161,7 +162,7 @@ def load_table(
 def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
     try:
         return open_gateway(name, tuple(sorted(properties.items())), reach, slot)
-    except (HostNotAllowedError, CatalogRedirectsError, MemoryError):
+    except (HostNotAllowedError, SentElsewhereError, MemoryError):
         raise
     except Exception as error:
         raise CatalogUnreachableError(
@@ -393,7 +394,8 @@ def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str
 
 def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
     """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
-    python = _of_files(java)
+    # An empty one stands for a record's that is not to be used beside what a catalog vends.
+    python = {key: value for key, value in _of_files(java).items() if value}
     if "s3.path-style-access" in python:
         by_path = python.pop("s3.path-style-access").lower() == "true"
         python["s3.force-virtual-addressing"] = "false" if by_path else "true"

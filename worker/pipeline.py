@@ -9,13 +9,13 @@ from collections.abc import Callable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from trust.rest_answers import SentElsewhereError
 from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.conversion import convert_table
 from worker.indexing import compact_index, index_table, rebuild_index
 from worker.job import Account, Job, JobError, Outcome, PinnedTable, Reporter, index_storage, pin_table
 from worker.reach import HostNotAllowedError
 from worker.removal import drop_index
-from worker.rest_gateway import CatalogRedirectsError
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
 from worker.storage import LocationNotAllowedError, causes_of, lacks_own_memory
@@ -83,12 +83,9 @@ def run_job(
             str(error),
             "If that is meant, add it to the service's ICESTREAM_ALLOWED_HOSTS and start that again.",
         ) from error
-    except CatalogRedirectsError as error:
+    except SentElsewhereError as error:
         raise JobError(
-            "catalog_redirects",
-            "The catalog sends callers elsewhere",
-            str(error),
-            "If that is where the catalog is, give it as the catalog's `uri`.",
+            "catalog_redirects", "The catalog sends callers elsewhere", error.detail, error.remedy
         ) from error
     except Exception as error:
         if isinstance(error, JobError | JobCancelledError | StaleAttemptError | ControlPlaneError):

@@ -2,8 +2,8 @@
 
 Java's client goes where names, redirects and a catalog's configuration lead it, and loads classes that this
 names. So it is given a gateway on loopback, which asks the catalog itself: with its credentials, through the
-session of PyIceberg, at addresses that are allowed, following no redirect. What would lead Java elsewhere is
-taken out of the answers.
+session of PyIceberg, at addresses that are allowed, following no redirect. Of the answers, Java gets what
+`trust.rest_answers` lets the catalog decide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from worker.reach import HostNotAllowedError, Reach, names_code
+from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
+from worker.reach import HostNotAllowedError, Reach
 from worker.redaction import Redaction
 from worker.slots import ALONE, Slot
 
@@ -57,12 +58,6 @@ _HOP = frozenset(
 _AUTHORIZING = ("authorization", "x-amz-security-token")
 _EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
 _DELEGATION = "header.x-iceberg-access-delegation"
-_OPERATORS = ("auth", "rest.auth", "rest.sigv4", "rest.signing")
-"""Who signs requests is not the catalog's to say: it may be this machine, with credentials of its own."""
-
-
-class CatalogRedirectsError(Exception):
-    """A catalog sends callers elsewhere, where its credentials would go too; final."""
 
 
 class RestGateway:
@@ -73,10 +68,9 @@ class RestGateway:
     """
 
     def __init__(self, name: str, properties: Mapping[str, str], reach: Reach) -> None:
-        """Asks the catalog for its configuration. Raises HostNotAllowedError, CatalogRedirectsError, and
+        """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError, and
         whatever PyIceberg and requests raise."""
         self._given_uri = properties["uri"]
-        self._reach = reach
         given: dict[str, Any] = {**properties, _REACH: reach}
         self._catalog = _GuardedRestCatalog(name, **given)
         self.refusal: Exception | None = None
@@ -84,6 +78,7 @@ class RestGateway:
         token = secrets.token_urlsafe(32)
         gateways[token] = self
         self.url = f"http://127.0.0.1:{server.server_address[1]}/{token}"
+        self._catalog.answers.gateway_url = self.url
 
     def java_properties(self, java: Mapping[str, str]) -> dict[str, str]:
         """Java's properties of the catalog, for Java behind the gateway."""
@@ -106,49 +101,13 @@ class RestGateway:
             if answer.status_code in _EXPIRED:
                 self._catalog._refresh_token()
                 answer = send()
-            content = self._without_traps(answer)
-        except (HostNotAllowedError, CatalogRedirectsError) as error:
-            self.refusal = error
+        except (HostNotAllowedError, SentElsewhereError, UnreadableAnswerError) as error:
+            self.refusal = None if isinstance(error, UnreadableAnswerError) else error
             return _error(403 if method in ("GET", "HEAD") else 500, error)
         except (RequestException, OSError) as error:
             return _error(500, error)
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
-        return answer.status_code, kept, content
-
-    def _without_traps(self, answer: Response) -> bytes:
-        """The body, without what would make Java load code or go elsewhere. Raises HostNotAllowedError."""
-        try:
-            said = json.loads(answer.content)
-        except ValueError:
-            return answer.content
-        if not isinstance(said, dict):
-            return answer.content
-        vended = said.get("storage-credentials")
-        places = [one for one in vended if isinstance(one, dict)] if isinstance(vended, list) else []
-        is_changed = False
-        for place, key in [
-            (said, "defaults"),
-            (said, "overrides"),
-            *((one, "config") for one in (said, *places)),
-        ]:
-            if isinstance(given := place.get(key), dict):
-                place[key] = self._harmless(given)
-                is_changed |= place[key] != given
-        return json.dumps(said).encode() if is_changed else answer.content
-
-    def _harmless(self, given: Mapping[str, Any]) -> dict[str, str]:
-        kept = {
-            key: value
-            for key, value in given.items()
-            if isinstance(value, str) and not names_code(key) and not _is_ours(key)
-        }
-        self._reach.check(kept)
-        # Such as where to have credentials renewed.
-        own = self._catalog.uri.rstrip("/")
-        return {
-            key: self.url + value.removeprefix(own) if value.startswith(f"{own}/") else value
-            for key, value in kept.items()
-        }
+        return answer.status_code, kept, answer.content
 
 
 def open_gateway(
@@ -175,7 +134,11 @@ def words_of(error: Exception) -> str:
 
 
 class _GuardedRestCatalog(RestCatalog):
-    """Connects to addresses that are allowed, follows no redirect, loads no code by name."""
+    """Connects to addresses that are allowed, follows no redirect, believes of answers what it may."""
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        self.answers = RestAnswers(properties, properties[_REACH].check)
+        super().__init__(name, **properties)
 
     def _config_headers(self, session: Session) -> None:
         # The first that happens to each new session, before a token is fetched through it.
@@ -184,7 +147,11 @@ class _GuardedRestCatalog(RestCatalog):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
         for adapter in session.adapters.values():
             _guard(adapter, self.properties[_REACH])
-        session.hooks["response"] += [self._hide_what_was_sent, self._refuse_redirect]
+        session.hooks["response"] += [
+            self._hide_what_was_sent,
+            self._refuse_redirect,
+            self._take_apart,
+        ]
         connect, read = (
             int(self.properties.get(key, default)) / 1000
             for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
@@ -196,16 +163,11 @@ class _GuardedRestCatalog(RestCatalog):
         for adapter in session.adapters.values():
             _guard(adapter, self.properties[_REACH])
 
-    def _fetch_config(self) -> None:
-        given = self.properties
-        super()._fetch_config()
-        # What is no text configures PyIceberg itself: `auth` a class with its arguments, `ssl` files to read.
-        self.properties = {
-            key: value
-            for key, value in self.properties.items()
-            if not key.startswith(_OPERATORS)
-            and (key in given or (isinstance(value, str) and not names_code(key)))
-        } | {key: value for key, value in given.items() if key == _REACH or key.startswith(_OPERATORS)}
+    def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
+        """Before anybody reads it."""
+        if response.ok and response.content:
+            response._content = self.answers.harmless(response.content)
+            response.encoding = "utf-8"
 
     def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""
@@ -218,9 +180,10 @@ class _GuardedRestCatalog(RestCatalog):
         if response.is_redirect:
             response.close()  # nobody reads it
             location = self._redaction(response.request).text(response.headers["location"])
-            raise CatalogRedirectsError(
+            raise SentElsewhereError(
                 f"{response.request.url} redirects to {location}. It is not followed: the credentials would "
-                "go there too."
+                "go there too.",
+                "If that is where the catalog is, give it as the catalog's `uri`.",
             )
 
     def _redaction(self, request: PreparedRequest) -> Redaction:

@@ -1,7 +1,8 @@
 """PyIceberg's catalogs, held to what the operator allows, whatever a catalog answers, or if it never does.
 
 PyIceberg trusts what a catalog says: a REST catalog's configuration may name classes to load and certificates
-to read, a table's properties may name the FileIO, a redirect may lead anywhere. None of that gets through.
+to read, where to send secrets; a table's properties may name the FileIO or its endpoint, a redirect may lead
+anywhere. None of that gets through: `trust.rest_answers` says what does.
 And it waits for ever: a server that accepts connections and never answers would keep a thread for good.
 """
 
@@ -12,11 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
-from pyiceberg.catalog.rest import _RETRY_ARGS, Endpoints, RestCatalog
+from pyiceberg.catalog.rest import _RETRY_ARGS, Endpoints, RestCatalog, TableResponse
 from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
+from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
@@ -33,14 +35,13 @@ from service.catalogs.reach import addresses_of
 from service.database import bound_waiting
 from service.errors import UnreachableError
 from service.settings import Settings
+from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
 # What libpq knows of those that a record may have; the others are JDBC's.
 _LIBPQ = frozenset(("sslmode", "connect_timeout", "application_name"))
 _GLUE_RETRIES = 3
-_OPERATORS = ("auth", "rest.auth", "rest.sigv4", "rest.signing")
-"""Who signs requests is not the catalog's to say: it may be this machine, with credentials of its own."""
 
 
 class _Guarded:
@@ -49,7 +50,8 @@ class _Guarded:
     properties: Properties
 
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:  # noqa: ARG002
-        return GuardedFileIO({**self.properties, **properties, SETTINGS: self.properties[SETTINGS]})
+        # The properties are a table's, whose writers choose no store for the record's credentials.
+        return GuardedFileIO(self.properties)
 
 
 class GuardedSqlCatalog(_Guarded, SqlCatalog):
@@ -62,7 +64,11 @@ class GuardedSqlCatalog(_Guarded, SqlCatalog):
 
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
-    """Behind HTTP: connects to addresses that are allowed, follows no redirect, loads no code by name."""
+    """Behind HTTP: connects to addresses that are allowed, follows no redirect, believes few answers."""
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        self._answers = RestAnswers(properties)
+        super().__init__(name, **properties)
 
     def _config_headers(self, session: Session) -> None:
         # The first that happens to each new session, before a token is fetched through it.
@@ -70,7 +76,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         settings: Settings = self.properties[SETTINGS]
         for adapter in session.adapters.values():
             _guard(adapter, settings)
-        session.hooks["response"].append(_refuse_redirect)
+        session.hooks["response"] += [_refuse_redirect, self._take_apart]
         session.request = partial(  # type: ignore[method-assign]
             session.request, timeout=(_CONNECT_SECONDS, settings.catalog_timeout_seconds)
         )
@@ -100,20 +106,27 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
             _handle_non_200_response(error, {404: NoSuchTableError})
         return answer
 
-    def _fetch_config(self) -> None:
-        given = self.properties
-        super()._fetch_config()
-        # What is no text configures PyIceberg itself: `auth` a class with its arguments, `ssl` files to read.
-        self.properties = {
-            key: value
-            for key, value in self.properties.items()
-            if not key.startswith(_OPERATORS)
-            and (key in given or (isinstance(value, str) and not key.startswith("py-")))
-        } | {
-            key: value
-            for key, value in given.items()
-            if key in (SETTINGS, "py-io-impl") or key.startswith(_OPERATORS)
-        }
+    def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
+        """Before anybody reads it."""
+        if response.ok and response.content:
+            try:
+                response._content = self._answers.harmless(response.content)
+            except SentElsewhereError as error:
+                raise UnreachableError(
+                    "catalog-redirects", "The catalog sends callers elsewhere", error.detail, error.remedy
+                ) from None
+            response.encoding = "utf-8"
+
+    def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
+        place = table_response.metadata_location
+        credentials = self._resolve_storage_credentials(table_response.storage_credentials, place)
+        return Table(
+            identifier_tuple,
+            table_response.metadata,
+            place,  # type: ignore[arg-type]  # of a table that exists
+            GuardedFileIO(with_vended(self.properties, {**table_response.config, **credentials})),
+            self,
+        )
 
 
 def open_catalog(

@@ -210,17 +210,115 @@ def test_no_catalog_has_requests_signed_with_credentials_of_this_machine(
         assert ("AWS4-HMAC" in str(server.requests)) == is_in_record
 
 
-@pytest.mark.parametrize("where", ["config", "properties"])
-def test_a_table_sends_nobody_to_an_internal_address(
-    service: Running, iceberg: IcebergCatalog, where: str
-) -> None:
-    trap = {"s3.endpoint": "http://169.254.169.254"}
-    metadata = metadata_of(iceberg)
-    if where == "properties":
-        metadata["properties"] |= trap
-    with answering(rest_catalog(metadata, config=trap if where == "config" else {})) as server:
+def test_a_catalog_sends_nobody_to_an_internal_address(service: Running, iceberg: IcebergCatalog) -> None:
+    trap = {"s3.endpoint": "http://169.254.169.254", "s3.access-key-id": "v", "s3.secret-access-key": "v"}
+    with answering(rest_catalog(metadata_of(iceberg), config=trap)) as server:
         register(service, server.url)
         assert enroll(service)[:2] == (422, "/problems/host-not-allowed")
+
+
+@pytest.fixture
+def at_s3(iceberg: IcebergCatalog) -> dict[str, Any]:
+    """Metadata of a table whose next file lies on S3."""
+    metadata = metadata_of(iceberg)
+    metadata["snapshots"][-1]["manifest-list"] = "s3://lake/list.avro"
+    return metadata
+
+
+OWN = {"s3.access-key-id": "env:OWN_ID", "s3.secret-access-key": "env:OWN_KEY", "s3.region": "eu-1"}
+VENDED = {"s3.access-key-id": "VENDED-ID", "s3.secret-access-key": "VENDED-KEY"}
+
+
+def poll(service: Running) -> str:
+    """What is wrong with the table, in words."""
+    table = service.admin.get("/tables").json()["items"][0]["id"]
+    service.poll(table)
+    error = service.admin.get(f"/tables/{table}/health").json()["poll_error"]
+    return f"{error['code']}: {error['detail']} {error['remedy']}"
+
+
+@pytest.mark.parametrize("where", ["overrides", "defaults", "config", "storage-credentials", "properties"])
+@pytest.mark.parametrize("is_vended", [False, True])
+def test_credentials_of_the_record_go_to_no_store_that_the_catalog_names(
+    settings: Settings,
+    at_s3: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    is_vended: bool,
+) -> None:
+    settings.allowed_locations = ("s3://lake", at_s3["location"])
+    for name in ("OWN_ID", "OWN_KEY", "OWN_TOKEN"):
+        monkeypatch.setenv(name, f"MARK-{name}")
+    with answering({}) as store:
+        said = {"s3.endpoint": store.url} | (VENDED if is_vended else {})
+        further: dict[str, Any] = {}
+        if where == "properties":
+            at_s3["properties"] |= said
+        elif where == "storage-credentials":
+            further[where] = [{"prefix": at_s3["location"], "config": said}]
+        elif where == "config":
+            further[where] = said
+        answers = rest_catalog(at_s3, **further)
+        loaded = answers["/v1/namespaces/db/tables/t"]
+        assert isinstance(loaded, Answer)
+        loaded.body["metadata-location"] = f"{at_s3['location']}/metadata/x.json"
+        if where in ("overrides", "defaults"):
+            answers["/v1/config"] = Answer({where: said})
+        with answering(answers) as server, running(settings) as service:
+            own = {"s3.session-token": "env:OWN_TOKEN"} | OWN
+            register(
+                service, server.url, **own, **({"s3.endpoint": server.url} if where == "properties" else {})
+            )
+            status, slug, words = enroll(service)
+            if where == "properties":
+                poll(service)
+                assert "MARK-OWN_ID" in str(server.requests)
+            elif where == "defaults" or not is_vended:
+                # Of the defaults, those that the record has count as little as these do without the others.
+                assert (status, slug) == (502, "/problems/catalog-redirects")
+                assert store.url in words
+                assert "set s3.endpoint in the record" in words
+            else:
+                poll(service)
+                assert "VENDED-ID" in str(store.requests)
+        assert "MARK" not in str(store.requests)
+        assert bool(store.requests) == (is_vended and where not in ("defaults", "properties"))
+
+
+def test_a_region_that_is_a_host_gets_no_credentials(service: Running, iceberg: IcebergCatalog) -> None:
+    with answering(rest_catalog(metadata_of(iceberg), config={"client.region": "evil.example/#"})) as server:
+        register(service, server.url)
+        status, slug, words = enroll(service)
+        assert (status, slug, "evil.example/#" in words) == (502, "/problems/catalog-redirects", True)
+
+
+def test_the_secret_and_the_token_go_where_the_record_says(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_CREDENTIAL", "id:MARK")
+    token = Answer({"access_token": "MARK-token", "token_type": "bearer"})
+    answers = rest_catalog(metadata_of(iceberg)) | {"/token": token}
+    with answering(answers) as server, answering({"/token": token}) as other:
+        register(
+            service,
+            server.url,
+            credential="env:OWN_CREDENTIAL",
+            **{"oauth2-server-uri": f"{server.url}/token"},
+        )
+        told = {"oauth2-server-uri": f"{other.url}/token", "token": "theirs"}
+        answers["/v1/config"] = Answer({"defaults": told, "overrides": told})
+        assert enroll(service)[0] == 201
+        assert "theirs" not in str(server.requests)
+        for told in ({"uri": other.url}, {"uri": f"{other.url}/?{server.url}"}):
+            answers["/v1/config"] = Answer({"overrides": told})
+            answer = service.admin.post("/catalogs/c/check").json()
+            assert answer["status"] == "unreachable"
+            assert other.url in answer["explanation"]
+            assert "give it as `uri`" in answer["remedy"]
+        answers["/v1/config"] = Answer({})
+        answers["/token"] = Answer("", 307, {"location": f"{other.url}/token"})
+        assert "redirects to" in service.admin.post("/catalogs/c/check").json()["explanation"]
+        assert other.requests == []
 
 
 @pytest.mark.parametrize("place", ["location", "manifest-list", "write.data.path"])

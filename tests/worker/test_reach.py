@@ -12,12 +12,13 @@ from tests.factories import Catalog, TableBuilder
 from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
-from worker.catalogs import load_table
+from trust.rest_answers import SentElsewhereError
+from worker.catalogs import file_io_properties, load_table
 from worker.control_plane import Assignment
 from worker.job import JobError
 from worker.pipeline import run_job
 from worker.reach import HostNotAllowedError, Reach
-from worker.rest_gateway import CatalogRedirectsError, RestGateway, open_gateway
+from worker.rest_gateway import RestGateway, open_gateway
 from worker.session import TaskRunner
 from worker.slots import Slot
 
@@ -86,31 +87,59 @@ def test_each_address_of_a_catalog_is_tried(
     assert ask(gateway).status_code == 200
 
 
-def test_what_would_lead_java_elsewhere_is_taken_out_of_answers(catalog_server: HttpServer) -> None:
+def test_java_gets_of_answers_what_a_catalog_may_decide(catalog_server: HttpServer) -> None:
     trap = {
         "io-impl": "x.Y",
         "client.credentials-provider": "x.Y",
-        "uri": catalog_server.url,
         "rest.auth.type": "x.Y",
         "rest.client.proxy.hostname": "127.0.0.1",
         "oauth2-server-uri": f"{catalog_server.url}/token",
+        "token": "theirs",
+        "s3.signer.uri": catalog_server.url,
+        "s3.proxy-uri": catalog_server.url,
+        "client.assume-role.arn": "arn:x",
+        "adls.connection-string.acc": catalog_server.url,
+        "adls.account-name": "theirs",
+        "new-in-a-later-version": "x",
         "nothing": None,
     }
-    useful = {"s3.access-key-id": "vended", "prefix": "p"}
-    renew = {"client.refresh-credentials-endpoint": f"{catalog_server.url}/v1/renew"}
-    catalog_server.answers["/v1/config"] = Answer({"defaults": trap, "overrides": trap | useful})
-    vended = {"storage-credentials": [{"prefix": "s3://", "config": trap | useful}]}
+    useful = {"s3.access-key-id": "vended", "s3.secret-access-key": "vended", "adls.sas-token.acc": "vended"}
+    renew = {
+        "client.refresh-credentials-endpoint": f"{catalog_server.url}/v1/renew",
+        "adls.refresh-credentials-endpoint": f"{ELSEWHERE}/v1/renew",
+        "gcs.oauth2.refresh-credentials-endpoint": "v1/renew",
+    }
+    renewed = {
+        "client.refresh-credentials-endpoint": "{}/v1/renew",
+        "gcs.oauth2.refresh-credentials-endpoint": "v1/renew",
+    }
+    overrides = trap | useful | {"prefix": "p", "uri": catalog_server.url}
+    catalog_server.answers["/v1/config"] = Answer({"defaults": trap, "overrides": overrides})
+    vended = {"storage-credentials": [{"prefix": "s3://", "config": trap | useful}, "none"]}
     loaded = {"metadata": {"properties": trap}, "config": trap | renew} | vended
     catalog_server.answers["/v1/p/namespaces/db/tables/t"] = Answer(loaded, headers={"ETag": "e"})
     gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
-    assert ask(gateway).json() == {"defaults": {}, "overrides": useful}
+    # What is for all tables is told of each.
+    assert ask(gateway).json() == {"defaults": {}, "overrides": {"prefix": "p"}}
     table = ask(gateway, "v1/p/namespaces/db/tables/t")
     assert table.headers["etag"] == "e"
+    equipped = useful | {name: value.format(gateway.url) for name, value in renewed.items()}
     assert table.json() == {
         "metadata": {"properties": trap},
-        "config": {"client.refresh-credentials-endpoint": f"{gateway.url}/v1/renew"},
-        "storage-credentials": [{"prefix": "s3://", "config": useful}],
+        "config": equipped,
+        "storage-credentials": [{"prefix": "s3://", "config": equipped}],
     }
+
+
+def test_java_gets_no_answer_that_this_side_can_not_read(catalog_server: HttpServer) -> None:
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    # Parsers differ in what they take, and in which of two they take.
+    for body in ('{"config": {"io-impl": "x.Y"}, "n": ' + "1" * 5000 + "}", '{"config": {},}', "[" * 100_000):
+        catalog_server.answers["/v1/t"] = Answer(body)
+        answer = ask(gateway, "v1/t")
+        assert (answer.status_code, "x.Y" in answer.text) == (403, False)
+    catalog_server.answers["/v1/t"] = Answer('{"config": {"io-impl": "x.Y"}, "config": {}}')
+    assert ask(gateway, "v1/t").text == '{"config": {}}'
 
 
 def test_a_refusal_is_that_of_the_job_that_asked(catalog_server: HttpServer) -> None:
@@ -119,7 +148,7 @@ def test_a_refusal_is_that_of_the_job_that_asked(catalog_server: HttpServer) -> 
     one, other = (open_gateway("c", properties, LOOPBACK, Slot(number, 2)) for number in (1, 2))
     assert ask(one, "v1/away").status_code == 403
     assert ask(other, "v1/namespaces").status_code == 200
-    assert isinstance(one.refusal, CatalogRedirectsError)
+    assert isinstance(one.refusal, SentElsewhereError)
     assert other.refusal is None
     # However many catalogs another job uses meanwhile.
     for number in range(40):
@@ -144,18 +173,45 @@ def test_no_catalog_has_requests_signed_with_credentials_of_this_machine(
         assert ("AWS4-HMAC" in str(catalog_server.requests)) == is_signed
 
 
-def test_another_uri_of_the_configuration_is_asked_if_it_is_allowed(catalog_server: HttpServer) -> None:
-    with answering({"/v1/namespaces": Answer({"namespaces": []})}) as other:
-        catalog_server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": other.url}})
-        gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
-        assert ask(gateway).json() == {"defaults": {}, "overrides": {}}
-        assert ask(gateway, "v1/namespaces").json() == {"namespaces": []}
-        # The name is resolved again for each connection.
-        catalog_server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": ELSEWHERE}})
-        strayed = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
-        answer = ask(strayed, "v1/namespaces")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "HostNotAllowedError")
-        assert isinstance(strayed.refusal, HostNotAllowedError)
+def test_another_uri_of_the_configuration_is_asked_only_at_the_same_host_and_port(
+    catalog_server: HttpServer,
+) -> None:
+    def opened(uri: str) -> RestGateway:
+        catalog_server.answers["/v1/config"] = Answer({"defaults": {}, "overrides": {"uri": uri}})
+        return RestGateway("c", {"uri": catalog_server.url, "token": "hidden"}, LOOPBACK)
+
+    catalog_server.answers["/deeper/v1/namespaces"] = Answer({"namespaces": []})
+    gateway = opened(f"{catalog_server.url}/deeper")
+    assert ask(gateway).json() == {"defaults": {}, "overrides": {}}
+    assert ask(gateway, "v1/namespaces").json() == {"namespaces": []}
+    with answering({}) as other:
+        secure = catalog_server.url.replace("http:", "https:")
+        as_user = catalog_server.url.replace("://", "://x@")
+        for uri in (other.url, ELSEWHERE, secure, as_user, f"{other.url}#{catalog_server.url}", "x"):
+            with pytest.raises(SentElsewhereError, match="give it as `uri`"):
+                opened(uri)
+        # Nor when it says so later.
+        assert ask(gateway).status_code == 403
+        assert isinstance(gateway.refusal, SentElsewhereError)
+        assert other.requests == []
+
+
+def test_the_secret_for_tokens_goes_where_the_record_says(catalog_server: HttpServer) -> None:
+    token = Answer({"access_token": "t", "token_type": "bearer"})
+    with answering({"/token": token}) as other:
+        told = {"oauth2-server-uri": f"{other.url}/token"}
+        catalog_server.answers["/v1/config"] = Answer({"defaults": told, "overrides": told})
+        record = {"uri": catalog_server.url, "credential": "id:secret"}
+        own = {"oauth2-server-uri": f"{catalog_server.url}/token"}
+        catalog_server.answers["/token"] = token
+        assert ask(RestGateway("c", record | own, LOOPBACK), "v1/namespaces").status_code == 200
+        assert other.requests == []
+        catalog_server.answers["/token"] = Answer("", 307, {"location": f"{other.url}/token"})
+        with pytest.raises(SentElsewhereError, match=f"redirects to {other.url}/token"):
+            RestGateway("c", record | own, LOOPBACK)
+        assert other.requests == []
+        assert ask(RestGateway("c", record | told, LOOPBACK), "v1/namespaces").status_code == 200
+        assert other.requests
 
 
 def test_a_name_that_leads_inside_is_not_connected_to(
@@ -177,8 +233,8 @@ def test_a_redirect_is_not_followed(catalog_server: HttpServer) -> None:
         # Of a change, it is not known whether it was made.
         assert ask(gateway, "v1/namespaces", "POST").status_code == 500
         assert ask(gateway, "v1/namespaces").status_code == 403
-        assert isinstance(gateway.refusal, CatalogRedirectsError)
-        with pytest.raises(CatalogRedirectsError, match=f"redirects to {inside.url}/x"):
+        assert isinstance(gateway.refusal, SentElsewhereError)
+        with pytest.raises(SentElsewhereError, match=f"redirects to {inside.url}/x"):
             RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
         assert inside.requests == []
     del gateway
@@ -228,6 +284,31 @@ class TestJava:
         table = load_table(jvm, "rest", "c", {"uri": server.url}, ["db", "t"], reach=LOOPBACK)
         assert table.io().getClass().getSimpleName() == "ResolvingFileIO"
 
+    @pytest.mark.parametrize("where", ["overrides", "config", "storage-credentials"])
+    def test_what_is_vended_replaces_the_credentials_of_the_record(
+        self, spark: SparkSession, server: HttpServer, where: str
+    ) -> None:
+        loaded = server.answers["/v1/namespaces/db/tables/t"]
+        assert isinstance(loaded, Answer)
+        vended = {"s3.endpoint": server.url, "s3.access-key-id": "v", "s3.secret-access-key": "v"}
+        if where == "overrides":
+            server.answers["/v1/config"] = Answer({"overrides": vended})
+        elif where == "config":
+            loaded.body["config"] = vended
+        else:
+            loaded.body["config"] = {"s3.endpoint": server.url}
+            location = loaded.body["metadata"]["location"]
+            loaded.body[where] = [{"prefix": location, "config": vended}]
+        keys = {f"client.{key}": "own" for key in ("access-key-id", "secret-access-key", "session-token")}
+        jvm = spark.sparkContext._jvm
+        table = load_table(jvm, "rest", "c", {"uri": server.url} | keys, ["db", "t"], reach=LOOPBACK)
+        assert {key: value for key, value in file_io_properties(table).items() if value != "v"} == {
+            "s3.endpoint": server.url
+        }
+        own = {key: value for key, value in dict(table.io().properties()).items() if value == "own"}
+        # Java knows the record's for places that nothing was vended for, and no endpoint but the record's.
+        assert not own or "s3.endpoint" not in table.io().properties()
+
     @pytest.mark.parametrize("trap", ["uri", "s3.endpoint", "redirect", "record"])
     def test_a_job_goes_nowhere_else(
         self, spark: SparkSession, catalog: Catalog, server: HttpServer, trap: str
@@ -243,7 +324,8 @@ class TestJava:
         else:
             loaded = server.answers["/v1/namespaces/db/tables/t"]
             assert isinstance(loaded, Answer)
-            loaded.body["config"] = {trap: ELSEWHERE}
+            keys = {"s3.access-key-id": "vended", "s3.secret-access-key": "vended"}
+            loaded.body["config"] = {trap: ELSEWHERE} | keys
         assignment = {
             "job": {"id": "job", "kind": "convert"},
             "attempt": 1,
@@ -256,5 +338,5 @@ class TestJava:
         }
         with pytest.raises(JobError, match=r"169\.254\.169\.254") as caught:
             run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
-        code = "catalog_redirects" if trap == "redirect" else "host_not_allowed"
+        code = "catalog_redirects" if trap in ("redirect", "uri") else "host_not_allowed"
         assert (caught.value.code, caught.value.retryable) == (code, False)

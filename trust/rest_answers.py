@@ -1,0 +1,252 @@
+"""What the answers of a REST catalog may decide, and what its record alone decides.
+
+A catalog tells its clients where to go and by what: another address of itself, a server for tokens, endpoints
+of stores, credentials. Here each answer is taken apart before PyIceberg or Java sees it. What is not named
+below is left out, and what the record holds goes only where the record says.
+
+The settings of files that a catalog gives for all tables are handed on with each table, where it is known
+whose credentials would be used with them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_OF_CATALOG = frozenset(
+    (
+        "namespace-separator",
+        "prefix",
+        "rest-metrics-reporting-enabled",
+        "rest-page-size",
+        "snapshot-loading-mode",
+        "view-endpoints-supported",
+    )
+)
+"""What a catalog may say of itself, beside its `uri`."""
+_OF_FILES = frozenset(
+    (
+        "client.region",
+        "gcs.project-id",
+        "gcs.oauth2.token-expires-at",
+        "s3.force-virtual-addressing",
+        "s3.path-style-access",
+        "s3.region",
+        "s3.session-token-expires-at-ms",
+        "s3.sse.key",
+        "s3.sse.md5",
+        "s3.sse.type",
+        *(f"{store}refresh-credentials-enabled" for store in ("adls.", "client.", "gcs.oauth2.")),
+    )
+)
+_OF_ACCOUNTS = ("adls.sas-token.", "adls.sas-token-expires-at-ms.")
+"""Followed by the account or host of Azure's that they are for."""
+_RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
+_REGIONS = ("client.region", "s3.region")
+# No user, which parsers find in different places.
+_URL = re.compile(
+    r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(/[\w.~%!$&'()*+,;=:@/-]*)?",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """endpoint: the property that names its server; beside: what goes with that. vended: credentials that a
+    catalog may give; needed: of these, those without which others would be used. others: a record's."""
+
+    endpoint: str
+    beside: tuple[str, ...]
+    vended: tuple[str, ...]
+    needed: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def server(self) -> tuple[str, ...]:
+        return self.endpoint, *self.beside
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        return *self.vended, *self.others
+
+
+_KEYS = ("access-key-id", "secret-access-key", "session-token")
+_STORES = (
+    _Store(
+        "s3.endpoint",
+        ("s3.path-style-access", "s3.force-virtual-addressing"),
+        tuple(f"s3.{key}" for key in _KEYS),
+        ("s3.access-key-id", "s3.secret-access-key"),
+        (*(f"client.{key}" for key in _KEYS), "s3.role-arn", "client.role-arn"),
+    ),
+    _Store("gcs.service.host", (), ("gcs.oauth2.token",), ("gcs.oauth2.token",)),
+)
+_TOGETHER = (*(group for store in _STORES for group in (store.server, store.credentials)), _REGIONS)
+_NAMES = _OF_FILES.union(*((store.endpoint, *store.vended) for store in _STORES))
+
+
+class SentElsewhereError(Exception):
+    """A catalog's answer would take what its record holds to a host that the record does not name; final."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(f"{detail} {remedy}")
+        self.detail, self.remedy = detail, remedy
+
+
+class UnreadableAnswerError(ValueError):
+    """What a catalog answered is not JSON, so that nobody can tell what it would decide; final."""
+
+
+class RestAnswers:
+    """The answers of one catalog.
+
+    record: its properties, secrets resolved. check_hosts: raises for settings of files that name a host which
+    is not allowed. gateway_url: of what stands in for the catalog, once it does.
+    """
+
+    def __init__(
+        self, record: Mapping[str, Any], check_hosts: Callable[[Mapping[str, str]], None] = lambda _: None
+    ) -> None:
+        self._record, self._check_hosts = record, check_hosts
+        self._uri = str(record["uri"])
+        self._of_all_tables: dict[str, str] = {}
+        self.gateway_url: str | None = None
+
+    def harmless(self, content: bytes) -> bytes:
+        """The body of an answer, with only what the catalog may decide.
+
+        Raises SentElsewhereError, UnreadableAnswerError, and what `check_hosts` raises.
+        """
+        try:
+            said = json.loads(content)
+        except (ValueError, RecursionError):
+            raise UnreadableAnswerError("What it answered is not what a catalog says.") from None
+        if not isinstance(said, dict):
+            return content
+        if "defaults" in said or "overrides" in said:
+            self._configure(said)
+        if "metadata" in said or "config" in said or "storage-credentials" in said:
+            self._equip(said)
+        # Written anew: another parser could find something else in what came.
+        return json.dumps(said).encode()
+
+    def _configure(self, said: dict[str, Any]) -> None:
+        defaults, overrides = _texts(said.get("defaults")), _texts(said.get("overrides"))
+        uri = overrides.get("uri", self._record["uri"])
+        if uri != self._record["uri"] and (origin(uri) is None or origin(uri) != origin(self._record["uri"])):
+            raise SentElsewhereError(
+                f"The catalog at {self._record['uri']} says that it is at {uri[:500]}. It is not asked "
+                "there: the credentials would go there too.",
+                "If that is where the catalog is, give it as `uri`.",
+            )
+        self._uri = uri
+        named = {name for group in _TOGETHER if not self._record.keys().isdisjoint(group) for name in group}
+        unnamed = {name: value for name, value in defaults.items() if name not in named}
+        self._of_all_tables = {
+            name: value for name, value in self._of_files(unnamed).items() if name not in self._record
+        } | self._of_files(overrides)
+        said["defaults"] = {name: value for name, value in defaults.items() if name in _OF_CATALOG}
+        said["overrides"] = {name: value for name, value in overrides.items() if name in _OF_CATALOG}
+        if self.gateway_url is None and "uri" in overrides:
+            said["overrides"]["uri"] = uri
+
+    def _equip(self, said: dict[str, Any]) -> None:
+        """With what opens the files of a table."""
+        vended = said.get("storage-credentials")
+        places = [one for one in vended if isinstance(one, dict)] if isinstance(vended, list) else []
+        given = self._of_all_tables | self._of_files(_texts(said.get("config")))
+        equipped = [given | self._of_files(_texts(one.get("config"))) for one in places]
+        for settings in equipped or [given]:
+            if (store := self._astray(settings)) is not None:
+                raise SentElsewhereError(
+                    f"The catalog names {settings[store.endpoint][:500]} as the store ({store.endpoint}), "
+                    "with no credentials for it. Those of the record or of this machine are not sent there.",
+                    f"If they are for that store, set {store.endpoint} in the record.",
+                )
+        # Beyond those places, an endpoint of its choice is for nobody's credentials.
+        while (astray := self._astray(given)) is not None:
+            given = {name: value for name, value in given.items() if name not in astray.server}
+        for settings in (given, *equipped):
+            self._check_hosts({name: value for name, value in settings.items() if name not in _RENEWALS})
+        for place, settings in zip(places, equipped, strict=True):
+            place["config"] = self._instead(settings)
+        if "storage-credentials" in said:
+            said["storage-credentials"] = places
+        if given or "config" in said:
+            said["config"] = self._instead(given)
+
+    def _astray(self, settings: Mapping[str, str]) -> _Store | None:
+        """A store whose endpoint, of the catalog's choice, would get what the catalog has not given."""
+        for store in _STORES:
+            endpoint, own = settings.get(store.endpoint), self._record.get(store.endpoint)
+            if endpoint is None or endpoint == own or (own and origin(endpoint) == origin(own) is not None):
+                continue
+            if not all(settings.get(name) for name in store.needed):
+                return store
+        return None
+
+    def _instead(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """Settings over the record's: an empty one says that what the record has is not to be used."""
+        result = dict(settings)
+        for store in _STORES:
+            if settings.keys().isdisjoint(store.vended) or self._record.keys().isdisjoint(store.credentials):
+                continue
+            for name in store.credentials:
+                # Java has those of a record under the names of those that are vended.
+                if name in store.vended or name in self._record:
+                    result.setdefault(name, "")
+        return result
+
+    def _of_files(self, given: Mapping[str, str]) -> dict[str, str]:
+        kept = {
+            name: value for name, value in given.items() if name in _NAMES or name.startswith(_OF_ACCOUNTS)
+        }
+        for name in _REGIONS:
+            # A part of the host's name.
+            if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", kept.get(name, "region")):
+                raise SentElsewhereError(
+                    f"The catalog names {kept[name][:100]!r} as the region, which is none.",
+                    "Correct it in the catalog.",
+                )
+        for name in _RENEWALS & given.keys():
+            if (path := self._own_path(given[name])) is not None:
+                kept[name] = path
+        return kept
+
+    def _own_path(self, url: str) -> str | None:
+        """Where a catalog renews what it vends, which is nowhere else than there."""
+        own = self._uri.rstrip("/")
+        if "://" not in url:
+            return url
+        if not url.startswith(f"{own}/"):
+            return None
+        return (self.gateway_url or own) + url.removeprefix(own)
+
+
+def with_vended(record: Mapping[str, Any], vended: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's properties, and over them those of an answer that is harmless by now. Nobody renews them."""
+    together = {**record, **vended}
+    return {
+        name: value
+        for name, value in together.items()
+        if (value or name not in vended) and name not in _RENEWALS
+    }
+
+
+def origin(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None for what different parsers could take for different hosts."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        return None
+    scheme = match[1].lower()
+    return scheme, match[2].lower().rstrip("."), int(match[3] or {"http": 80, "https": 443}[scheme])
+
+
+def _texts(given: object) -> dict[str, str]:
+    """What is no text configures PyIceberg itself."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {name: value for name, value in given.items() if isinstance(value, str)}
