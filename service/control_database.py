@@ -1,34 +1,20 @@
-"""Whether a location or a uri names the database that the service keeps its own tables in, however spelled.
+"""Which files are the database that the service keeps its own tables in, and whether a uri names it.
 
 A catalog there would show the service's tables to whoever may register catalogs, and a worker would write
 beside them.
 """
 
-import os
 import socket
-from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from service.locations import local_path, normalize_location
 from stores.addresses import literal_addresses, unwrapped
 
 _HERE = "this machine"
 _PORT = "5432"
-
-
-def is_file_of(database_url: str, location: str) -> bool:
-    """Whether a location is one of the files of a SQLite database, also by way of links."""
-    normal = local_path(normalize_location(location))
-    files = _sqlite_files(database_url)
-    if normal is None or not files:
-        return False
-    # A `..` behind a link leads elsewhere than it reads.
-    given = {normal, local_path(location) or normal}
-    return any(os.path.realpath(one) in files or _is_same_file(one, files[0]) for one in given)
 
 
 def is_database_of(database_url: str, uri: str, *, resolve: bool = False) -> bool:
@@ -47,21 +33,13 @@ def is_database_of(database_url: str, uri: str, *, resolve: bool = False) -> boo
     return not _servers(own, resolve=resolve).isdisjoint(_servers(other, resolve=resolve))
 
 
-@lru_cache(maxsize=8)  # each file of a table is asked about
-def _sqlite_files(database_url: str) -> tuple[str, ...]:
-    """The database first, without links; nothing for another kind of database, and for one in memory."""
+def files_of(database_url: str) -> tuple[str, ...]:
+    """The files of a SQLite database, the database first; none of another kind, and of one in memory."""
     url = make_url(database_url)
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return ()
-    path = os.path.realpath(url.database.removeprefix("file:").partition("?")[0])
-    return tuple(path + suffix for suffix in ("", "-wal", "-shm", "-journal"))
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    try:
-        return Path(one).samefile(other)
-    except OSError:
-        return False  # one of them is not there
+    path = Path(url.database.removeprefix("file:").partition("?")[0]).resolve()
+    return tuple(f"{path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal"))
 
 
 def _name(url: URL) -> str:

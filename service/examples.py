@@ -58,6 +58,7 @@ FIELDS: dict[str, Any] = {
     "namespace": ["sales"],
     "namespaces": ["sales"],
     "next_cursor": None,
+    "own_files": ["/data/icestream.db"],
     "parameters": {},
     "pending_equality_delete_files": 3,
     "pending_equality_deletes": 120,

@@ -271,8 +271,10 @@ PROBLEMS: dict[str, ProblemType] = {
     "location-not-allowed": ProblemType(
         (422,),
         "The location is outside the allowed places",
-        "Catalogs, tables and indexes lie in the data directory or under ICESTREAM_ALLOWED_LOCATIONS.",
-        "Add its prefix to ICESTREAM_ALLOWED_LOCATIONS and start the service again.",
+        "Catalogs, tables and indexes lie in the data directory or under ICESTREAM_ALLOWED_LOCATIONS, "
+        "also by where links lead. What could be taken for another place is refused, and the service's own "
+        "files.",
+        "Add its prefix to ICESTREAM_ALLOWED_LOCATIONS and start the service again, or spell it plainly.",
         {"location": "the place that was refused", "setting": "what would allow it"},
     ),
     "login-link-invalid": ProblemType(

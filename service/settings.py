@@ -14,10 +14,18 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.auth.models import Role
-from service.control_database import is_database_of, is_file_of
+from service.control_database import files_of, is_database_of
 from service.errors import StartError
-from service.locations import can_hold_index, is_any_azure_account, is_under
 from telemetry.logs import LogFormat
+from trust.locations import (
+    AmbiguousLocationError,
+    LocationNotAllowedError,
+    Places,
+    can_hold_index,
+    is_any_azure_account,
+    parse_location,
+)
+from trust.secrets import may_read
 
 MIN_KEY_CHARACTERS = 32
 
@@ -119,6 +127,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_roots(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for root in value:
+            _check_place(root)
             if is_any_azure_account(root):
                 raise ValueError(
                     f"{root!r} would let whoever names a location choose the host that gets the credentials; "
@@ -144,11 +153,15 @@ class Settings(BaseSettings):
         for rule in value:
             if not rule.startswith(("env:", "file:/")):
                 raise ValueError(f"{rule!r} is neither env:NAME nor file:/directory")
+            if rule.startswith("file:/"):
+                _check_place(rule)
         return value
 
     @field_validator("index_warehouse")
     @classmethod
     def _check_store(cls, value: str) -> str:
+        if value:
+            _check_place(value)
         if value and not can_hold_index(value):
             raise ValueError(
                 "an index can lie on a file system, S3, Google Cloud Storage or Azure (abfss) only"
@@ -198,6 +211,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _derive(self) -> Self:
         self.data_dir = self.data_dir.expanduser().absolute()
+        if ".." in self.data_dir.parts:
+            self.data_dir = self.data_dir.resolve()
         if not self.database_url:
             self.database_url = f"sqlite:///{self.data_dir / 'icestream.db'}"
         if not self.index_warehouse:
@@ -218,10 +233,26 @@ class Settings(BaseSettings):
         )
 
     def allows_location(self, location: str) -> bool:
-        """Whether a catalog may name it. The control database is no catalog's, wherever it lies."""
-        if is_file_of(self.database_url, location):
+        """Whether a catalog may name it."""
+        try:
+            self.places.check(location)
+        except LocationNotAllowedError:
             return False
-        return any(is_under(location, root) for root in self.location_roots)
+        return True
+
+    @property
+    def places(self) -> Places:
+        """Where catalogs, tables and indexes may lie."""
+        return Places(self.location_roots, self.own_files)
+
+    @property
+    def own_files(self) -> tuple[str, ...]:
+        """Files and folders that are no catalog's, nor a secret of one: the control database, wherever it
+        lies, and what the service writes for itself."""
+        return (
+            *files_of(self.database_url),
+            *(str(self.data_dir / name) for name in ("cache", "lock", "logs")),
+        )
 
     def is_control_database(self, uri: str, *, resolve: bool = False) -> bool:
         """Whether a uri names the PostgreSQL database that the service keeps its own tables in.
@@ -256,9 +287,7 @@ class Settings(BaseSettings):
         """Whether a catalog may refer to this. Icestream's own settings are never a catalog's."""
         if reference.startswith("env:ICESTREAM_"):
             return False
-        if reference.startswith("env:"):
-            return any(reference.startswith(rule) for rule in self.secret_rules if rule.startswith("env:"))
-        return any(is_under(reference, rule) for rule in self.secret_rules if rule.startswith("file:/"))
+        return may_read(reference, self.secret_rules)
 
     @property
     def secret_rules(self) -> tuple[str, ...]:
@@ -293,6 +322,13 @@ class Settings(BaseSettings):
                 "ICESTREAM_BOOTSTRAP_KEY and ICESTREAM_BOOTSTRAP_WORKER_KEY are the same; "
                 "workers need a key of their own, since that of an admin may do anything."
             )
+
+
+def _check_place(location: str) -> None:
+    try:
+        parse_location(location)
+    except AmbiguousLocationError as error:
+        raise ValueError(str(error)) from None
 
 
 def _network(rule: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:

@@ -17,27 +17,30 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
 
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
+from trust.locations import parse_location
 
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
 
-_HIDDEN = {ord("?"): "\ue000", ord("#"): "\ue001"}  # private characters, in no name
-_SHOWN = {ord(hidden): chr(shown) for shown, hidden in _HIDDEN.items()}
 _GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
 
 
 class LocationFileIO(PyArrowFileIO):
-    """Keeps a `?` or `#` in a path: a location is no URL with a query."""
+    """Opens a location as `trust.locations` reads it: as no URL with a query, and with nothing encoded."""
 
     @staticmethod
-    def parse_location(location: str, properties: Mapping[str, Any] = EMPTY_DICT) -> tuple[str, str, str]:
-        """(scheme, netloc, path) of a location; on a store, the path begins with the bucket or container."""
-        kept = location.translate(_HIDDEN)
-        scheme, netloc, path = PyArrowFileIO.parse_location(kept, dict(properties))
-        if (scheme, netloc) == ("file", "localhost"):  # this machine, as an empty one says (RFC 8089)
-            netloc, path = "", path.removeprefix(netloc)
-        elif scheme in AZURE_SCHEMES:
-            path = azure_container(netloc) + path.removeprefix(netloc)
-        return scheme, netloc, path.translate(_SHOWN)
+    def parse_location(
+        location: str,
+        properties: Mapping[str, Any] = EMPTY_DICT,  # noqa: ARG004
+    ) -> tuple[str, str, str]:
+        """(scheme, netloc, path) of a location; on a store, the path begins with the bucket or container.
+
+        Raises AmbiguousLocationError.
+        """
+        place = parse_location(location)
+        root = azure_container(place.authority) if place.scheme in AZURE_SCHEMES else place.authority
+        if place.scheme in ("hdfs", "viewfs"):
+            root = ""
+        return place.scheme, place.authority, root + place.path
 
     def _initialize_fs(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         if scheme in GOOGLE_SCHEMES:

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from py4j.java_gateway import JavaClass, JavaObject, JVMView
@@ -27,11 +26,12 @@ from pyspark.errors.exceptions.captured import CapturedException
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index, of_tables
+from trust.locations import sqlite_path
 from trust.rest_answers import SentElsewhereError
+from trust.secrets import SecretUnreadableError, may_read, read_secret
 from worker.reach import HostNotAllowedError, Reach
 from worker.rest_gateway import RestGateway, open_gateway, words_of
 from worker.slots import ALONE, Slot
-from worker.storage import is_under
 
 CATALOG_NAME = "catalog_name"
 
@@ -121,6 +121,8 @@ def load_table(
         reach.check(properties)
     except OSError as error:
         raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
+    if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
+        check_location(path)
     settings = java_properties(catalog_type, properties)
     dotted = ".".join(identifier)
     gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
@@ -204,12 +206,15 @@ def _has_class(jvm: JVMView, name: str) -> bool:
     return isinstance(found, JavaClass)  # or a package, as which py4j takes any other name
 
 
-def resolve_secrets(properties: Mapping[str, str], allowed: Sequence[str] | None = None) -> dict[str, str]:
+def resolve_secrets(
+    properties: Mapping[str, str], allowed: Sequence[str] | None = None, own: Sequence[str] = ()
+) -> dict[str, str]:
     """Replaces `env:NAME` by the variable's value and `file:/path` by the file's text, stripped.
 
     `warehouse` and `uri` are places, so `file:/path` stays one there. allowed: beginnings of the variables,
-    and directories of the files, that may be read; None for all but Icestream's own settings. The service
-    checked the record when it was written, perhaps under other settings. Raises SecretUnresolvedError.
+    and directories of the files, that may be read; None for all but Icestream's own settings. own: files of
+    the service itself. The service checked the record when it was written, perhaps under other settings.
+    Raises SecretUnresolvedError.
     """
     for key, value in properties.items():
         if allowed is not None and not _may_resolve(key, value, allowed):
@@ -217,15 +222,12 @@ def resolve_secrets(properties: Mapping[str, str], allowed: Sequence[str] | None
                 f"Catalog property {key} refers to {value}, which the service has not given to catalogs "
                 "(ICESTREAM_ALLOWED_SECRETS)."
             )
-    return {key: _resolve(key, value) for key, value in properties.items()}
+    return {key: _resolve(key, value, allowed, own) for key, value in properties.items()}
 
 
 def _may_resolve(key: str, value: str, allowed: Sequence[str]) -> bool:
-    if value.startswith("env:"):
-        return any(value.startswith(rule) for rule in allowed if rule.startswith("env:"))
-    if value.startswith("file:/") and key not in _PLACES:
-        return any(is_under(value, rule) for rule in allowed if rule.startswith("file:/"))
-    return True
+    is_reference = value.startswith("env:") or (value.startswith("file:/") and key not in _PLACES)
+    return not is_reference or may_read(value, allowed)
 
 
 def secrets_of(properties: Mapping[str, str]) -> set[str]:
@@ -257,7 +259,7 @@ def _password(secret: str) -> str:
         return ""
 
 
-def _resolve(key: str, value: str) -> str:
+def _resolve(key: str, value: str, allowed: Sequence[str] | None = None, own: Sequence[str] = ()) -> str:
     if value.startswith("env:"):
         variable = value.removeprefix("env:")
         if variable.startswith("ICESTREAM_"):
@@ -268,13 +270,11 @@ def _resolve(key: str, value: str) -> str:
             )
         return os.environ[variable]
     if value.startswith("file:/") and key not in _PLACES:
-        path = Path("/" + value.removeprefix("file:").lstrip("/"))
         try:
-            return path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            return read_secret(value, allowed, own)
+        except SecretUnreadableError as error:
             raise SecretUnresolvedError(
-                f"Catalog property {key} refers to the file {path}, which can't be read: {reason}."
+                f"Catalog property {key} refers to {value}, but that file {error}."
             ) from None
     return value
 
@@ -345,13 +345,12 @@ _TIMEOUTS = {"socketTimeout": "60", "connectTimeout": "10", "tcpKeepAlive": "tru
 
 def _jdbc_properties(uri: str) -> dict[str, str]:
     """A SQLAlchemy address as JDBC's; user and password become properties, so that no message shows them."""
+    jdbc = {"jdbc.schema-version": "V1"}
+    if (path := sqlite_path(uri)) is not None:
+        # Writers of the embedded catalog wait for each other rather than fail.
+        return jdbc | {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": "60000"}
     parts = urlsplit(uri)
     dialect = parts.scheme.partition("+")[0]
-    jdbc = {"jdbc.schema-version": "V1"}
-    if dialect == "sqlite":
-        # Three slashes are followed by a relative path, four by an absolute one. Writers of the embedded
-        # catalog wait for each other rather than fail.
-        return jdbc | {"uri": f"jdbc:sqlite:{parts.path[1:]}", "jdbc.busy_timeout": "60000"}
     if dialect in ("postgresql", "postgres") and parts.hostname:
         query = f"?{parts.query}" if parts.query else ""
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -22,7 +22,7 @@ from telemetry.logs import add_process_ids
 from telemetry.traces import HEADER, current_traceparent
 from worker.reach import Reach
 from worker.redaction import Redaction
-from worker.storage import ALLOWED_LOCATIONS
+from worker.storage import ALLOWED_LOCATIONS, OWN_FILES
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
@@ -158,6 +158,7 @@ class Assignment(_Body):
     allowed_locations: list[str] | None = None
     allowed_hosts: list[str] | None = None
     allowed_secrets: list[str] | None = None
+    own_files: list[str] = []
 
     @property
     def reach(self) -> Reach:
@@ -168,7 +169,8 @@ class Assignment(_Body):
     def location_limits(self) -> dict[str, str]:
         """What limits a `Storage` to the places that the service allows."""
         allowed = self.allowed_locations
-        return {} if allowed is None else {ALLOWED_LOCATIONS: "\n".join(allowed)}
+        roots = {} if allowed is None else {ALLOWED_LOCATIONS: "\n".join(allowed)}
+        return roots | ({OWN_FILES: "\n".join(self.own_files)} if self.own_files else {})
 
 
 class _Registered(_Body):

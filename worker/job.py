@@ -274,7 +274,9 @@ def pin_table(job: Job) -> PinnedTable:
             jvm,
             assignment.catalog.type,
             assignment.catalog.name,
-            catalogs.resolve_secrets(assignment.catalog.properties, assignment.allowed_secrets),
+            catalogs.resolve_secrets(
+                assignment.catalog.properties, assignment.allowed_secrets, assignment.own_files
+            ),
             assignment.table.identifier,
             Storage(assignment.location_limits).io.check,
             assignment.reach,
@@ -333,7 +335,9 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
 
     Raises SecretUnresolvedError, HostNotAllowedError, and OSError for an unknown host.
     """
-    properties = catalogs.resolve_secrets(assignment.catalog.properties, assignment.allowed_secrets)
+    properties = catalogs.resolve_secrets(
+        assignment.catalog.properties, assignment.allowed_secrets, assignment.own_files
+    )
     given = catalogs.index_file_io_properties(properties, assignment.index.warehouse)
     if not given:
         return tables

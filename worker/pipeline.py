@@ -9,6 +9,7 @@ from collections.abc import Callable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from trust.locations import LocationNotAllowedError
 from trust.rest_answers import SentElsewhereError
 from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.conversion import convert_table
@@ -18,7 +19,7 @@ from worker.reach import HostNotAllowedError
 from worker.removal import drop_index
 from worker.session import JobCancelledError, TaskRunner
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse
-from worker.storage import LocationNotAllowedError, causes_of, lacks_own_memory
+from worker.storage import causes_of, lacks_own_memory
 from worker.verification import verify_index
 
 # Errors whose text is all that there is of what happened in another process.

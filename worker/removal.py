@@ -13,7 +13,7 @@ def drop_index(job: Job) -> Outcome:
     """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
     table = job.assignment.table
     properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
-    given = given_file_io_properties(resolve_secrets(properties, allowed))
+    given = given_file_io_properties(resolve_secrets(properties, allowed, job.assignment.own_files))
     job.assignment.reach.check(given)
     storage = index_storage(job.assignment, Storage(given | job.assignment.location_limits))
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)

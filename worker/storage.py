@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import posixpath
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +26,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from trust.locations import Places
 from worker.threads import CANT_START
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # names that obstore has for type checkers only
 
 ALLOWED_LOCATIONS = "icestream.allowed-locations"
 """The property that names the places, a line each, beyond which nothing is opened; else everything is."""
-_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
-_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
+OWN_FILES = "icestream.own-files"
+"""The property that names files and folders of the service itself, a line each, which are never opened."""
 
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
@@ -53,20 +53,14 @@ class StoredFile:
     modified_at: float
 
 
-class LocationNotAllowedError(Exception):
-    """A table, its metadata or its catalog names a place that the operator has not allowed; final."""
-
-
 class LimitedFileIO(LocationFileIO):
     """PyIceberg's FileIO, which opens only what is allowed."""
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
-        allowed = self.properties.get(ALLOWED_LOCATIONS)
-        if allowed is not None and not any(is_under(location, root) for root in allowed.splitlines()):
-            raise LocationNotAllowedError(
-                f"{location} lies outside the places that the service allows (ICESTREAM_ALLOWED_LOCATIONS)"
-            )
+        allowed, own = (self.properties.get(key) for key in (ALLOWED_LOCATIONS, OWN_FILES))
+        roots = None if allowed is None else tuple(allowed.splitlines())
+        Places(roots, tuple((own or "").splitlines())).check(location)
 
     def new_input(self, location: str) -> PyArrowFile:
         self.check(location)
@@ -285,26 +279,6 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
         outcome.result(seconds)
     except TimeoutError:
         raise TimeoutError(f"there was no answer within {seconds:.0f} s") from None
-
-
-def is_under(location: str, root: str) -> bool:
-    """Whether a location is a place or lies inside it; `file:///x`, `file:/x` and `/x` are one."""
-    inside, outside = _normalized(location), _normalized(root)
-    return inside == outside or inside.startswith(outside.rstrip("/") + "/")
-
-
-def _normalized(location: str) -> str:
-    match = _SCHEME.match(location)
-    scheme = match.group(1).lower() if match else "file"
-    rest = location[match.end() :] if match else location
-    if scheme == "file" and rest.startswith("//localhost/"):
-        rest = rest.removeprefix("//localhost")
-    elif scheme != "file":
-        rest = "/" + rest.lstrip("/")
-        authority, _, path = rest[1:].partition("/")
-        # `..` must not climb out of the bucket.
-        rest = f"/{authority}{posixpath.normpath('/' + path.lstrip('/'))}"
-    return f"{_SAME_SCHEME.get(scheme, scheme)}:{posixpath.normpath('/' + rest.lstrip('/'))}"
 
 
 def _is_own(error: Exception) -> bool:

@@ -37,10 +37,10 @@ from service.catalogs.iceberg import TableSource, name_inside, open_source, reda
 from service.catalogs.models import Catalog, CatalogCheck, CatalogType, CheckStep, StepName
 from service.catalogs.reach import addresses_of
 from service.errors import IcestreamError
-from service.locations import is_absolute, normalize_location
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_index
+from trust.locations import is_absolute, parse_location
 
 _CONNECT_SECONDS = 5.0
 _SHOWN_TABLES = 50
@@ -227,6 +227,7 @@ class CatalogProbe:
         place = self._seen.properties.get("warehouse", "")
         if is_absolute(place):
             io = GuardedFileIO({**self._seen.properties, SETTINGS: self._settings})
+            io.check(place)
             scheme, netloc, path = io.parse_location(place, io.properties)
             found = io.fs_by_scheme(scheme, netloc).get_file_info(path)
             if not found.is_file and found.type.name == "NotFound" and self._seen.tables:
@@ -254,10 +255,11 @@ class CatalogProbe:
         given = of_index(self._seen.properties, place) or self._seen.properties
         io = GuardedFileIO({**given, SETTINGS: self._settings})
         location = f"{place}/.icestream-check-{uuid.uuid4().hex}"
+        io.check(location)
         try:
             scheme, netloc, path = io.parse_location(location, io.properties)
             filesystem = io.fs_by_scheme(scheme, netloc)
-            if normalize_location(place).startswith("file:"):
+            if parse_location(place).is_local:
                 filesystem.create_dir(path.rpartition("/")[0], recursive=True)
             with filesystem.open_output_stream(path) as sink:
                 sink.write(b"icestream")

@@ -23,7 +23,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy import Engine, NullPool, create_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from tenacity import retry
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -35,6 +35,7 @@ from service.catalogs.reach import addresses_of
 from service.database import bound_waiting
 from service.errors import UnreachableError
 from service.settings import Settings
+from trust.locations import sqlite_path
 from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
@@ -200,8 +201,10 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
     return GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
 
 
-def _database_url(settings: Settings, uri: str) -> str:
-    """A database's address for SQLAlchemy: by the addresses that were checked, and with no endless wait."""
+def _database_url(settings: Settings, uri: str) -> str | URL:
+    """A database's address for SQLAlchemy: by what was checked, and with no endless wait."""
+    if (path := sqlite_path(uri)) is not None:
+        return URL.create("sqlite", database=path, query=make_url(uri).query)
     url = make_url(uri)
     if url.get_backend_name() != "postgresql" or not url.host:
         return uri

@@ -27,14 +27,17 @@ class GuardedFileIO(LocationFileIO):
         check_file_io(self._settings, given)
         super().__init__(given)
 
-    def new_input(self, location: str) -> PyArrowFile:
+    def check(self, location: str) -> None:
         check_location(self._settings, location)
+
+    def new_input(self, location: str) -> PyArrowFile:
+        self.check(location)
         return super().new_input(location)
 
     def new_output(self, location: str) -> PyArrowFile:
-        check_location(self._settings, location)
+        self.check(location)
         return super().new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        check_location(self._settings, location if isinstance(location, str) else location.location)
+        self.check(location if isinstance(location, str) else location.location)
         super().delete(location)

@@ -23,7 +23,6 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, Validat
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
 from sqlalchemy import inspect, select
-from sqlalchemy.engine import make_url
 
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
@@ -35,6 +34,7 @@ from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_tables
+from trust.locations import sqlite_path
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000
@@ -133,6 +133,7 @@ class HadoopSource:
 
     def _list(self, location: str) -> list[tuple[str, bool]]:
         """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
+        self.io.check(location)
         scheme, netloc, path = self.io.parse_location(location, self.io.properties)
         filesystem = self.io.fs_by_scheme(scheme, netloc)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
@@ -269,7 +270,7 @@ def resolve_allowed(settings: Settings, catalog: Catalog) -> dict[str, str]:
     """The properties with their secrets. Raises InvalidError for those that are not there, or not allowed."""
     kind = CatalogType(catalog.type)
     check_record(settings, kind, catalog.properties)
-    properties = resolve(catalog.properties)
+    properties = resolve(catalog.properties, settings.secret_rules, settings.own_files)
     check_record(settings, kind, properties)
     return properties
 
@@ -286,9 +287,9 @@ def create_sql_catalog(name: str, uri: str, warehouse: str) -> None:
 
 
 def _check_sqlite_file(uri: str) -> None:
-    url = make_url(uri)
-    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).is_file():
-        raise FileNotFoundError(f"the catalog database {url.database} does not exist")
+    path = sqlite_path(uri)
+    if path is not None and not Path(path).is_file():
+        raise FileNotFoundError(f"the catalog database {path} does not exist")
 
 
 def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]:

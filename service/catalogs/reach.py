@@ -11,12 +11,21 @@ import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, urlsplit
 
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
 from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
-from service.locations import is_absolute
 from service.settings import Settings
 from stores.addresses import Address, is_internal, literal_addresses, unwrapped
+from trust.locations import (
+    AmbiguousLocationError,
+    LocationNotAllowedError,
+    OwnFileError,
+    is_absolute,
+    sqlite_path,
+)
 
 _SCHEMES = {
     CatalogType.SQL: ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"),
@@ -60,16 +69,27 @@ def check_location(settings: Settings, location: str) -> None:
             f"{location!r} means another place to every process.",
             "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
         )
-    if not settings.allows_location(location):
-        raise InvalidError(
-            "location-not-allowed",
-            "The location is outside the allowed places",
-            f"{location!r} lies neither in the data directory nor under ICESTREAM_ALLOWED_LOCATIONS.",
-            "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
-            "and start the service again.",
-            location=location,
-            setting="ICESTREAM_ALLOWED_LOCATIONS",
-        )
+    try:
+        settings.places.check(location)
+    except LocationNotAllowedError as error:
+        raise _not_allowed(location, error) from None
+
+
+def _not_allowed(location: str, error: LocationNotAllowedError) -> InvalidError:
+    remedy = (
+        "Give another place, or spell it in the one way that all read alike."
+        if isinstance(error, AmbiguousLocationError | OwnFileError)
+        else "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
+        "and start the service again."
+    )
+    return InvalidError(
+        "location-not-allowed",
+        "The location is outside the allowed places",
+        f"{error}.",
+        remedy,
+        location=location,
+        setting="ICESTREAM_ALLOWED_LOCATIONS",
+    )
 
 
 def check_record(settings: Settings, kind: CatalogType, properties: Mapping[str, str]) -> None:
@@ -196,9 +216,12 @@ def _check_uri(kind: CatalogType, uri: str) -> None:
             parts = urlsplit(one)
             is_complete = parts.scheme == "sqlite" or bool(parts.hostname)
             _ = parts.port
-        except ValueError:
+            # What opens a database must find the host that is checked here.
+            if kind is CatalogType.SQL and make_url(one).host != parts.hostname:
+                is_complete = False
+        except (ValueError, ArgumentError):
             parts, is_complete = urlsplit(""), False
-        if parts.scheme not in schemes or not is_complete:
+        if parts.scheme not in schemes or not is_complete or re.search(r"[\x00-\x1f\x7f\\]", one):
             raise InvalidError(
                 "uri-not-supported",
                 "The uri is not one for this type of catalog",
@@ -222,9 +245,13 @@ def _locations(kind: CatalogType, key: str, value: str) -> Iterator[str]:
         if value and (kind is not CatalogType.REST or is_absolute(value)):
             yield value
     elif key == "uri":
-        if kind is CatalogType.SQL and value.startswith("sqlite"):
-            # sqlite:////abs/cat.db, possibly with query parameters.
-            yield value.partition(":///")[2].partition("?")[0]
+        if kind is CatalogType.SQL:
+            try:
+                path = sqlite_path(value)
+            except AmbiguousLocationError as error:
+                raise _not_allowed(value, error) from None
+            if path is not None:
+                yield path
     elif key not in PLACES | _WORDS and not key.startswith("header.") and _is_local(value):
         yield value
 

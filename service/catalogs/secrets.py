@@ -5,11 +5,11 @@
 
 import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidError
 from stores.places import INDEX, STORES
+from trust.secrets import SecretUnreadableError, read_secret
 
 PLACES = frozenset({"warehouse", "uri"})
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
@@ -115,26 +115,30 @@ def _has_secret(value: str) -> bool:
     return False
 
 
-def resolve(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties with every reference replaced by its secret. Never log, store or return the result."""
+def resolve(
+    properties: Mapping[str, str], allowed: Sequence[str] | None = None, own: Sequence[str] = ()
+) -> dict[str, str]:
+    """The properties with every reference replaced by its secret. Never log, store or return the result.
+
+    allowed, own: as of `read_secret`.
+    """
     return {
-        key: _resolve(key, value) if is_reference(key, value) else value for key, value in properties.items()
+        key: _resolve(key, value, allowed, own) if is_reference(key, value) else value
+        for key, value in properties.items()
     }
 
 
-def _resolve(key: str, value: str) -> str:
+def _resolve(key: str, value: str, allowed: Sequence[str] | None, own: Sequence[str]) -> str:
     if value.startswith("env:"):
         name = value.removeprefix("env:")
         if name in os.environ:
             return os.environ[name]
         missing = f"the environment variable {name} is not set"
     else:
-        path = Path("/" + value.removeprefix("file:").lstrip("/"))
         try:
-            return path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            missing = f"{path} cannot be read: {reason}"
+            return read_secret(value, allowed, own)
+        except SecretUnreadableError as error:
+            missing = f"that file {error}"
     raise InvalidError(
         "secret-unavailable",
         "A secret cannot be resolved",

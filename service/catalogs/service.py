@@ -25,10 +25,10 @@ from service.conditional import check_version
 from service.database import FOR_UPDATE, utc_now
 from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.locations import can_hold_index, is_under
 from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
+from trust.locations import can_hold_index, is_under
 
 _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.SQL: ("uri", "warehouse"),

@@ -37,11 +37,11 @@ from service.jobs.queue import is_system_paused
 from service.jobs.scheduler import schedule
 from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
-from service.locations import normalize_location
 from service.policies.models import Level, Policy, PolicyAttachment
 from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
+from trust.locations import normalize_location
 
 _log = logging.getLogger("icestream.poller")
 _LONGEST_BACKOFF_SECONDS = 300.0

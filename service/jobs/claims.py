@@ -388,6 +388,7 @@ def _start_attempt(
         allowed_locations=list(settings.location_roots),
         allowed_hosts=list(settings.host_rules),
         allowed_secrets=list(settings.secret_rules),
+        own_files=list(settings.own_files),
     )
 
 

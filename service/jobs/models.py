@@ -456,3 +456,5 @@ class Assignment(Message):
     """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
     allowed_secrets: list[str]
     """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
+    own_files: list[str]
+    """Files and folders of the service itself, which the worker never opens, whatever names them."""

@@ -161,7 +161,9 @@ class WebhookSender:
     def _send(self, claim: _Claim, http: Session) -> _Outcome:
         timestamp = str(int(self._wall().timestamp()))
         try:
-            keys = keys_of(resolve({"secret": claim.secret})["secret"])
+            settings = self._settings
+            secret = resolve({"secret": claim.secret}, settings.secret_rules, settings.own_files)["secret"]
+            keys = keys_of(secret)
             headers = {
                 "Content-Type": CONTENT_TYPE,
                 "User-Agent": "icestream",

@@ -318,4 +318,4 @@ def _check_secret(settings: Settings, reference: str) -> None:
         )
     if not reference.startswith("env:WEBHOOK_"):
         check_reference(settings, "secret", reference)
-    keys_of(resolve({"secret": reference})["secret"])
+    keys_of(resolve({"secret": reference}, settings.secret_rules, settings.own_files)["secret"])

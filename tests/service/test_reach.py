@@ -360,6 +360,12 @@ def test_the_control_database_is_no_catalog(service: Running, monkeypatch: pytes
     warehouse = f"file://{service.settings.data_dir}/w"
     status, problem = register(service, url, "sql", warehouse=warehouse)
     assert (status, problem["type"]) == (422, "/problems/location-not-allowed")
+    encoded = url.replace("icestream.db", "%69cestream.db")
+    assert register(service, encoded, "sql", warehouse=warehouse)[0] == 422
+    monkeypatch.setenv("CATALOG_URI", encoded)
+    assert register(service, "env:CATALOG_URI", "sql", warehouse=warehouse)[0] == 201
+    assert enroll(service)[:2] == (422, "/problems/location-not-allowed")
+    service.admin.delete("/catalogs/c")
     monkeypatch.setenv("CATALOG_URI", url)
     assert register(service, "env:CATALOG_URI", "sql", warehouse=warehouse)[0] == 201
     assert enroll(service)[:2] == (422, "/problems/location-not-allowed")
@@ -374,6 +380,11 @@ def test_the_control_database_is_no_catalog(service: Running, monkeypatch: pytes
         ("postgresql://db.example/c?socketFactory=x", "/problems/property-not-allowed"),
         ("postgresql:///c", "/problems/uri-not-supported"),
         ("mysql://db.example/c", "/problems/uri-not-supported"),
+        ("postgresql://u@evil.example/@db.example/c", "/problems/uri-not-supported"),
+        ("postgresql://evil.ex\tample/c", "/problems/uri-not-supported"),
+        ("SQLITE:////etc/passwd", "/problems/location-not-allowed"),
+        (" sqlite:////etc/passwd", "/problems/location-not-allowed"),
+        ("sqlite:////etc/%70asswd", "/problems/location-not-allowed"),
         ("duckdb:////etc/passwd", "/problems/uri-not-supported"),
     ],
 )
@@ -415,7 +426,7 @@ def test_a_public_service_gives_catalogs_only_the_secrets_that_are_theirs(
 def test_secrets_that_the_operator_names_are_used(settings: Settings, tmp_path: Path) -> None:
     settings.allowed_secrets = ("env:LAKE_", f"file:{tmp_path}/secrets")
     with running(settings) as service:
-        for reference in ("env:CATALOG_X", f"file:{tmp_path}/secrets/../icestream.db"):
+        for reference in ("env:CATALOG_X", f"file:{tmp_path}/secrets/%2e%2e/icestream.db"):
             _, problem = register(service, "https://catalog.example", token=reference)
             assert problem["type"] == "/problems/secret-not-allowed"
         for reference in ("env:LAKE_TOKEN", f"file:{tmp_path}/secrets/token"):

@@ -13,11 +13,12 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from tests.jobs import RecordingReporter
+from trust.locations import AmbiguousLocationError, LocationNotAllowedError
 from worker.control_plane import Assignment
 from worker.job import JobError
 from worker.pipeline import run_job
 from worker.session import TaskRunner
-from worker.storage import ALLOWED_LOCATIONS, LocationNotAllowedError, Storage
+from worker.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
 
 CALLS: list[Callable[[Storage, str], Any]] = [
     Storage.open_input,
@@ -45,9 +46,19 @@ def test_nothing_is_done_to_a_file_elsewhere(tmp_path: Path, call: Callable[[Sto
     file.write_text("secret")
     # As it is sent to tasks.
     storage = pickle.loads(pickle.dumps(limited(tmp_path / "lake", "s3://lake/wh")))
-    for location in (str(file), file.as_uri(), f"file:{file}", f"file://{tmp_path}/lake/../elsewhere/secret"):
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "link").symlink_to(file.parent)
+    for location in (str(file), file.as_uri(), f"file:{file}", f"file://{tmp_path}/lake/link/secret"):
         with pytest.raises(LocationNotAllowedError, match="ICESTREAM_ALLOWED_LOCATIONS"):
             call(storage, location)
+    for location in (
+        f"file://{tmp_path}/lake/../elsewhere/secret",
+        f"{tmp_path}/lake/%2e%2e/elsewhere/secret",
+    ):
+        with pytest.raises(AmbiguousLocationError, match="not all read alike"):
+            call(storage, location)
+    with pytest.raises(LocationNotAllowedError, match="keeps for itself"):
+        call(Storage({OWN_FILES: str(file)}), str(file))
     assert file.read_text() == "secret"
 
 
@@ -87,12 +98,16 @@ def test_a_job_keeps_to_the_places_of_its_assignment(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("elsewhere", ["metadata_location", "warehouse", "location", "write.metadata.path"])
+@pytest.mark.parametrize(
+    "elsewhere", ["metadata_location", "warehouse", "location", "write.metadata.path", "uri", "own", "%"]
+)
 def test_java_opens_nothing_elsewhere(spark: SparkSession, tmp_path: Path, elsewhere: str) -> None:
     lake, secret = tmp_path / "lake", tmp_path / "secret" / "db" / "t" / "metadata" / "v1.metadata.json"
     secret.parent.mkdir(parents=True)
     secret.write_text("TOPSECRETLINE")
-    properties = {"uri": f"sqlite:///{tmp_path}/cat.db", "warehouse": lake.as_uri()}
+    lake.mkdir()
+    uri = f"sqlite:///{tmp_path if elsewhere == 'uri' else lake}/cat.db"
+    properties = {"uri": uri, "warehouse": lake.as_uri()}
     if elsewhere == "warehouse":
         record = {"name": "c", "type": "hadoop", "properties": {"warehouse": f"{tmp_path.as_uri()}/secret"}}
     else:
@@ -110,13 +125,15 @@ def test_java_opens_nothing_elsewhere(spark: SparkSession, tmp_path: Path, elsew
             if elsewhere == "metadata_location":
                 statement = text("UPDATE iceberg_tables SET metadata_location = :place")
                 connection.execute(statement, {"place": secret.as_uri()})
-        if elsewhere != "metadata_location":
+        if elsewhere in ("location", "write.metadata.path"):
             metadata = json.loads(head.read_text())
             if elsewhere == "location":
                 metadata["location"] = place
             else:
                 metadata["properties"][elsewhere] = place
             head.write_text(json.dumps(metadata))
+        elif elsewhere == "%":
+            record["properties"] = properties | {"uri": uri.replace("cat.db", "c%61t.db")}
         catalog.engine.dispose()
     assignment = {
         "job": {"id": "job", "kind": "convert"},
@@ -126,6 +143,7 @@ def test_java_opens_nothing_elsewhere(spark: SparkSession, tmp_path: Path, elsew
         "catalog": record,
         "index": {"warehouse": f"{lake.as_uri()}/index"},
         "allowed_locations": [lake.as_uri()],
+        "own_files": [f"{lake}/cat.db"] if elsewhere == "own" else [],
     }
     with pytest.raises(JobError, match="leads outside the allowed places") as caught:
         run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
