@@ -3,7 +3,8 @@
 Place in the flow: deletes -> commit -> report. No Spark job runs here.
 
 Invariants: the commit happens only on a branch where the pinned snapshot is an ancestor of the head, every
-referenced data file still lives and every delete file to remove is still there. It is a `RowDelta`, never a
+referenced data file still lives and every delete file to remove is still there. None of them was added once
+more meanwhile: it goes by paths, and would hit and remove that one, too. It is a `RowDelta`, never a
 `RewriteFiles`: a compaction in flight looks for deletes it missed among DELETE and OVERWRITE snapshots only.
 
     CommitError                  nothing was committed and planning again will not help
@@ -39,6 +40,67 @@ COMMIT_ID = "icestream.commit-id"
 # The library revalidates and retries a lost race by itself, four times unless the table says otherwise;
 # another round costs far less than a new plan when a streaming writer commits several times a second.
 _COMMIT_ROUNDS = 5
+
+# Whether the snapshots since the plan leave alone what it names by path. Iceberg asks in each of its own
+# tries, about the very snapshot that it is about to build on: so this has to run in Java. Other files pass, and
+# a writer who appends is never in the way. Each snapshot is read once.
+_VALIDATOR = """
+import java.util.HashSet;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Set;
+import org.apache.iceberg.ContentFile;
+import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.SnapshotAncestryValidator;
+import org.apache.iceberg.io.FileIO;
+
+public class NothingAddedAgain implements SnapshotAncestryValidator {
+    private final Set passed = new HashSet();
+    private final FileIO io;
+    private final Set dataFiles;
+    private final Set deleteFiles;
+    private String addedAgain = null;
+
+    public NothingAddedAgain(String startingSnapshotId, FileIO io, List dataFiles, List deleteFiles) {
+        this.passed.add(Long.valueOf(startingSnapshotId));
+        this.io = io;
+        this.dataFiles = new HashSet(dataFiles);
+        this.deleteFiles = new HashSet(deleteFiles);
+    }
+
+    public boolean validate(Iterable ancestors) {
+        Set read = new HashSet();
+        for (Iterator each = ancestors.iterator(); each.hasNext();) {
+            Snapshot snapshot = (Snapshot) each.next();
+            if (this.passed.contains(Long.valueOf(snapshot.snapshotId()))) {
+                break;
+            }
+            if (adds(snapshot.addedDataFiles(this.io), this.dataFiles)
+                    || adds(snapshot.addedDeleteFiles(this.io), this.deleteFiles)) {
+                return false;
+            }
+            read.add(Long.valueOf(snapshot.snapshotId()));
+        }
+        this.passed.addAll(read);
+        return true;
+    }
+
+    private boolean adds(Iterable files, Set paths) {
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            String path = ((ContentFile) each.next()).location();
+            if (paths.contains(path)) {
+                this.addedAgain = path;
+                return true;
+            }
+        }
+        return false;
+    }
+
+    public String errorMessage() {
+        return this.addedAgain + " was added again";
+    }
+}
+"""
 
 # Files that cross to Java in one text: about 50 MB.
 _SLICE = 100_000
@@ -145,6 +207,9 @@ def commit_row_delta(
         raise ValueError("a commit needs delete files to add or to remove")
     commit_id = str(uuid4())
     summary = {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt), COMMIT_ID: commit_id}
+    with _prepared():
+        referenced = _java_list(jvm_of(java_table), delta.referenced_data_files)
+        validator = _nothing_added_again(java_table, delta, referenced)
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         confirm_lease()
         with _prepared():
@@ -155,7 +220,7 @@ def commit_row_delta(
             check_clock(java_table)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation = _row_delta(java_table, delta, summary, condemned)
+            operation = _row_delta(java_table, delta, summary, referenced, validator, condemned)
         failure: CommitError | None = None
         cause: Exception | None = None
         may_repeat = False
@@ -234,6 +299,8 @@ def _row_delta(
     java_table: JavaObject,
     delta: RowDelta,
     summary: Mapping[str, str],
+    referenced: JavaObject,
+    validator: JavaObject,
     condemned: JavaObject,
 ) -> JavaObject:
     """The operation, not yet committed. condemned: gets the manifests that Iceberg would delete."""
@@ -242,8 +309,9 @@ def _row_delta(
         .toBranch(delta.branch)
         .deleteWith(_collector(condemned))
         .validateFromSnapshot(delta.starting_snapshot_id)
-        .validateDataFilesExist(_java_list(jvm_of(java_table), delta.referenced_data_files))
+        .validateDataFilesExist(referenced)
         .validateDeletedFiles()
+        .validateWith(validator)
     )
     add = _row_delta_consumer(operation, "addDeletes")
     for added in _slices(delta.added):
@@ -354,6 +422,21 @@ def _consumer(
     handle = java.invoke.MethodHandles.publicLookup().findVirtual(owner, method, method_type)
     consumer = java.Class.forName("java.util.function.Consumer")
     return java.invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(target))
+
+
+def _nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
+    """A `SnapshotAncestryValidator`, compiled by Janino as Spark's own generated code is."""
+    jvm = jvm_of(java_table)
+    interface = _java_class(java_table, "org.apache.iceberg.SnapshotAncestryValidator")
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(interface.getClassLoader())
+    compiler.cook(_VALIDATOR)
+    (constructor,) = compiler.getClassLoader().loadClass("NothingAddedAgain").getConstructors()
+    arguments = jvm.java.util.ArrayList()
+    removed = _java_list(jvm, [file.path for file in delta.removed])
+    for argument in (str(delta.starting_snapshot_id), java_table.io(), referenced, removed):
+        arguments.add(argument)
+    return constructor.newInstance(arguments.toArray())
 
 
 def _java_class(neighbour: JavaObject, name: str) -> JavaObject:

@@ -6,7 +6,8 @@ plan -> read -> index | scan -> deletes -> commit. Safe to repeat: what is done 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -68,6 +69,15 @@ PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500
 VECTORS_PER_MOVE = 50  # each may hold as many positions as its data file has rows
 
+_LIVE_TWICE = (
+    "its path is live more than once in the table: position deletes and deletion vectors go by path, and"
+    " can't delete rows of one of these data files alone"
+)
+_LIVE_TWICE_REMEDY = (
+    "Stop the table's writers and replace its rows by themselves, with INSERT OVERWRITE; or roll the table"
+    " back to before the file was added again. No rewrite_data_files, DELETE, UPDATE or MERGE before that:"
+    " Iceberg takes but one of the data files away then, and rows come back or twice."
+)
 _LOST_TYPE = "its partition is of a column that was dropped, so Iceberg can't write delete files into it"
 _LOST_TYPE_REMEDY = (
     "Rewrite the partition's data files (rewrite_data_files with remove-dangling-deletes=true), which puts"
@@ -151,8 +161,9 @@ class Conversion:
             # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
             if self.was_committed(table):
                 return pin_table(job)
-            live = {file.path for file in table.files.equality_deletes}
-            still = [file for file in batch if file.path in live]
+            # By path, as Iceberg removes them: one of these may have been committed once more.
+            paths = {file.path for file in batch}
+            still = [file for file in table.files.equality_deletes if file.path in paths]
             plan = Plan(job, table, self._warehouse, self._plans, still, commits_left=commits_left)
             try:
                 if still and not plan.dry_run:
@@ -382,21 +393,21 @@ class Plan:
         batch = [file for file in self._batch if file.partition not in untyped]
         resolved = [self._resolve(key_set) for key_set in plan_conversion(self.table.files, batch)]
         refused += [refusal for one in resolved for refusal in one.refused]
-        delete_files = [file for one in resolved for file in one.delete_files]
+        resolved_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
             deletes = self._write_deletes([one.positions for one in resolved])
         missing = deletes.missing or any(one.code == "missing_file" for one in refused)
         if missing and is_first and self._was_overtaken():
             # Replaced and expired since the plan was made, most likely: a newer plan will not need it.
             raise CommitConflictError("a file that the plan needs is gone")
-        blocked = self._blocked(delete_files, deletes.blocked)
-        refused += blocked
-        delete_files = [file for file in delete_files if file.path not in {one.file_path for one in blocked}]
+        refused += self._blocked(resolved_files, deletes.blocked)
+        left = {refusal.file_path for refusal in refused}
+        # Iceberg removes by path: one that is live twice goes or stays as a whole.
+        delete_files = [file for file in resolved_files if file.path not in left]
         if not delete_files:
             deletes = DeletesOutcome.union([])  # nothing is committed for deletes that all stay
         for refusal in refused:
             job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
-        left = {refusal.file_path for refusal in refused}
         wrong = [one for key_set in resolved for one in key_set.deviations if one.file_path not in left]
         for code in sorted({one.code for one in wrong}):
             of_code = [one for one in wrong if one.code == code]
@@ -468,21 +479,39 @@ class Plan:
     def _write_deletes(self, positions: Sequence[Positions]) -> DeletesOutcome:
         """As many data files at a time as have no more positions than the driver should hold."""
         found = {file for one in positions for file in one.data_files()}
-        untyped = self._without_type(found)
-        lost = {file for file in found if file.partition in untyped}
-        ordered = sorted(found - lost, key=lambda f: (f.partition.spec_id, f.partition.values, f.path))
+        lost, ordered = self._ordered(found)
         outcome = self._run_deletes(ordered, positions)
         live = self.table.files
         shared = sharing_a_file(outcome.removed, live.position_deletes, live.data_files)
         if shared:
-            untyped = self._without_type(shared)
-            movable = [file for file in shared if file.partition not in untyped]
+            _, movable = self._ordered(set(shared))
             moved = self._run_deletes(movable, positions, moves=True)
-            self._tell_of_moves(moved.delete_files_added, len(shared) - moved.delete_files_added)
+            vectors = len({file.path for file in shared})
+            self._tell_of_moves(moved.delete_files_added, vectors - moved.delete_files_added)
             # One that can't be read or written stays where it is.
             outcome = DeletesOutcome.union([outcome, replace(moved, blocked=(), missing=False)])
         blocked = tuple(Blocked(file, "lost_partition_type", _LOST_TYPE, _LOST_TYPE_REMEDY) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def _ordered(self, found: Set[DataFile]) -> tuple[list[DataFile], list[DataFile]]:
+        """Those that no delete file can be written for, and the others in order of partition and path.
+
+        After each follow the other live files of its path, which new deletes would hit as well.
+        """
+        live = self.table.files.data_files.with_paths({file.path for file in found})
+        by_path: dict[str, list[DataFile]] = defaultdict(list)
+        for file in found | set(live) if len(live) > len(found) else found:
+            by_path[file.path].append(file)
+        untyped = self._without_type(file for files in by_path.values() for file in files)
+        lost: list[DataFile] = []
+        ordered: list[list[DataFile]] = []
+        for files in by_path.values():
+            if any(file.partition in untyped for file in files):
+                lost += files
+            else:
+                ordered.append(sorted(files, key=_in_order))
+        ordered.sort(key=lambda files: _in_order(files[0]))
+        return lost, [file for files in ordered for file in files]
 
     def _tell_of_moves(self, moved: int, left: int) -> None:
         if self.dry_run:
@@ -561,9 +590,11 @@ class Plan:
     def _blocked(self, delete_files: Sequence[DeleteFile], blocked: Sequence[Blocked]) -> list[Unconvertible]:
         """Equality deletes that apply to a data file for which no new deletes can be written: they stay."""
         refused = {}
+        global_spec_ids = self.table.files.global_spec_ids
         for one in blocked:
             for delete in delete_files:
-                if applies(delete, one.data_file, self.table.files.global_spec_ids):
+                is_spared = one.spares is not None and applies(delete, one.spares, global_spec_ids)
+                if applies(delete, one.data_file, global_spec_ids) and not is_spared:
                     reason = f"it applies to {one.data_file.path}, and {one.reason}"
                     refused[delete.path] = Unconvertible(delete.path, one.code, reason, one.remedy)
         return list(refused.values())
@@ -633,12 +664,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A data file that is left alone, and why: no new deletes can be written for it."""
+    """A data file that is left alone, and why: no new deletes can be written for it.
+
+    spares: deletes that apply to this data file as well are not affected.
+    """
 
     data_file: DataFile
     code: str
     reason: str
     remedy: str
+    spares: DataFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -697,9 +732,10 @@ class DeletesTask:
                 known = existing_deletes(self.storage, positions, self.existing)
                 break
             except UnreadableDeleteFileError as error:
-                hit = [file for file in positions if _speaks_of(error.delete_file, file)]
-                if not hit:
+                paths = {file.path for file in positions if _speaks_of(error.delete_file, file)}
+                if not paths:
                     raise
+                hit = [file for file in positions if file.path in paths]
                 blocked += [
                     Blocked(
                         file,
@@ -712,11 +748,14 @@ class DeletesTask:
                 missing |= error.missing
                 for file in hit:
                     del positions[file]
+        unreadable = [one.data_file for one in blocked]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
+        blocked += [
+            Blocked(one.data_file, "data_file_live_twice", _LIVE_TWICE, _LIVE_TWICE_REMEDY, one.spares)
+            for one in plan.unlike
+        ]
         storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
-        written = write_planned(
-            storage, plan, self.locations, list(self.positions), [one.data_file for one in blocked]
-        )
+        written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
         return DeletesOutcome(
             WrittenDeletes() if self.dry_run else written,
             sum(file.file_size_bytes for file in written.added),
@@ -727,6 +766,10 @@ class DeletesTask:
             tuple(blocked),
             missing,
         )
+
+
+def _in_order(file: DataFile) -> tuple[int, str, str, int]:
+    return file.partition.spec_id, file.partition.values, file.path, file.data_sequence_number
 
 
 def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, compress, repeat
 from typing import TypeVar
@@ -122,12 +122,25 @@ class NewDeleteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Unlike:
+    """A data file with rows to delete that other files of its path keep.
+
+    spares: deletes that apply to this newest file of the path, too, apply to all, and were planned; None if
+    nothing can be planned for the path.
+    """
+
+    data_file: DataFile
+    spares: DataFile | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeletesPlan:
     """What to write for which data file and what that replaces; nothing has been written.
 
     positions: all positions that the new delete files of a data file must hold; never empty ones.
     removed: the deletion vectors and file-scoped position delete files whose positions are included there.
     rows_deleted: positions that no existing delete held.
+    unlike: data files that keep rows to delete, since their path is live more than once.
     """
 
     positions: Mapping[DataFile, BitMap64]
@@ -135,6 +148,7 @@ class DeletesPlan:
     rows_deleted: int
     format_version: int
     granularity: DeleteGranularity
+    unlike: tuple[Unlike, ...] = ()
 
     @property
     def data_files_touched(self) -> int:
@@ -236,48 +250,58 @@ def write_deletes(
 
 def existing_deletes(
     storage: Storage, data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
-) -> dict[str, ExistingDeletes]:
-    """What readers skip in each data file already, by path; files without deletes are left out.
+) -> dict[DataFile, ExistingDeletes]:
+    """What readers skip in each data file already; files without deletes are left out.
 
     Each position delete file is read once, whatever the number of data files it speaks of.
     Raises UnreadableDeleteFileError, or OSError (a retry can help).
     """
     vectors, files = _applicable(data_files, position_deletes)
-    existing: dict[str, ExistingDeletes] = {}
-    positions: dict[str, BitMap64] = defaultdict(BitMap64)
-    file_scoped: dict[str, list[DeleteFile]] = defaultdict(list)
-    file_scoped_positions: dict[str, BitMap64] = defaultdict(BitMap64)
+    existing: dict[DataFile, ExistingDeletes] = {}
+    positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
+    file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
+    file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
     with Threads(FILES_AT_ONCE) as threads:
-        read_vectors = threads.map(lambda vector: _read_vector(storage, vector), vectors.values())
-        read_files = threads.map(lambda file: _read_position_deletes(storage, file), files.items())
-        for (path, vector), read in zip(vectors.items(), read_vectors, strict=True):
-            existing[path] = ExistingDeletes(read, vector)
-        for file, deleted in zip(files, read_files, strict=True):
+        distinct = dict.fromkeys(vectors.values())
+        read_vectors = threads.map(lambda vector: _read_vector(storage, vector), distinct)
+        read_files = threads.map(
+            lambda one: _read_position_deletes(storage, (one[0], {file.path for file in one[1]})),
+            files.items(),
+        )
+        of_vectors = dict(zip(distinct, read_vectors, strict=True))
+        for data_file, vector in vectors.items():
+            existing[data_file] = ExistingDeletes(of_vectors[vector], vector)
+        for (file, applied_to), deleted in zip(files.items(), read_files, strict=True):
+            by_path: dict[str, BitMap64] = defaultdict(BitMap64)
             for path, part in deleted:
-                positions[path] |= (bitmap := bitmap_of(part))
+                by_path[path] |= bitmap_of(part)
+            for data_file in applied_to:
+                bitmap = by_path.get(data_file.path, BitMap64())
                 if file.referenced_data_file is not None:
-                    file_scoped_positions[path] |= bitmap
-            if file.referenced_data_file is not None:
-                file_scoped[file.referenced_data_file].append(file)
-    for path in positions.keys() | file_scoped.keys():
-        existing[path] = ExistingDeletes(
-            positions[path],
-            file_scoped=tuple(file_scoped[path]),
-            file_scoped_positions=file_scoped_positions[path],
+                    file_scoped[data_file].append(file)
+                    file_scoped_positions[data_file] |= bitmap
+                if bitmap:
+                    positions[data_file] |= bitmap
+    for data_file in positions.keys() | file_scoped.keys():
+        existing[data_file] = ExistingDeletes(
+            positions[data_file],
+            file_scoped=tuple(file_scoped[data_file]),
+            file_scoped_positions=file_scoped_positions[data_file],
         )
     return existing
 
 
 def _applicable(
     data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
-) -> tuple[dict[str, DeleteFile], dict[DeleteFile, Set[str]]]:
-    """The deletion vector of each path, and each position delete file with the paths it applies to."""
-    by_path = {data_file.path: data_file for data_file in data_files}
+) -> tuple[dict[DataFile, DeleteFile], dict[DeleteFile, Set[DataFile]]]:
+    """The deletion vector of each data file, and each position delete file with those it applies to."""
+    by_path: dict[str, list[DataFile]] = defaultdict(list)
     by_partition: dict[PartitionKey, list[DataFile]] = defaultdict(list)
-    for data_file in by_path.values():
+    for data_file in data_files:
+        by_path[data_file.path].append(data_file)
         by_partition[data_file.partition].append(data_file)
-    vectors: dict[str, DeleteFile] = {}
-    files: dict[DeleteFile, Set[str]] = {}
+    vectors: dict[DataFile, DeleteFile] = {}
+    files: dict[DeleteFile, Set[DataFile]] = {}
     for delete in position_deletes:
         if delete.content is not FileContent.POSITION_DELETES:
             continue
@@ -286,30 +310,33 @@ def _applicable(
         else:
             # Compared as written, because readers do: a position delete whose path is spelled otherwise
             # (file:/x, file:///x) hides no row today, and merging it would delete rows that are visible.
-            only = by_path.get(delete.referenced_data_file)
-            candidates = [only] if only is not None and only.partition == delete.partition else []
-        paths = {file.path for file in candidates if file.data_sequence_number <= delete.data_sequence_number}
+            of_path = by_path.get(delete.referenced_data_file, ())
+            candidates = [file for file in of_path if file.partition == delete.partition]
+        hit = {file for file in candidates if file.data_sequence_number <= delete.data_sequence_number}
         if not delete.is_deletion_vector:
-            files[delete] = paths
+            files[delete] = hit
         else:
-            for path in paths:
-                if vectors.setdefault(path, delete) is not delete:
-                    raise UnreadableDeleteFileError(delete, f"{path} has a second deletion vector")
+            for file in hit:
+                if vectors.setdefault(file, delete) is not delete:
+                    raise UnreadableDeleteFileError(delete, f"{file.path} has a second deletion vector")
     # A vector is the truth for its data file: it had to include the older position deletes when it was
     # written, and readers skip nothing else. Should it lack one of them, that row is visible and stays so.
-    undecided = {delete: paths - vectors.keys() for delete, paths in files.items()}
-    return vectors, {delete: paths for delete, paths in undecided.items() if paths}
+    undecided = {delete: hit - vectors.keys() for delete, hit in files.items()}
+    return vectors, {delete: hit for delete, hit in undecided.items() if hit}
 
 
 def plan_deletes(
     new_positions: Mapping[DataFile, BitMap64 | Positions],
-    existing: Mapping[str, ExistingDeletes],
+    existing: Mapping[DataFile, ExistingDeletes],
     format_version: int,
     granularity: DeleteGranularity = DeleteGranularity.FILE,
     *,
     moves: bool = False,
 ) -> DeletesPlan:
     """Decides what to write for each data file. Pure.
+
+    Of a path that is live more than once, all files must be given, also those without a new position: what
+    all of them lose is planned, for the oldest (see `_of_copies`).
 
     V3: one vector that holds all, in place of the old vector and the file-scoped position deletes.
     V2: only what is new; with granularity `file` merged with the file-scoped position deletes, which it
@@ -321,19 +348,27 @@ def plan_deletes(
         raise ValueError(f"format version {format_version} has no row-level deletes")
     to_write: dict[DataFile, BitMap64] = {}
     removed: list[DeleteFile] = []
+    unlike: list[Unlike] = []
     rows_deleted = 0
+    by_path: dict[str, dict[DataFile, BitMap64]] = defaultdict(dict)
     for data_file, found in new_positions.items():
         new = found if isinstance(found, BitMap64) else bitmap_of(found)
         if new and new.max() >= data_file.record_count:
             raise ValueError(
                 f"position {new.max()} lies outside {data_file.path}, which has {data_file.record_count} rows"
             )
-        known = existing.get(data_file.path)
-        if known is not None:
-            new = new - known.positions
+        known = existing.get(data_file)
+        by_path[data_file.path][data_file] = new if known is None else new - known.positions
+    for copies in by_path.values():
+        data_file, new = next(iter(copies.items()))
+        known = existing.get(data_file)
+        if len(copies) > 1:
+            data_file, new, known, apart = _of_copies(copies, existing, format_version)
+            unlike += apart
         if not new and not (moves and known is not None and known.deletion_vector is not None):
             continue
-        rows_deleted += len(new)
+        # What is new to one of several files of a path may be deleted in others.
+        rows_deleted += sum(len(new & of_copy) for of_copy in copies.values())
         if known is None:
             to_write[data_file] = new
         elif format_version >= 3:
@@ -346,7 +381,30 @@ def plan_deletes(
             removed += known.file_scoped
         else:
             to_write[data_file] = new
-    return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity)
+    return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity, tuple(unlike))
+
+
+def _of_copies(
+    copies: Mapping[DataFile, BitMap64], existing: Mapping[DataFile, ExistingDeletes], format_version: int
+) -> tuple[DataFile, BitMap64, ExistingDeletes | None, list[Unlike]]:
+    """What to plan for the live files of one path, as if they were one: the oldest.
+
+    copies: with their new positions. Whatever is committed now hits all of them, by their path. So it may
+    hold what each of them loses or has lost, and nothing else. Readers refuse it (`DeleteFileIndex` in Java)
+    where the files lie in different partitions, and a vector has to hold what exists.
+    """
+    ordered = sorted(copies, key=lambda file: file.data_sequence_number)
+    oldest, newest = ordered[0], ordered[-1]
+    known = {file: existing.get(file, ExistingDeletes(BitMap64())) for file in copies}
+    lost_by_all = BitMap64.intersection(*(known[file].positions | copies[file] for file in copies))
+    merges = all(known[file].positions <= lost_by_all for file in copies)
+    if len({file.partition for file in copies}) > 1 or (format_version >= 3 and not merges):
+        return oldest, BitMap64(), None, [Unlike(file, None) for file, new in copies.items() if new]
+    skipped_in_all = BitMap64.intersection(*(one.positions for one in known.values()))
+    apart = [Unlike(file, newest) for file, new in copies.items() if not new <= lost_by_all]
+    # The deletes that exist may be older than some of the files, and are left as they are then.
+    merged = replace(known[oldest], positions=skipped_in_all) if merges else ExistingDeletes(skipped_in_all)
+    return oldest, lost_by_all - skipped_in_all, merged, apart
 
 
 def sharing_a_file(

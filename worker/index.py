@@ -148,13 +148,12 @@ class FileDictionary:
         A file is covered if the index holds every row of it, under its partition.
         """
         rows = np.full(len(files), -1, np.int64)
-        for ordinals, found in self.pairs(files):
-            # One row a file: a path that was covered twice, in two partitions, has entries under both.
-            rows[ordinals] = found
         here = np.array([self._partitions.get(kind.partition, -1) for kind in files.kinds], np.int32)
-        known = np.flatnonzero(rows >= 0)
-        elsewhere = self._partition_of[rows[known]] != here[files.kind_of[known]]
-        rows[known[elsewhere]] = -1
+        here = here[files.kind_of]
+        for ordinals, found in self.pairs(files):
+            # A path that is live in two partitions has a row, and entries, under each.
+            same = self._partition_of[found] == here[ordinals]
+            rows[ordinals[same]] = found[same]
         return rows
 
     def covers(self, files: DataFiles) -> npt.NDArray[np.bool_]:
@@ -177,9 +176,14 @@ class FileDictionary:
             yield ordinals, rows[places]
 
     def repeated_paths(self) -> list[str]:
-        """Those that more than one row has, in order."""
-        pairs = self._paths.pairs(self._paths.pieces())
-        return sorted({self._paths[int(one)] for ones, others in pairs for one in ones[ones < others]})
+        """Those that more than one row of a partition has, in order."""
+        partition_of = np.empty(len(self), np.int32)
+        partition_of[self._order] = self._partition_of
+        found = set()
+        for ones, others in self._paths.pairs(self._paths.pieces()):
+            twice = (ones < others) & (partition_of[ones] == partition_of[others])
+            found |= {self._paths[int(one)] for one in ones[twice]}
+        return sorted(found)
 
     def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
         """Partition -> partition_id of every partition that has a covered file.
@@ -430,7 +434,8 @@ def _read_parts(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -
 
 
 def uncovered_files(data_files: DataFiles, dictionary: FileDictionary) -> DataFiles:
-    return data_files.where(~dictionary.covers(data_files))
+    """What is left to index: of a path that is live more than once in a partition, one file."""
+    return data_files.where(~dictionary.covers(data_files)).without_copies()
 
 
 def assign_addresses(

@@ -398,10 +398,12 @@ class LiveRows:
         """asked: the ordinals of the data files that are asked about."""
         files = data_files.select(asked)
         rows = dictionary.rows_of(files)
-        covered = np.flatnonzero(rows >= 0)[::-1]  # of a file that the table has twice, the last counts
-        rows, chosen = np.unique(rows[covered], return_index=True)
-        self._ordinals = asked[covered[chosen]]
-        self._data_sequence_numbers = files.data_sequence_numbers[covered[chosen]]
+        covered = np.flatnonzero(rows >= 0)
+        covered = covered[np.argsort(rows[covered], kind="stable")]
+        # A row of the dictionary is for all files that share path and partition.
+        rows, self._first, self._copies = np.unique(rows[covered], return_index=True, return_counts=True)
+        self._ordinals = asked[covered]
+        self._data_sequence_numbers = files.data_sequence_numbers[covered]
         self._base_addresses = dictionary.base_addresses[rows]
         self._record_counts = dictionary.record_counts[rows]
 
@@ -410,10 +412,13 @@ class LiveRows:
         rows = owners(self._base_addresses, self._record_counts, found.addresses)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
-        keep = found.sequence_numbers[known] > self._data_sequence_numbers[rows]
-        rows, known = rows[keep], known[keep]
+        copies = self._copies[rows]
+        files = np.repeat(self._first[rows] - _starts(copies), copies) + np.arange(copies.sum())
+        rows, known = np.repeat(rows, copies), np.repeat(known, copies)
+        keep = found.sequence_numbers[known] > self._data_sequence_numbers[files]
+        rows, known, files = rows[keep], known[keep], files[keep]
         return Matches(
-            self._ordinals[rows],
+            self._ordinals[files],
             found.addresses[known] - self._base_addresses[rows],
             found.row_groups_read,
             found.row_groups_total,

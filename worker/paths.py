@@ -103,6 +103,13 @@ class Paths(Sequence[str]):
             start += len(piece)
 
 
+def may_repeat(pieces: Iterable[pa.Array]) -> Int64Array:
+    """Which paths, counted through, have the hash of another one: those that come twice, and hardly more."""
+    hashes = np.concatenate([np.empty(0, np.uint64), *map(_hashes, pieces)])
+    _, which, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[which] > 1)
+
+
 def _hashes(paths: pa.Array) -> UInt64Array:
     """The same for equal paths in all of this process."""
     hashes: UInt64Array = pl.Series(paths).hash().to_numpy()

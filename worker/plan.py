@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from worker.paths import Paths
+from worker.paths import Paths, may_repeat
 from worker.sorting import Int64Array, is_bytes
 
 N = TypeVar("N", bound=np.generic)
@@ -175,6 +175,16 @@ class DataFiles(Sequence[DataFile]):
         pieces = (pc.is_in(piece, wanted) for piece in self.path_pieces())
         return self.where(np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces]))
 
+    def without_copies(self) -> DataFiles:
+        """The first of those that share path and partition."""
+        first = np.ones(len(self), np.bool_)
+        seen = set()
+        candidates = may_repeat(self.path_pieces())
+        for place, file in zip(candidates.tolist(), self.select(candidates), strict=True):
+            first[place] = (file.path, file.partition) not in seen
+            seen.add((file.path, file.partition))
+        return self.where(first)
+
     def path_pieces(self) -> Iterator[pa.Array]:
         """The paths in order, some at a time."""
         return self._paths.pieces(self._places)
@@ -266,13 +276,23 @@ def in_commits(deletes: Sequence[DeleteFile], limit: int) -> list[Sequence[Delet
     """Equality deletes in groups of at most `limit`, 0 for one group of all.
 
     Those of a partition lie next to each other, the oldest first, so that few data files are touched twice.
+    A path that is live more than once is in one group, which it may make larger: Iceberg removes delete files
+    by their paths.
     """
     if not limit:
         return [deletes] if deletes else []
     ordered = sorted(
         deletes, key=lambda f: (f.partition.spec_id, f.partition.values, f.data_sequence_number, f.path)
     )
-    return [ordered[start : start + limit] for start in range(0, len(ordered), limit)]
+    by_path: dict[str, list[DeleteFile]] = defaultdict(list)
+    for delete in ordered:
+        by_path[delete.path].append(delete)
+    groups: list[list[DeleteFile]] = [[]]
+    for copies in by_path.values():
+        if groups[-1] and len(groups[-1]) + len(copies) > limit:
+            groups.append([])
+        groups[-1] += copies
+    return [group for group in groups if group]
 
 
 def plan_conversion(files: SnapshotFiles, deletes: Iterable[DeleteFile] | None = None) -> list[KeySetDeletes]:

@@ -97,12 +97,16 @@ def union(all_positions: Sequence[Positions], file: DataFile) -> Int64Array:
 def in_batches(
     files: Iterable[DataFile], all_positions: Sequence[Positions], files_at_most: int, rows_at_most: int
 ) -> Iterator[list[DataFile]]:
-    """Files in order, in groups bounded by number and by positions (a larger one is a group of its own)."""
+    """Files in order, in groups bounded by number and by positions (a larger one is a group of its own).
+
+    Those of one path, next to each other, are in one group.
+    """
     group: list[DataFile] = []
     rows = 0
     for file in files:
         more = sum(positions.rows_of(file) for positions in all_positions)
-        if group and (len(group) >= files_at_most or rows + more > rows_at_most):
+        is_full = len(group) >= files_at_most or rows + more > rows_at_most
+        if group and is_full and group[-1].path != file.path:
             yield group
             group, rows = [], 0
         group.append(file)

@@ -185,19 +185,25 @@ class Verification:
             self.differences.add(*_faults(checks))
         self.differences.add(*_contradictions(index))
         live = self._table.files.data_files
+        own = dictionary.rows_of(live)
+        covered_files = np.flatnonzero(own >= 0)
+        # Of files that share path and partition, the first stands for all.
+        rows, first = np.unique(own[covered_files], return_index=True)
         ordinals = np.full(len(dictionary), -1, np.int64)
+        ordinals[rows] = covered_files[first]
         for found, of_rows in dictionary.pairs(live):
-            ordinals[of_rows] = found
+            elsewhere = (own[found] < 0) & (ordinals[of_rows] < 0)
+            ordinals[of_rows[elsewhere]] = found[elsewhere]
         rows = np.flatnonzero(ordinals >= 0)
         self.files_no_longer_live = len(dictionary) - len(rows)
         files, counts = live.select(ordinals[rows]), dictionary.record_counts[rows]
-        elsewhere = ~dictionary.covers(files)
-        is_wrong = elsewhere | (files.record_counts != counts)
+        is_elsewhere = own[ordinals[rows]] < 0
+        is_wrong = is_elsewhere | (files.record_counts != counts)
         wrong = np.flatnonzero(is_wrong)
         for at, file in zip(wrong.tolist(), files.select(wrong), strict=True):
             self.differences.add(
                 f"{file.path}: the dictionary has it in another partition than the table"
-                if elsewhere[at]
+                if is_elsewhere[at]
                 else f"{file.path}: {file.record_count:,} rows, {counts[at]:,} in the dictionary"
             )
         covered = CoveredFiles(dictionary, files.where(~is_wrong), rows[~is_wrong])

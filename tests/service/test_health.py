@@ -1,6 +1,5 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
-import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -14,6 +14,7 @@ from tests.soak.seeds import run_seed
 from tests.soak.world import World
 from worker.deletes import ExistingDeletes, plan_deletes
 from worker.lookup import GLOBAL, DeleteKeys
+from worker.plan import DataFile
 from worker.positions import union
 from worker.read import NULL_MASK, KeyReader
 
@@ -56,10 +57,12 @@ def _take_null_for_its_placeholder(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
-    def forgetful(new_positions: Any, existing: Mapping[str, ExistingDeletes], *how: Any, moves: bool) -> Any:
+    def forgetful(
+        new_positions: Any, existing: Mapping[DataFile, ExistingDeletes], *how: Any, moves: bool
+    ) -> Any:
         known = {
-            path: replace(one, positions=BitMap64(), file_scoped_positions=BitMap64())
-            for path, one in existing.items()
+            file: replace(one, positions=BitMap64(), file_scoped_positions=BitMap64())
+            for file, one in existing.items()
         }
         return plan_deletes(new_positions, known, *how, moves=moves)
 

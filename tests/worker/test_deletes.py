@@ -73,8 +73,8 @@ def position_delete_file(path: Path, rows: Sequence[tuple[str, int]], **how: Any
     return delete_file(str(path), rows=len(rows))
 
 
-def positions(existing: Mapping[str, ExistingDeletes]) -> dict[str, list[int]]:
-    return {path: list(deletes.positions) for path, deletes in existing.items()}
+def positions(existing: Mapping[DataFile, ExistingDeletes]) -> dict[str, list[int]]:
+    return {file.path: list(deletes.positions) for file, deletes in existing.items()}
 
 
 class TestExistingDeletes:
@@ -213,7 +213,7 @@ class TestPlan:
             file_scoped=(own,) if file_scoped else (),
             file_scoped_positions=BitMap64(file_scoped),
         )
-        plan = plan_deletes({file: BitMap64(new)}, {"a": existing}, format_version, granularity)
+        plan = plan_deletes({file: BitMap64(new)}, {file: existing}, format_version, granularity)
 
         written = set(plan.positions.get(file, ()))
         kept = partition_scoped | (set() if own in plan.removed else file_scoped)
@@ -226,8 +226,10 @@ class TestPlan:
         vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
         legacy = delete_file("p.parquet", referenced_data_file="b")
         existing = {
-            "a": ExistingDeletes(BitMap64([1]), vector),
-            "b": ExistingDeletes(BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2])),
+            data_file("a"): ExistingDeletes(BitMap64([1]), vector),
+            data_file("b"): ExistingDeletes(
+                BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2])
+            ),
         }
         new = {data_file("a"): BitMap64([5]), data_file("b"): BitMap64([6])}
         plan = plan_deletes(new, existing, 3)
@@ -263,7 +265,7 @@ class TestPlan:
         shared = sharing_a_file([vector], [vector, other, moved, alone], files)
         assert [file.path for file in shared] == ["c"]
         nothing = {file: BitMap64() for file in (*shared, data_file("e"))}
-        known = {"c": ExistingDeletes(BitMap64([1]), moved)}
+        known = {shared[0]: ExistingDeletes(BitMap64([1]), moved)}
         plan = plan_deletes(nothing, known, 3, moves=True)
         assert {file.path: list(bitmap) for file, bitmap in plan.positions.items()} == {"c": [1]}
         assert (plan.removed, plan.rows_deleted) == ((moved,), 0)
@@ -272,7 +274,9 @@ class TestPlan:
     def test_partition_granularity_leaves_file_scoped_deletes_alone(self) -> None:
         legacy = delete_file("p.parquet", referenced_data_file="a")
         existing = {
-            "a": ExistingDeletes(BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2]))
+            data_file("a"): ExistingDeletes(
+                BitMap64([2]), file_scoped=(legacy,), file_scoped_positions=BitMap64([2])
+            )
         }
         new = {data_file("a"): BitMap64([2, 3]), data_file("b"): BitMap64([4])}
         plan = plan_deletes(new, existing, 2, DeleteGranularity.PARTITION)
