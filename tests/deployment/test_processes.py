@@ -61,10 +61,10 @@ def wait_until(holds: Callable[[], bool], process: Any, log: Path) -> None:
         time.sleep(0.1)
 
 
-def end(process: Any, pod: Manifest, log: Path) -> None:
+def end(process: Any, log: Path) -> None:
     """As Kubernetes ends a pod."""
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=pod["spec"]["terminationGracePeriodSeconds"])
+    process.wait(timeout=PATIENCE_SECONDS)
     assert process.returncode in (0, -signal.SIGTERM), log.read_text()
 
 
@@ -149,7 +149,7 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
 
         works(worker, named(manifests, "ConfigMap", "spark"), url, tmp_path)
         for process, said in zip((first, second), logs, strict=True):
-            end(process, service, said)
+            end(process, said)
         lines = [json.loads(line) for said in logs for line in said.read_text().splitlines()]
         asked = [line for line in lines if line.get("path") == "/api/v1/api-keys"]
         assert [line["status"] for line in asked] == [403, 200]
@@ -196,7 +196,7 @@ def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
             process,
             log,
         )
-        end(process, worker, log)
+        end(process, log)
     said = log.read_text().splitlines()
     lines = [json.loads(line) for line in said if line.startswith("{")]
     assert {"icestream.worker"} <= {line["logger"] for line in lines if "worker_id" in line}

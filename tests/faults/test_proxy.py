@@ -106,7 +106,7 @@ def test_a_hanging_network_delivers_when_it_is_back(proxy: Proxy) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(10)
         proxy.set(PASS)
-        connection.settimeout(5)
+        connection.settimeout(PATIENCE_SECONDS)
         assert connection.recv(10) == b"late"
 
 

@@ -97,13 +97,13 @@ def test_a_catalog_that_never_answers_is_unreachable_and_polled_again_later(
     polling.catalog_timeout_seconds = 2.0
     with running(polling) as service:
         lake = new_lake(service, kind, "silent")
-        wait_until(lambda: all(lake.measured()))
+        wait_until(lambda: all(lake.measured()), "a first look at all tables")
         lake.proxy.set(HANG)
-        wait_until(lambda: "catalog-unreachable" in lake.failures())
+        wait_until(lambda: "catalog-unreachable" in lake.failures(), "the catalog to be found silent")
         before = lake.measured()
         lake.proxy.set(PASS)
-        wait_until(lambda: lake.polled_after(before))
-        wait_until(lambda: lake.failures() == [None] * 3)
+        wait_until(lambda: lake.polled_after(before), "another look at all tables")
+        wait_until(lambda: lake.failures() == [None] * 3, "looks that succeed")
 
 
 @pytest.mark.integration
@@ -112,17 +112,17 @@ def test_catalogs_that_hang_hold_up_no_other(polling: Settings, new_lake: Callab
         silent = [new_lake(service, "rest", name) for name in ("one", "two", "three")]
         other = new_lake(service, "rest", "other")
         for lake in (*silent, other):
-            wait_until(lambda lake=lake: all(lake.measured()))  # type: ignore[misc]
+            wait_until(lambda lake=lake: all(lake.measured()), "a first look at all tables")  # type: ignore[misc]
         for lake in silent:
             lake.proxy.set(HANG)
         last = [lake.measured() for lake in silent]
         for _ in range(3):
             before = other.measured()
-            wait_until(lambda before=before: other.polled_after(before))  # type: ignore[misc]
+            wait_until(lambda before=before: other.polled_after(before), "another look")  # type: ignore[misc]
         for lake in silent:
             lake.proxy.set(PASS)
         for lake, moments in zip(silent, last, strict=True):
-            wait_until(lambda lake=lake, moments=moments: lake.polled_after(moments))  # type: ignore[misc]
+            wait_until(lambda lake=lake, moments=moments: lake.polled_after(moments), "looks to go on")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

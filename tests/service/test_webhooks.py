@@ -34,7 +34,7 @@ from tests.service.queue_calls import add_tables, at_once, request
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SECRET = "whsec_" + base64.b64encode(b"a key of these tests, 32 bytes..").decode()
 PATH = "/hook"
-SETTINGS = Settings(webhook_attempts=3, webhook_timeout_seconds=5)
+SETTINGS = Settings(webhook_attempts=3, webhook_timeout_seconds=PATIENCE_SECONDS)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "webhooks.md"
 
 

@@ -345,7 +345,7 @@ def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     jvm = Jvm(answers=3)
     with JvmWatch(cast("TaskRunner", jvm)):
         assert jvm.ended.wait(PATIENCE_SECONDS)
-    assert (jvm.is_alive, jvm.answers) == (False, -1)
+    assert not jvm.is_alive
 
 
 def test_a_jvm_that_could_not_be_asked_for_lack_of_memory_is_asked_again(
