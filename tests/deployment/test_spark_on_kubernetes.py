@@ -42,6 +42,8 @@ def test_a_driver_runs_its_tasks_on_executors_that_it_may_make(tmp_path: Path) -
     conf = {
         "spark.kubernetes.executor.enableApiWatcher": False,
         "spark.kubernetes.executor.apiPollingInterval": "1s",
+        "spark.kubernetes.driver.connectionTimeout": f"{PATIENCE_SECONDS * 1000:.0f}",
+        "spark.kubernetes.driver.requestTimeout": f"{PATIENCE_SECONDS * 1000:.0f}",
     }
     executor = {"maxExecutors": 1, "cores": 2, "memory": "512m"}
     spark = {"driverMemory": "512m", "conf": conf, "executor": executor}

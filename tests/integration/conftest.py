@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests import maven, readers
 from tests.factories import Catalog, TableBuilder, sqlite_catalog
 from tests.integration import upsert_stream
-from tests.integration.icestream import Icestream
+from tests.integration.icestream import Icestream, running
 from tests.spark import spark as spark
 
 _numbers = count(1)
@@ -31,13 +31,8 @@ def flink_class_path() -> str:
 
 @pytest.fixture(scope="session")
 def icestream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Icestream]:
-    service = Icestream(tmp_path_factory.mktemp("icestream"), tmp_path_factory.getbasetemp())
-    try:
-        service.start()
+    with running(Icestream(tmp_path_factory.mktemp("icestream"), tmp_path_factory.getbasetemp())) as service:
         yield service
-        service.stop()
-    finally:
-        service.kill()
 
 
 @pytest.fixture

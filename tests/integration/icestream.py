@@ -23,7 +23,8 @@ FINAL = {"succeeded", "failed", "cancelled"}
 class Icestream:
     """`icestream up` on one data directory and port; may be stopped and started again."""
 
-    def __init__(self, data_dir: Path, allowed_location: Path) -> None:
+    def __init__(self, data_dir: Path, allowed_location: Path, *, lease_seconds: float = 60) -> None:
+        """lease_seconds: so long a heartbeat may be held up, and a worker that is gone is not missed."""
         self.data_dir = data_dir
         self._port = _free_port()
         self._key = secrets.token_urlsafe(32)
@@ -31,8 +32,8 @@ class Icestream:
             **os.environ,
             "ICESTREAM_BOOTSTRAP_KEY": self._key,
             "ICESTREAM_ALLOWED_LOCATIONS": allowed_location.as_uri(),
-            # Short, so that a lost worker and a new snapshot are noticed while a test waits.
-            "ICESTREAM_LEASE_SECONDS": "4",
+            "ICESTREAM_LEASE_SECONDS": str(lease_seconds),
+            # Short, so that a new snapshot is noticed while a test waits.
             "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -158,6 +159,16 @@ class Icestream:
             return workers[0] if len(workers) == 1 else None
 
         return wait_until(alive, "one living worker")
+
+
+@contextmanager
+def running(service: Icestream) -> Iterator[Icestream]:
+    try:
+        service.start()
+        yield service
+        service.stop()
+    finally:
+        service.kill()
 
 
 def _content(response: httpx.Response) -> Json:

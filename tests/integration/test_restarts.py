@@ -3,6 +3,7 @@
 import os
 import signal
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,12 +12,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
-from tests.integration.icestream import Icestream
+from tests.integration.icestream import Icestream, running
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.integration
 
 ROWS = 300_000
+
+
+@pytest.fixture(scope="module")
+def icestream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Icestream]:
+    """One whose workers are soon seen as lost."""
+    base = tmp_path_factory.getbasetemp()
+    with running(Icestream(tmp_path_factory.mktemp("restarts"), base, lease_seconds=4)) as service:
+        yield service
 
 
 @pytest.fixture
@@ -164,7 +173,8 @@ def test_paused_worker_that_wakes_up_late_changes_nothing(
     finally:
         os.kill(sleeper["pid"], signal.SIGCONT)
     assert job["status"] == "succeeded", job["error"]
-    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+    # The other one, too, may lose it on a machine with too much to do.
+    assert {attempt["status"] for attempt in job["attempts"][:-1]} == {"lost"}
     snapshot_id = table.snapshot_id
 
     # The sleeper takes the next job only after it has given up the one that it lost.
