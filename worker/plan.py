@@ -364,7 +364,7 @@ NUMBERS = Rates(index=60e6, scan=20e6)
 STRINGS = Rates(index=8e6, scan=8e6)  # as soon as one key column is string or binary
 INTEGER_FIRST = Rates(index=20e6, scan=12e6)  # but a lookup hashes only what an integer before it leaves
 INDEX_FILE_SECONDS = 0.002  # to open one file of the index with its footer at hand
-DATA_FILE_SECONDS = 0.001  # to open one data file, whatever it holds; see docs/benchmarks.md
+DATA_FILE_SECONDS = 0.001  # to open one data file, whatever it holds: one core's, which threads don't share
 COMMIT_SECONDS = 0.5  # of one RowDelta and its manifests
 WRITTEN_FILE_SECONDS = 0.001  # to make one delete file, and to list it in the commit
 
