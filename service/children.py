@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from service import private_files
+
 logger = logging.getLogger(__name__)
 
 # More than the 20 s after which a worker ends by itself, whatever hangs: it has its job to hand back.
@@ -52,7 +54,7 @@ class Child:
     def start(self) -> subprocess.Popen[bytes]:
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".1.log"))
-        with self.log.open("ab") as log:
+        with private_files.open_file(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

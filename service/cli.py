@@ -74,17 +74,35 @@ def demo(
 @app.command()
 def serve(host: Host = None, port: Port = None) -> None:
     """Start the service alone; its database must be migrated, and workers are started elsewhere."""
+    from service import private_files
     from service.app import create_app
     from service.database import Database
     from service.serving import run
 
     settings = _settings(host=host, port=port)
+    private_files.tighten_data_directory(settings.data_dir)
     with _one_sentence():
         database = Database(settings.database_url)
         database.check_start()
         database.dispose()
         service = create_app(settings)
     run(service, service.state.stopping, settings)
+
+
+@app.command()
+def login(
+    data_dir: DataDir = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="How your browser reaches the service.", show_default="as this machine does"),
+    ] = None,
+) -> None:
+    """Print a link that signs a browser in once, within ten minutes; on the machine of the service."""
+    from service.login import make_link
+
+    settings = _settings(data_dir=data_dir)
+    with _one_sentence():
+        typer.echo(make_link(settings, url))
 
 
 @app.command()
@@ -96,10 +114,11 @@ def worker() -> None:
 @app.command()
 def migrate(down_to: DownTo = None) -> None:
     """Bring the control database to this version's schema, or back to an older one."""
-    from service import database
+    from service import database, private_files
     from service.app import prepare
 
     settings = _settings()
+    private_files.tighten_data_directory(settings.data_dir)
     with _one_sentence():
         if down_to is None:
             prepare(settings)
@@ -142,12 +161,23 @@ def _settings(**given: object) -> "Settings":
 @contextmanager
 def _one_sentence() -> Iterator[None]:
     """What stands in the way of starting goes to standard error, without a traceback."""
-    from service.errors import StartError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.errors import DatabaseError, StartError, is_database_trouble
 
     try:
         yield
     except StartError as error:
-        sys.exit(str(error))
+        sys.exit(_sentence(str(error)))
+    except SQLAlchemyError as error:
+        if not is_database_trouble(error):
+            raise
+        sys.exit(_sentence(f"The control database cannot be used: {DatabaseError(error)}"))
+
+
+def _sentence(words: str) -> str:
+    """On one line, however many the words of others have."""
+    return f"{' '.join(words.split()).rstrip('.')}."
 
 
 remote.add_commands(app)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 from uuid import UUID
 
 import httpx
@@ -21,6 +22,7 @@ from service.printing import print_answer
 from service.remote import NAMED, Json, Operation, Output
 
 _WAITS_SECONDS = 1.0
+_WHERE = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."
 _ENDED = ("succeeded", "failed", "cancelled")
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -32,8 +34,9 @@ def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None
         path, query, body = client.fill(operation, given)
         if operation.is_stream:
             client.follow(path, query)
-        elif operation.is_list:
-            print_answer(client.read_list(path, query, given.get("limit")), output)
+        elif operation.page_items is not None:
+            answer = client.read_list(path, query, given.get("limit"), operation.page_items)
+            print_answer(answer, output)
         else:
             version = client.version(path) if operation.takes_version else None
             print_answer(client.send(operation.method, path, query, body, version), output)
@@ -73,9 +76,12 @@ class Client:
                 "ICESTREAM_API_KEY is not set.",
                 "Make a key on the page or with `icestream auth create-api-key`.",
             )
-        self._http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, follow_redirects=False
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, follow_redirects=False
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            _end(f"No call can be made with this address and key: {error}.", _WHERE)
 
     def __enter__(self) -> "Client":
         return self
@@ -90,12 +96,16 @@ class Client:
             value = given.get(field.python_name)
             if value is None:
                 continue
-            if field.place == "path":
-                value = self._find(field.name, value)
-            elif field.is_json:
+            if field.is_json:
                 value = _parsed(field.name, value)
+            elif field.name in NAMED:
+                value = self._find(field.name, value)
+            elif field.is_dotted:
+                value = _parts(field.name, value)
             else:
                 value = _unwrapped(value)
+            if field.place == "path":
+                value = quote(str(value), safe="")
             places[field.place][field.name] = value
         has_body = any(field.place == "body" for field in operation.fields)
         return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
@@ -104,23 +114,25 @@ class Client:
         if parameter not in NAMED or _is_id(given):
             return str(given)
         path, field = NAMED[parameter]
-        found = self.read_list(f"/api/v1{path}", {"search": given.rpartition("/")[2]}, None)["items"]
-        exact = [one for one in found if given in (one[field], f"{one.get('catalog')}/{one[field]}")]
+        # A table may be named with its catalog, as catalog.namespace.table or catalog/namespace.table.
+        search = given.rpartition("/")[2].rpartition(".")[2] if parameter == "table_id" else given
+        found = self.read_list(f"/api/v1{path}", {"search": search}, None)["items"]
+        exact = [one for one in found if given in _names(one, field)]
         if not exact:
             _end(f"None of {path.strip('/')} is named {given}.", "Look at the list, or give the id.")
         if len(exact) > 1:
-            ids = ", ".join(
-                f"{one['id']} ({one.get('catalog', '')} {one.get('branch', '')})" for one in exact
-            )
+            ids = "; ".join(f"{one['id']} is {_described(one, field)}" for one in exact)
             _end(f"{len(exact)} of {path.strip('/')} are named {given}.", f"Give the id of one: {ids}.")
         return str(exact[0]["id"])
 
-    def read_list(self, path: str, query: Json, limit: int | None) -> Json:
+    def read_list(self, path: str, query: Json, limit: int | None, page_items: int = 500) -> Json:
         """Items of as many pages as it takes to have `limit` of them; all, without one."""
         items: list[Any] = []
         while True:
-            rest = 500 if limit is None else min(500, limit - len(items))
+            rest = page_items if limit is None else min(page_items, limit - len(items))
             page = self.send("GET", path, {**query, "limit": rest})
+            if not isinstance(page, dict) or "items" not in page:
+                _end(f"What answers at {self._http.base_url} is not Icestream.", _WHERE)
             items += page["items"]
             cursor = page["next_cursor"]
             if cursor is None or (limit is not None and len(items) >= limit):
@@ -173,10 +185,7 @@ class Client:
         return answer
 
     def _unreachable(self, error: Exception) -> NoReturn:
-        _end(
-            f"The service at {self._http.base_url} can't be reached: {error}.",
-            "ICESTREAM_URL says where it is.",
-        )
+        _end(f"The service at {self._http.base_url} can't be reached: {error}.", _WHERE)
 
 
 def _is_id(text: str) -> bool:
@@ -185,6 +194,30 @@ def _is_id(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _names(one: Json, field: str) -> tuple[str, ...]:
+    """All that a thing can be called by on the command line."""
+    name, catalog = one[field], one.get("catalog")
+    return (name,) if catalog is None else (name, f"{catalog}.{name}", f"{catalog}/{name}")
+
+
+def _described(one: Json, field: str) -> str:
+    branch = f" on branch {one['branch']}" if "branch" in one else ""
+    return f"{one[field]} of catalog {one['catalog']}{branch}" if "catalog" in one else str(one[field])
+
+
+def _parts(name: str, given: list[str]) -> list[str]:
+    """Of a dotted name; of JSON, or where several were given, each as it is."""
+    if len(given) != 1:
+        return given
+    (word,) = given
+    if not word.startswith("["):
+        return word.split(".")
+    parts = _parsed(name, word)
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        _end(f"--{name} is no list of words: {word}.", "Write shop.orders, or a list of its parts in JSON.")
+    return parts
 
 
 def _unwrapped(value: Any) -> Any:

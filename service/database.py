@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,12 +45,15 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Session
 
+from service import private_files
+from service.control_database import files_of
 from service.errors import DatabaseError, StartError, is_database_trouble
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only for INTEGER keys.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 T = TypeVar("T")
+_URLS = "it must start with sqlite:/// or postgresql+psycopg://"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # Less than the 10 s for which a worker waits for an answer, so that it gets one.
 _LOCK_SECONDS = 5
@@ -112,15 +115,16 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        parsed = make_url(url)
+        try:
+            parsed = make_url(url)
+            parsed.get_dialect().import_dbapi()
+        except (SQLAlchemyError, ValueError, ImportError):
+            raise StartError(f"ICESTREAM_DATABASE_URL is none that can be used; {_URLS}") from None
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         if not self.is_sqlite and parsed.get_backend_name() != "postgresql":
-            raise StartError(
-                f"ICESTREAM_DATABASE_URL names {parsed.get_backend_name()!r}; "
-                "it must start with sqlite:/// or postgresql+psycopg://"
-            )
-        if self.is_sqlite and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            raise StartError(f"ICESTREAM_DATABASE_URL names {parsed.get_backend_name()!r}; {_URLS}")
+        if files := files_of(url):
+            _keep_private(files)
         options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
         if not self.is_sqlite:
             options |= {
@@ -205,6 +209,24 @@ class Database:
 
     def dispose(self) -> None:
         self.engine.dispose()
+
+
+def _keep_private(files: Sequence[str]) -> None:
+    """SQLite gives the files beside a database the mode that it has.
+
+    Raises StartError where none can be.
+    """
+    database, *beside = map(Path, files)
+    try:
+        database.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        private_files.make_file(database)
+    except OSError as error:
+        raise StartError(
+            f"The control database {database} can't be written to ({error.strerror}): ICESTREAM_DATA_DIR or "
+            "ICESTREAM_DATABASE_URL names another place."
+        ) from None
+    for path in beside:
+        private_files.tighten(path)
 
 
 class _AnsweredConnection(psycopg.Connection[Any]):

@@ -281,7 +281,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (401,),
         "This login link no longer works",
         "A login link is good for one login within ten minutes.",
-        "Start `icestream up` again for a new link, or log in with an API key.",
+        "Run `icestream login` on the machine of the service for a new one, or sign in with an API key.",
     ),
     "malformed-request": ProblemType(
         (400,),

@@ -8,7 +8,7 @@ and ICESTREAM_API_KEY.
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -21,13 +21,22 @@ Json = dict[str, Any]
 _DOCUMENT = Path(__file__).with_name("openapi.json")
 """A link to the one that is checked in, which becomes a file of the installed package."""
 _METHODS = ("get", "post", "put", "patch", "delete")
+_LARGE_PAGE = 500
 _OF_WORKERS = {"register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"}
 """Calls that only a worker's program makes."""
 NAMED = {
     "table_id": ("/tables", "name"),
     "key_id": ("/api-keys", "name"),
+    "webhook_id": ("/webhooks", "name"),
 }
-"""Where things are looked for whose name is given and not their id: the list, and its field of names."""
+"""Where things are looked for whose name is given and not their id: the list, and its field of names.
+
+Catalogs and policies are not: the service takes their names for ids."""
+DOTTED = frozenset({"identifier", "namespace"})
+"""Lists of parts that people write as one word, with dots."""
+
+
+_DOTTED_WORDS = " Here with dots, as in shop.orders; if a part has dots itself, once for each part."
 
 
 class Output(StrEnum):
@@ -52,6 +61,10 @@ class Field:
         return re.sub(r"\W", "_", self.name)
 
     @property
+    def is_dotted(self) -> bool:
+        return self.name in DOTTED and self.schema.get("type") == "array"
+
+    @property
     def is_json(self) -> bool:
         """Objects, and lists of something other than words and numbers, are written as JSON."""
         schema = self.schema
@@ -61,16 +74,18 @@ class Field:
 
     def annotation(self) -> Any:
         """What Typer makes an argument or option of."""
+        words = self.description
+        if self.name in NAMED:
+            words += " Its name will do, too" + (
+                ": shop.orders, or lake.shop.orders with its catalog." if self.name == "table_id" else "."
+            )
         many = self.schema.get("type") == "array" and not self.is_json
         kind = str if self.is_json else self._kind(self.schema["items"] if many else self.schema)
         kind = list[kind] if many else kind  # type: ignore[valid-type]
         if self.place == "path":
-            named = " Its name will do, too." if self.name in NAMED else ""
-            return Annotated[
-                kind,
-                typer.Argument(metavar=self.name.upper(), help=self.description + named, show_default=False),
-            ]
-        words = self.description + (" JSON, or @FILE with it." if self.is_json else "")
+            return Annotated[kind, typer.Argument(metavar=self.name.upper(), help=words, show_default=False)]
+        words += " JSON, or @FILE with it." if self.is_json else ""
+        words += _DOTTED_WORDS if self.is_dotted else ""
         option = typer.Option(help=words, show_default=False)
         return Annotated[kind if self.is_required else kind | None, option]
 
@@ -92,7 +107,8 @@ class Operation:
     fields: tuple[Field, ...]
     takes_version: bool
     """It changes a version that was read before (If-Match)."""
-    is_list: bool
+    page_items: int | None
+    """How many a page of its list is asked for; None for what is no list."""
     is_stream: bool
 
     @property
@@ -150,9 +166,16 @@ def _operation(document: Json, path: str, method: str, call: Json) -> Operation:
         description=str(call.get("description", "")),
         fields=tuple(fields),
         takes_version=any(parameter["name"].lower() == "if-match" for parameter in parameters),
-        is_list="next_cursor" in shown.get("properties", {}),
+        page_items=_page_items(fields) if "next_cursor" in shown.get("properties", {}) else None,
         is_stream="text/event-stream" in content,
     )
+
+
+def _page_items(fields: Iterable[Field]) -> int:
+    """As many as a page may have; of a list whose pages are small since each item takes long, the usual."""
+    limit = next(field.schema for field in fields if field.name == "limit")
+    most: int = limit["maximum"]
+    return most if most >= _LARGE_PAGE else int(limit["default"])
 
 
 def _plain(document: Json, schema: Json) -> Json:

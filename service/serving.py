@@ -35,6 +35,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def address_of(host: str, port: int) -> str:
+    """Where a browser on this machine finds a service that listens there."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 def run(app: ASGIApp, stopping: threading.Event, settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     configure_logs(settings.log_format)

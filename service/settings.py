@@ -219,6 +219,11 @@ class Settings(BaseSettings):
             self.index_warehouse = f"file://{self.data_dir / 'index'}"
         return self
 
+    @staticmethod
+    def default_data_dir() -> Path:
+        """Where everything is kept unless somebody says otherwise."""
+        return Path(Settings.model_fields["data_dir"].default).absolute()
+
     @property
     def location_roots(self) -> tuple[str, ...]:
         """Places that catalogs, tables and indexes may lie under.

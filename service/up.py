@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import typer
 import uvicorn
@@ -35,6 +37,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
+from service import private_files
 from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
 from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
@@ -44,7 +47,7 @@ from service.database import Database, utc_now
 from service.errors import StartError
 from service.jobs.events import events_after, latest_event_id
 from service.jobs.models import EventView
-from service.serving import Server
+from service.serving import Server, address_of
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.workers.models import Worker
@@ -70,10 +73,13 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
     Raises StartError, in one sentence, for whatever stands in the way.
     """
     check_worker_can_run()
-    with _only_one(settings.data_dir), _listening(settings) as listener:
-        for name in ("warehouse", "index", "cache", "logs"):
-            (settings.data_dir / name).mkdir(exist_ok=True)
+    with _only_one(settings.data_dir) as lock, _listening(settings) as listener:
+        # `icestream login` reads it there.
+        lock.write(f"\n{address_of(settings.host, listener.getsockname()[1])}\n")
+        lock.flush()
+        _make_directories(settings.data_dir)
         _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None, settings.log_format)
+        private_files.tighten_data_directory(settings.data_dir)
         prepare(settings)
         return _Up(settings, listener, browser=browser, demo=demo).run()
 
@@ -86,7 +92,7 @@ class _Up:
     ) -> None:
         self._settings, self._listener = settings, listener
         self._browser, self._demo = browser, demo
-        self._url = _url(settings.host, listener.getsockname()[1])
+        self._url = address_of(settings.host, listener.getsockname()[1])
         self._database = Database(settings.database_url)
         self._server = _Server(create_app(settings), self._start_children)
         self._teller = _Teller(self._database)
@@ -131,8 +137,12 @@ class _Up:
             register_embedded_catalog(session, self._settings, SYSTEM)
             worker_key = provision_worker_key(session, SYSTEM)
         link = create_login_link(self._database, self._url)
-        typer.echo(f"\n  Icestream is at {self._url}\n  Log in once with {link}\n")
         data_dir = self._settings.data_dir
+        place = "" if data_dir == Settings.default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"
+        typer.echo(
+            f"\n  Icestream is at {self._url}\n  Log in once, within ten minutes, with {link}\n"
+            f"  `icestream login{place}` prints another link.\n"
+        )
         shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(data_dir)}
         worker = Child("worker", ["worker.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
         self._worker = KeptAlive(worker)
@@ -266,26 +276,43 @@ def check_worker_can_run() -> None:
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
+def _only_one(data_dir: Path) -> Iterator[IO[str]]:
     """Hold the lock on the data directory; the kernel lets go of it however this process ends."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = (data_dir / "lock").open("a+")
-    except OSError as error:
-        raise StartError(f"The data directory {data_dir} can't be written to ({error.strerror}).") from None
+    with _can_be_written(data_dir):
+        data_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        lock = private_files.open_file(data_dir / "lock", "a+")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
-            owner = lock.read().strip() or "another process"
+            owner = lock.readline().strip() or "another process"
             raise StartError(
                 f"{data_dir} is in use by {owner}: stop that, or name another with --data-dir."
             ) from None
         lock.truncate(0)
         lock.write(f"`icestream` with process id {os.getpid()}")
         lock.flush()
+        yield lock
+
+
+def _make_directories(data_dir: Path) -> None:
+    with _can_be_written(data_dir):
+        for name in ("index", "cache", "logs"):
+            (data_dir / name).mkdir(mode=0o700, exist_ok=True)
+        (data_dir / "warehouse").mkdir(exist_ok=True)
+        private_files.make_file(data_dir / "logs" / "service.log")
+
+
+@contextmanager
+def _can_be_written(data_dir: Path) -> Iterator[None]:
+    try:
         yield
+    except OSError as error:
+        named = error.filename or data_dir
+        raise StartError(
+            f"The data directory {data_dir} can't be written to ({named}: {error.strerror})."
+        ) from None
 
 
 @contextmanager
@@ -297,17 +324,11 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         )
     except OSError as error:
         raise StartError(
-            f"Can't listen on {settings.host} port {settings.port} ({os.strerror(error.errno or 0)}): "
+            f"Can't listen on {settings.host} port {settings.port} ({error.strerror or error}): "
             "name another with --port, or --port 0 for any."
         ) from None
     with listener:
         yield listener
-
-
-def _url(host: str, port: int) -> str:
-    """Where a browser on this machine finds the service."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def _has_desktop() -> bool:

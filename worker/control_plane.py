@@ -40,6 +40,10 @@ class ControlPlaneError(Exception):
     """The service can't be reached or answered with an error; a retry can help."""
 
 
+class RefusedKeyError(ControlPlaneError):
+    """The service does not take the worker's key, or not from a worker."""
+
+
 class RefusedReportError(ControlPlaneError):
     """The service understood a call and refused it as malformed: the same call will never succeed."""
 
@@ -177,6 +181,11 @@ class _Registered(_Body):
     id: str
 
 
+class _Caller(_Body):
+    name: str
+    role: str
+
+
 class _HeartbeatAnswer(_Body):
     now: AwareDatetime
     cancel_requested: bool
@@ -202,12 +211,29 @@ class ControlPlane:
     def __init__(self, url: str, api_key: str, name_lines: Callable[..., None] = add_process_ids) -> None:
         """name_lines: lets log lines name the `worker_id`, once it is known."""
         self._name_lines = name_lines
-        self._client = httpx.Client(
-            base_url=f"{url.rstrip('/')}/api/v1/",
-            headers={"Authorization": f"Bearer {api_key}"},
-            timeout=_TIMEOUT_SECONDS,
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=f"{url.rstrip('/')}/api/v1/",
+                headers={"Authorization": f"Bearer {api_key}"},
+                timeout=_TIMEOUT_SECONDS,
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise ControlPlaneError(f"a call can't be made of this address and key: {error}") from error
         self._worker_id: str | None = None
+
+    def check_key(self) -> None:
+        """Raises RefusedKeyError unless the key is a worker's, ControlPlaneError if nobody can say."""
+        try:
+            answer = self._client.get("me")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ControlPlaneError(f"the service does not answer: {error}") from error
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise RefusedKeyError(f"the service answered {answer.status_code}: {_detail(answer)}")
+        if answer.is_error:
+            raise ControlPlaneError(f"the service answered {answer.status_code}: {_detail(answer)}")
+        caller = _understood(answer, _Caller)
+        if caller.role not in ("worker", "admin"):
+            raise RefusedKeyError(f"{caller.name!r} has the role {caller.role}")
 
     def register(self, name: str, problem: str | None = None) -> None:
         """Makes this process known, and why it can't run jobs, if so. Raises ControlPlaneError."""

@@ -276,6 +276,7 @@ class Story:
                 f"The stream goes on, as the page shows. Every {UPKEEP_CHECKPOINTS} checkpoints its writer"
                 " compacts small files and expires snapshots with Iceberg's procedures. Ctrl-C ends it."
             )
+            self._say("`icestream login` prints another link to the page.")
             for checkpoint in count(1):
                 writer.commit(orders.advance(STREAM_CHANGES))
                 time.sleep(STREAM_PAUSE_SECONDS)

@@ -22,9 +22,9 @@ from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from telemetry.logs import LogFormat, add_ids, add_process_ids, configure_logs, every_line, own_lines
@@ -39,6 +39,7 @@ from worker.control_plane import (
     ControlPlane,
     ControlPlaneError,
     Event,
+    RefusedKeyError,
     RefusedReportError,
     StaleAttemptError,
     UnknownToServiceError,
@@ -60,6 +61,8 @@ CLAIM_WAIT_SECONDS = 20.0
 SLOT_CLAIM_WAIT_SECONDS = 5.0
 """Of a worker that shares its process: no signal ends the wait, so its answer is awaited."""
 RETRY_SECONDS = 2.0
+START_SECONDS = 60.0
+"""For the service to answer the first call: both may be started at the same time."""
 ALIVE_SECONDS = 60.0
 """The alive file is touched at least so often: a claim waits, and its answer may time out."""
 SETTLE_SECONDS = 0.5
@@ -551,13 +554,50 @@ def _end_at_once(runner: TaskRunner, why: str) -> None:
     os._exit(1)
 
 
+def _read_settings() -> WorkerSettings:
+    """From the environment. Ends the process for what is missing or not valid there."""
+    try:
+        return WorkerSettings()  # the key comes from the environment
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = f"ICESTREAM_{str(first['loc'][0]).upper()}"
+        if first["type"] == "missing":
+            _refuse(f"{setting} is not set: a worker needs a key of the role worker, which an admin makes.")
+        _refuse(f"{setting} is not valid: {first['msg']}.")
+
+
+def _await_service(control_plane: ControlPlane, url: str) -> None:
+    """Until it takes the key. Ends the process if it does not, or does not answer for a minute."""
+    told, deadline = False, time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return control_plane.check_key()
+        except RefusedKeyError as error:
+            _refuse(f"ICESTREAM_API_KEY is no key of a worker at {url}: {error}")
+        except ControlPlaneError as error:
+            if time.monotonic() >= deadline:
+                _refuse(f"ICESTREAM_URL is {url}, where no service is: {error}")
+            if not told:
+                log.warning("%s: %s; trying again for %.0f s", url, error, START_SECONDS)
+                told = True
+        time.sleep(RETRY_SECONDS)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    sys.stderr.write(f"{' '.join(sentence.split()).rstrip('.')}.\n")
+    raise SystemExit(2)
+
+
 def main() -> int:
-    settings = WorkerSettings()  # the key comes from the environment
+    settings = _read_settings()
     configure_logs(settings.log_format)
     start_traces("icestream-worker")
     slots = [Slot(number, settings.worker_slots) for number in range(1, settings.worker_slots + 1)]
     name_lines = add_process_ids if len(slots) == 1 else add_ids
-    control_planes = [ControlPlane(settings.url, settings.api_key, name_lines) for _ in slots]
+    try:
+        control_planes = [ControlPlane(settings.url, settings.api_key, name_lines) for _ in slots]
+    except ControlPlaneError as error:
+        _refuse(f"ICESTREAM_URL is {settings.url}: {error}")
     if settings.alive_file is not None:
         # What an earlier process left says nothing about this one.
         settings.alive_file.unlink(missing_ok=True)
@@ -566,6 +606,8 @@ def main() -> int:
     except ValueError as error:
         log.error("%s", error)
         return 1
+    # Spark takes seconds and memory to start.
+    _await_service(control_planes[0], settings.url)
     spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
     runner = TaskRunner(spark)
     try:

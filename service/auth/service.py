@@ -15,6 +15,7 @@ from sqlmodel import Session, and_, col, select
 
 from service.audit import service as audit
 from service.auth.models import (
+    SYSTEM,
     ApiKey,
     ApiKeyRequest,
     ApiKeyView,
@@ -250,6 +251,7 @@ def create_login_link(
     """A link that logs one browser in, once, within ten minutes: `{base_url}/login?token=...`."""
     token = secrets.token_urlsafe(32)
     with database.write() as session:
+        audit.record(session, SYSTEM, "login_link.create", name, "allowed", role=role.value)
         session.add(
             LoginToken(
                 token_hash=hash_secret(token),
@@ -275,10 +277,12 @@ def log_in_with_token(session: Session, settings: Settings, token: str) -> str:
             "login-link-invalid",
             "This login link no longer works",
             "A login link is good for one login within ten minutes.",
-            "Start `icestream up` again for a new link, or log in with an API key.",
+            "Run `icestream login` on the machine of the service for a new one, or sign in with an API key.",
         )
     row.used_at = now
     session.add(row)
+    holder = Principal("session", "", row.name, Role(row.role))
+    audit.record(session, holder, "login_link.use", row.name, "allowed")
     return _open_browser_session(session, settings, row.name, Role(row.role), None, now)
 
 

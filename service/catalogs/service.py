@@ -6,6 +6,7 @@ from sqlalchemy import delete, func
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
+from service import private_files
 from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs import iceberg
@@ -196,7 +197,8 @@ def register_embedded_catalog(session: Session, settings: Settings, principal: P
     """The catalog `embedded` in the data directory, created empty if it is not there yet."""
     uri = f"sqlite:///{settings.data_dir / 'catalog.db'}"
     warehouse = f"file://{settings.data_dir / 'warehouse'}"
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+    private_files.make_file(settings.data_dir / "catalog.db")
     iceberg.create_sql_catalog("embedded", uri, warehouse)
     existing = find_catalog(session, "embedded")
     if existing is not None:

@@ -15,8 +15,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from service.app import prepare
 from service.cli import app
 from service.openapi import render
+from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 COMMAND = [sys.executable, "-c", "from service.cli import main; main()"]
@@ -96,6 +98,19 @@ def test_service_refuses_a_database_that_is_not_migrated(
     assert "icestream migrate" in refusal("serve")
 
 
+def test_a_login_link_is_made_only_where_the_service_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = refusal("login", "--data-dir", str(tmp_path / "data"))
+    assert "run `icestream login` there" in nowhere
+    assert not (tmp_path / "data").exists()
+    prepare(Settings(data_dir=tmp_path / "data"))
+    monkeypatch.setenv("ICESTREAM_PORT", "1")
+    assert "No service answers at http://127.0.0.1:1" in refusal(
+        "login", "--data-dir", str(tmp_path / "data")
+    )
+
+
 def test_openapi_prints_the_document() -> None:
     result = CliRunner().invoke(app, ["openapi"])
     assert result.exit_code == 0
@@ -124,7 +139,7 @@ def test_shells_complete_commands_options_and_values() -> None:
 class Up:
     """A running `icestream up`, with its log."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, umask: int = -1) -> None:
         self.data_dir = data_dir
         self.log = data_dir.with_suffix(".log")
         environment = {**os.environ, "ICESTREAM_BOOTSTRAP_KEY": ADMIN_KEY}
@@ -134,6 +149,7 @@ class Up:
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                umask=umask,
             )
         self.link = wait_until(lambda: self._said(r"(http://\S+/login\?token=\S+)"), "the login link")
         self.url = self.link.partition("/login")[0]
@@ -205,6 +221,20 @@ def test_up_serves_at_once_and_leaves_no_process_behind(up: Up) -> None:
 
 
 @pytest.mark.integration
+def test_other_users_read_nothing_of_what_up_keeps(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data", umask=0)
+    try:
+        up.await_worker()
+        kept = {path: path.stat().st_mode & 0o777 for path in (up.data_dir, *up.data_dir.rglob("*"))}
+    finally:
+        assert up.stop() == 0
+    scratch = up.data_dir / "cache"
+    shared = {path for path, mode in kept.items() if mode & 0o077 and scratch not in path.parents}
+    assert shared == {up.data_dir / "warehouse"}
+    assert {"icestream.db-wal", "catalog.db", "lock", "worker.log"} <= {path.name for path in kept}
+
+
+@pytest.mark.integration
 def test_ctrl_c_stops_up_as_well(up: Up) -> None:
     worker = up.await_worker()
     assert up.stop(signal.SIGINT) == 0
@@ -215,6 +245,23 @@ def test_ctrl_c_stops_up_as_well(up: Up) -> None:
 def test_login_link_works_once(up: Up) -> None:
     assert httpx.get(up.link).cookies
     assert not httpx.get(up.link).cookies
+
+
+@pytest.mark.integration
+def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> None:
+    made = CliRunner().invoke(app, ["login", "--data-dir", str(up.data_dir)])
+    assert made.exit_code == 0, made.output
+    link = made.stdout.strip()
+    assert link.startswith(f"{up.url}/login?token=")
+    assert f"icestream login --data-dir {up.data_dir}" in up.log.read_text()
+    assert httpx.get(link).cookies
+    assert not httpx.get(link).cookies
+    assert "icestream login" in httpx.get(link).text
+    (used,) = up.get("/api/v1/audit?action=login_link.use").json()["items"]
+    assert (used["principal"], used["outcome"]) == ("local user", "allowed")
+    assert len(up.get("/api/v1/audit?action=login_link.create").json()["items"]) == 2
+    up.stop()
+    assert "No service answers" in refusal("login", "--data-dir", str(up.data_dir))
 
 
 @pytest.mark.integration

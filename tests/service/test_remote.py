@@ -154,6 +154,6 @@ def test_who_cannot_ask_is_told_what_is_missing(call: Call, monkeypatch: pytest.
     monkeypatch.setenv("ICESTREAM_API_KEY", "a-wrong-key")
     assert "(401)" in call("tables", "list").stderr
     monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
-    assert "ICESTREAM_URL says where it is." in call("tables", "list").stderr
+    assert "ICESTREAM_URL says where it is" in call("tables", "list").stderr
     monkeypatch.delenv("ICESTREAM_API_KEY")
     assert "ICESTREAM_API_KEY is not set." in call("tables", "list").stderr
