@@ -127,12 +127,12 @@ class Settings(BaseSettings):
     @classmethod
     def _check_roots(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for root in value:
-            _check_place(root)
             if is_any_azure_account(root):
                 raise ValueError(
                     f"{root!r} would let whoever names a location choose the host that gets the credentials; "
                     "write abfss://container@account.dfs.core.windows.net"
                 )
+            _check_place(root)
         return value
 
     @field_validator("trusted_proxies")

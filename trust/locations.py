@@ -19,7 +19,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
 # Spellings of the same object store.
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 # Buckets and containers become part of a host's name, or stand before it.
-_BUCKET, _CONTAINER = r"[A-Za-z0-9._-]*", r"([A-Za-z0-9$_.-]+(@[A-Za-z0-9.-]+)?)?"
+_BUCKET, _CONTAINER = r"[A-Za-z0-9._-]*", r"([A-Za-z0-9$_-]+(@[A-Za-z0-9.-]+)?)?"
 _AUTHORITIES = {"s3": _BUCKET, "gs": _BUCKET, "abfs": _CONTAINER, "wasb": _CONTAINER, "file": "(localhost)?"}
 _ANY_AUTHORITY = r"[A-Za-z0-9._-]*(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
 _INDEX_SCHEMES = ("file", "s3", "gs", "abfs")
@@ -142,8 +142,7 @@ def can_hold_index(location: str) -> bool:
 
 def is_any_azure_account(location: str) -> bool:
     """Whether it is a place on Azure without a container: whoever writes a location chooses the host then."""
-    place = parse_location(location)
-    return place.store in ("abfs", "wasb") and not place.authority
+    return re.fullmatch(r"(abfs|wasb)s?:(/|//\.{0,2}(/.*)?)", location, re.IGNORECASE) is not None
 
 
 def sqlite_path(uri: str) -> str | None:

@@ -71,7 +71,7 @@ def test_bad_properties_are_refused_with_what_to_do(
 
 
 def test_a_location_that_is_not_allowed_names_the_setting(service: Running, tmp_path: Path) -> None:
-    answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path / ".." / "other")).json()
+    answer = service.admin.post("/catalogs", json=sql_catalog(tmp_path.parent / "other")).json()
     assert "ICESTREAM_ALLOWED_LOCATIONS" in answer["remedy"]
 
 
