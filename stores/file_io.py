@@ -18,6 +18,7 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
 from trust.locations import parse_location
+from trust.properties import without_code
 
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
 
@@ -25,7 +26,14 @@ _GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
 
 
 class LocationFileIO(PyArrowFileIO):
-    """Opens a location as `trust.locations` reads it: as no URL with a query, and with nothing encoded."""
+    """Opens a location as `trust.locations` reads it: as no URL with a query, and with nothing encoded.
+
+    Loads no code by its name: among its properties are those of tables and answers of catalogs, and
+    `s3.retry-strategy-impl` is called.
+    """
+
+    def __init__(self, properties: Mapping[str, Any] = EMPTY_DICT) -> None:
+        super().__init__(without_code(properties))
 
     @staticmethod
     def parse_location(

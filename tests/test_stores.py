@@ -1,6 +1,8 @@
 """What the stores do without one: who gets which credentials, and what is told of them."""
 
 import gc
+import sys
+from pathlib import Path
 
 import pytest
 from obstore.exceptions import GenericError
@@ -8,6 +10,7 @@ from obstore.store import MemoryStore
 from pyarrow import PythonFile
 
 from stores.azure import AzureAccount, _told, _Upload
+from stores.file_io import LocationFileIO
 
 HOST = "acc.dfs.core.windows.net"
 UNNAMED = {"adls.sas-token": "?MARK-token", "adls.account-key": "MARK-key"}
@@ -91,3 +94,11 @@ def test_only_a_file_that_is_closed_is_there() -> None:
         del file
     gc.collect()
     assert [one["path"] for chunk in store.list() for one in chunk] == ["whole"]
+
+
+def test_no_property_of_files_names_what_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strategy_trap.py").write_text("class Strategy: ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trap = {"s3.region": "eu-1", "s3.retry-strategy-impl": "strategy_trap.Strategy"}
+    LocationFileIO(trap).fs_by_scheme("s3", "bucket")
+    assert "strategy_trap" not in sys.modules

@@ -5,6 +5,7 @@ is the one place that knows how Java says the same.
 
     CatalogError
       SecretUnresolvedError      a property refers to a variable or file that is not there
+      CodeNotAllowedError        a property of the record chooses code
       StoreNotSupportedError     the table lies on a store whose JARs this worker lacks
       CatalogUnreachableError    no answer, or a refusal; a retry can help
       TableNotFoundError         an answer, and no such table
@@ -27,6 +28,7 @@ from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index, of_tables
 from trust.locations import sqlite_path
+from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
 from trust.secrets import SecretUnreadableError, may_read, read_secret
 from worker.reach import HostNotAllowedError, Reach
@@ -80,6 +82,10 @@ class SecretUnresolvedError(CatalogError):
     """A property refers to an environment variable or a file that this process does not have."""
 
 
+class CodeNotAllowedError(CatalogError):
+    """The record chooses which code is loaded; the service refuses such records."""
+
+
 class StoreNotSupportedError(CatalogError):
     """This worker lacks the JARs of the table's store. `store`: as ICESTREAM_STORES names it."""
 
@@ -112,11 +118,12 @@ def load_table(
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
     before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
     catalog may lead to; any by default. slot: of the job that asks.
-    Raises CatalogUnreachableError, SentElsewhereError, HostNotAllowedError, StoreNotSupportedError,
-    TableNotFoundError, or MemoryError.
+    Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
+    StoreNotSupportedError, TableNotFoundError, or MemoryError.
     """
     reach = reach or Reach()
     properties = of_tables(properties)
+    _check_code(catalog_type, name, properties)
     try:
         reach.check(properties)
     except OSError as error:
@@ -155,10 +162,18 @@ def load_table(
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
         message = java_message(error)
-        for store, (package, class_there, _) in _STORES.items():
-            if package in message.replace("/", ".") and not _has_class(jvm, package + class_there):
-                raise StoreNotSupportedError(store, f"Catalog {name} says by what to open {dotted}") from None
         raise CatalogUnreachableError(f"Catalog {name} could not open table {dotted}: {message}") from None
+
+
+def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> None:
+    """Judges a record once more, after references are resolved."""
+    chosen = sorted(key for key, value in properties.items() if chooses_code(key, value))
+    if catalog_type == "sql":
+        chosen += unknown_database_options(properties.get("uri", ""))
+    if chosen:
+        raise CodeNotAllowedError(
+            f"The record of catalog {name} has {', '.join(chosen)}, which could choose what code is loaded."
+        )
 
 
 def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:

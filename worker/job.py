@@ -297,6 +297,13 @@ def pin_table(job: Job) -> PinnedTable:
             f"Start the worker with {error.store} in ICESTREAM_STORES, which fetches them (an image gets them"
             f" with --build-arg STORES={error.store}), then retry.",
         ) from error
+    except catalogs.CodeNotAllowedError as error:
+        raise JobError(
+            "property_not_allowed",
+            f"Catalog {assignment.catalog.name} chooses code",
+            str(error),
+            "Take that out of the catalog's properties, or of what they refer to.",
+        ) from error
     except catalogs.CatalogError as error:
         raise JobError(
             "catalog_unreachable",

@@ -1,4 +1,4 @@
-"""What a catalog may reach from a worker: hosts, by the rules of the service, and no code by its name.
+"""What a catalog may reach from a worker: hosts, by the rules of the service.
 
 The service judges a catalog's record. Here it is judged again where it is used, by what names resolve to on
 this machine, and with it whatever the catalog answers.
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from stores.addresses import Address, is_internal, unwrapped
 
-# Names of code, which a library would load: Java's `io-impl` and `client.factory`, PyIceberg's `py-*`.
-_CODE = re.compile(r"^py-|(^|[._-])(impl|impls|class|factory|plugin|plugins|provider)$", re.IGNORECASE)
 _HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
 # No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location.
@@ -24,11 +22,6 @@ _WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "nam
 
 class HostNotAllowedError(Exception):
     """A catalog, or what it answers, leads to a host that the operator has not allowed; final."""
-
-
-def names_code(key: str) -> bool:
-    """Whether a property names a class to load."""
-    return _CODE.search(key) is not None
 
 
 @dataclass(frozen=True, slots=True)

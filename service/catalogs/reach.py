@@ -9,7 +9,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -26,6 +26,7 @@ from trust.locations import (
     is_absolute,
     sqlite_path,
 )
+from trust.properties import DATABASE_OPTIONS, chooses_code, unknown_database_options
 
 _SCHEMES = {
     CatalogType.SQL: ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"),
@@ -37,22 +38,6 @@ _EXAMPLES = {
     CatalogType.REST: "https://host/path",
     CatalogType.HIVE: "thrift://host:9083",
 }
-# Of a database's URL: others choose files, code or servers (libpq's `host`, JDBC's `socketFactory`).
-_QUERY = frozenset(
-    (
-        "timeout",
-        "sslmode",
-        "connect_timeout",
-        "connectTimeout",
-        "socketTimeout",
-        "tcpKeepAlive",
-        "application_name",
-    )
-)
-_JDBC = frozenset((*_QUERY, "schema-version", "user", "password", "busy_timeout", "strict-mode"))
-_AUTH_TYPES = frozenset(("none", "basic", "oauth2", "google", "sigv4"))
-# Names of code, which a library would load: PyIceberg's `py-*`, Java's `io-impl`, a driver's `sslfactory`.
-_CODE = re.compile(r"^py-|(^|[._-])(impl|impls|class|factory|plugin|plugins|provider)$", re.IGNORECASE)
 _HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
 # Neither a place nor an address of this machine: names inside catalogs, and claims of tokens.
@@ -142,7 +127,7 @@ def check_file_io(settings: Settings, properties: Mapping[str, object]) -> None:
     given = {
         key: value
         for key, value in properties.items()
-        if key.startswith(_FILE_IO) and isinstance(value, str) and not _CODE.search(key)
+        if key.startswith(_FILE_IO) and isinstance(value, str) and not chooses_code(key, value)
     }
     for host in _hosts(None, given):
         addresses_of(settings, host, None)
@@ -195,9 +180,7 @@ def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
 
 
 def _check_code(key: str, value: str) -> None:
-    driver = key.removeprefix("jdbc.")
-    is_auth = key == "rest.auth.type" and value not in _AUTH_TYPES
-    if _CODE.search(key) or (driver != key and driver not in _JDBC) or is_auth:
+    if chooses_code(key, value):
         raise InvalidError(
             "property-not-allowed",
             "This catalog property is not allowed",
@@ -228,15 +211,13 @@ def _check_uri(kind: CatalogType, uri: str) -> None:
                 f"A catalog of type {kind.value} has one of {', '.join(schemes)}, and a host.",
                 f"Correct `uri`, such as {_EXAMPLES[kind]}.",
             )
-        if kind is CatalogType.SQL:
-            unknown = sorted({name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _QUERY)
-            if unknown:
-                raise InvalidError(
-                    "property-not-allowed",
-                    "This catalog property is not allowed",
-                    f"{', '.join(unknown)} could make the driver read files, load code, or go elsewhere.",
-                    f"Leave it out; allowed are: {', '.join(sorted(_QUERY))}.",
-                )
+        if kind is CatalogType.SQL and (unknown := unknown_database_options(uri)):
+            raise InvalidError(
+                "property-not-allowed",
+                "This catalog property is not allowed",
+                f"{', '.join(unknown)} could make the driver read files, load code, or go elsewhere.",
+                f"Leave it out; allowed are: {', '.join(sorted(DATABASE_OPTIONS))}.",
+            )
 
 
 def _locations(kind: CatalogType, key: str, value: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from tests.http_server import Answer, HttpServer, Request, answering, rest_catal
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
 from trust.rest_answers import SentElsewhereError
-from worker.catalogs import file_io_properties, load_table
+from worker.catalogs import CodeNotAllowedError, file_io_properties, load_table
 from worker.control_plane import Assignment
 from worker.job import JobError
 from worker.pipeline import run_job
@@ -91,6 +91,7 @@ def test_java_gets_of_answers_what_a_catalog_may_decide(catalog_server: HttpServ
     trap = {
         "io-impl": "x.Y",
         "client.credentials-provider": "x.Y",
+        "client.credentials-provider.argument": "x",
         "rest.auth.type": "x.Y",
         "rest.client.proxy.hostname": "127.0.0.1",
         "oauth2-server-uri": f"{catalog_server.url}/token",
@@ -308,6 +309,23 @@ class TestJava:
         own = {key: value for key, value in dict(table.io().properties()).items() if value == "own"}
         # Java knows the record's for places that nothing was vended for, and no endpoint but the record's.
         assert not own or "s3.endpoint" not in table.io().properties()
+
+    @pytest.mark.parametrize(
+        ("catalog_type", "trap"),
+        [
+            ("rest", {"io-impl": "x.Y"}),
+            ("sql", {"jdbc.socketFactory": "x.Y"}),
+            ("sql", {"uri": "postgresql://127.0.0.1:1/d?socketFactory=x.Y"}),
+        ],
+    )
+    def test_a_record_that_chooses_code_is_refused_also_by_a_worker(
+        self, spark: SparkSession, server: HttpServer, catalog_type: str, trap: dict[str, str]
+    ) -> None:
+        properties = {"uri": server.url} | trap
+        asked = len(server.requests)
+        with pytest.raises(CodeNotAllowedError, match="choose what code is loaded"):
+            load_table(spark.sparkContext._jvm, catalog_type, "c", properties, ["db", "t"], reach=LOOPBACK)
+        assert len(server.requests) == asked
 
     @pytest.mark.parametrize("trap", ["uri", "s3.endpoint", "redirect", "record"])
     def test_a_job_goes_nowhere_else(
