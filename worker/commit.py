@@ -28,7 +28,7 @@ from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from worker.catalogs import java_message, java_types, jvm_of, raise_lack_of_memory
+from worker.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
 from worker.deletes import NewDeleteFile
 from worker.plan import DeleteFile
 
@@ -305,7 +305,8 @@ def _row_delta(
 ) -> JavaObject:
     """The operation, not yet committed. condemned: gets the manifests that Iceberg would delete."""
     operation = (
-        java_table.newRowDelta()
+        _loading_no_class(java_table)
+        .newRowDelta()
         .toBranch(delta.branch)
         .deleteWith(_collector(condemned))
         .validateFromSnapshot(delta.starting_snapshot_id)
@@ -322,6 +323,51 @@ def _row_delta(
     for name, value in summary.items():
         operation.set(name, value)
     return operation
+
+
+def _loading_no_class(java_table: JavaObject) -> JavaObject:
+    """The same table, where Iceberg finds a location provider of its own.
+
+    Whenever it commits deletion vectors it asks for one, and loads the class that the table names by then
+    (`write.location-provider.impl`). It then uses none: ours have their places.
+    """
+    jvm = jvm_of(java_table)
+    # Each name that py4j looks up is a call.
+    java, reflect, iceberg = jvm.java.lang, jvm.java.lang.reflect, jvm.org.apache.iceberg
+    new_array, class_of = reflect.Array.newInstance, java.Class.forName
+    drop, guard = java.invoke.MethodHandles.dropArguments, java.invoke.MethodHandles.guardWithTest
+    type_of, lookup = java.invoke.MethodType.methodType, java.invoke.MethodHandles.publicLookup()
+    any_object, any_method = class_of("java.lang.Object"), class_of("java.lang.reflect.Method")
+    any_objects, boolean = class_of("[Ljava.lang.Object;"), java.Boolean.TYPE
+    interface = _java_class(java_table, "org.apache.iceberg.TableOperations")
+
+    def array_of(java_class: JavaObject) -> JavaObject:
+        array = new_array(any_object.getClass(), 1)
+        array[0] = java_class
+        return array
+
+    own = iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
+    chosen = java.invoke.MethodHandles.constant(any_object, own)
+    for ignored in (any_objects, any_method):
+        chosen = drop(chosen, 0, array_of(ignored))
+    equals = lookup.findVirtual(any_object, "equals", type_of(boolean, any_object))
+    is_one, called, takes_method = (
+        type_of(boolean, any_method),
+        type_of(any_object, any_objects),
+        array_of(any_method),
+    )
+    operations = java_table.operations()
+    for method in interface.getMethods():
+        if method.getName() != "locationProvider":
+            bound = lookup.unreflect(method).bindTo(operations)
+            does = bound.asSpreader(any_objects, method.getParameterCount()).asType(called)
+            chosen = guard(equals.bindTo(method).asType(is_one), drop(does, 0, takes_method), chosen)
+    handler = java.invoke.MethodHandleProxies.asInterfaceInstance(
+        class_of("java.lang.reflect.InvocationHandler"), drop(chosen, 0, array_of(any_object))
+    )
+    loader = interface.getClassLoader()
+    guarded = reflect.Proxy.newProxyInstance(loader, array_of(interface), handler)
+    return iceberg.BaseTable(guarded, java_table.name(), java_table.reporter())
 
 
 def _added_json(file: NewDeleteFile) -> dict[str, Any]:

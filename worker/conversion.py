@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
+from trust.properties import LOCATION_PROVIDERS
 from worker.commit import (
     CLOCK_TOLERANCE_SECONDS,
     ClockAheadError,
@@ -113,6 +114,8 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     pending = table.files.equality_deletes
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
+    else:
+        _tell_of_location_provider(job, table)
     allowed = limit or len(pending)
     bound = min(allowed, ceil(len(pending) / 2**job.commit_halvings))
     batches = in_commits(pending, bound)
@@ -134,6 +137,17 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
                 table = pin_table(job)
         table = conversion.convert(table, batch, commits_left=len(batches) - number - 1)
     return conversion.outcome(table)
+
+
+def _tell_of_location_provider(job: Job, table: PinnedTable) -> None:
+    metadata = table.metadata
+    named = [key for key in LOCATION_PROVIDERS if key in metadata.properties]
+    if named:
+        folder = DeleteFileLocations(metadata.location, metadata.properties, "").folder
+        job.decide(
+            f"The table names a class that would say where its files go ({', '.join(named)}). A class that a"
+            f" table names is not loaded: new delete files go below {folder}."
+        )
 
 
 class Conversion:

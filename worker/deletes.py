@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyiceberg.table.locations import load_location_provider
 from pyroaring import BitMap64
 
+from trust.properties import LOCATION_PROPERTIES
 from worker.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
 from worker.puffin import (
@@ -205,14 +206,17 @@ class WrittenDeletes:
 class DeleteFileLocations:
     """Where a table's new delete files go, by name: under its data, as its location properties say.
 
+    A class that a table names for that (`LOCATION_PROVIDERS`) is not loaded.
     Names start with a prefix of the caller's that no other attempt or commit uses, and have a number: so an
     attempt's files can be found again by name after it died (`remove_written`).
     """
 
     def __init__(self, table_location: str, table_properties: Mapping[str, str], prefix: str) -> None:
-        self._provider = load_location_provider(table_location, dict(table_properties))
         self.table_location = table_location
-        self.table_properties = dict(table_properties)
+        self.table_properties = {
+            key: value for key, value in table_properties.items() if key in LOCATION_PROPERTIES
+        }
+        self._provider = load_location_provider(table_location, self.table_properties)
         self.prefix = prefix
 
     def __reduce__(self) -> tuple[type[DeleteFileLocations], tuple[str, dict[str, str], str]]:
@@ -227,6 +231,11 @@ class DeleteFileLocations:
     def names(self, count: int) -> Iterator[str]:
         """The first `count` of each format."""
         return chain.from_iterable(map(location, range(count)) for location in (self.puffin, self.parquet))
+
+    @property
+    def folder(self) -> str:
+        """All of them are below it."""
+        return self._provider.data_path
 
 
 def write_deletes(

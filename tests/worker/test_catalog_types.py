@@ -3,6 +3,7 @@
 Spark makes the tables, by settings that the test gives it, and says what is visible afterwards.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.glue import GlueCatalog
 from pyiceberg.catalog.hive import HiveCatalog
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 from service.catalogs.clients import open_catalog
@@ -20,7 +22,7 @@ from service.catalogs.models import Catalog, CatalogType
 from service.settings import Settings
 from tests.factories import equality_delete_files, visible_rows
 from tests.faults.tables import table_with_deletes
-from tests.jobs import CatalogRecord, RecordingReporter, SqlCatalog
+from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.worker.catalog_servers import hive_metastore, rest_server
@@ -80,6 +82,13 @@ def glue(spark: SparkSession) -> Iterator[CatalogRecord]:
         yield SqlCatalog("glue", places | {"glue.region": "us-east-1", "s3.region": "us-east-1"}, "glue")
         system.clearProperty("aws.accessKeyId")
         system.clearProperty("aws.secretAccessKey")
+
+
+@pytest.fixture(scope="module")
+def hadoop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CatalogRecord:
+    properties = {"warehouse": tmp_path_factory.mktemp("hadoop").as_uri()}
+    make_known(spark, "hadoop", "org.apache.iceberg.hadoop.HadoopCatalog", **properties)
+    return SqlCatalog("hadoop", properties, "hadoop")
 
 
 @pytest.fixture(scope="module", params=["rest", "hive", "glue"])
@@ -169,6 +178,56 @@ def test_tables_are_found_enrolled_and_converted(
     assert assignment is not None
     if record.type != "rest":  # whose metadata comes from the catalog itself
         assert_java_reads_no_metadata_elsewhere(record, assignment, spark, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["catalog", "hadoop", "rest", "hive", "glue"])
+def test_no_class_that_a_table_names_is_loaded(
+    spark: SparkSession,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    record: CatalogRecord = request.getfixturevalue(kind)
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {record.name}.db")
+    identifier = f"{record.name}.db.trapped"
+    table = table_with_deletes(spark, identifier, 3, ROWS, writer="iceberg")
+    (tmp_path / "trap.py").write_text("class Provider: ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Whoever makes a timer starts a thread.
+    traps = {
+        "write.location-provider.impl": "java.util.Timer",
+        "write.py-location-provider.impl": "trap.Provider",
+        "encryption.kms-impl": "java.util.Timer",
+        "io-impl": "java.util.Timer",
+        "metrics-reporter-impl": "java.util.Timer",
+        "lock-impl": "java.util.Timer",
+        "client.factory": "java.util.Timer",
+        "s3.client-factory-impl": "java.util.Timer",
+        "s3.retry-strategy-impl": "trap.Provider",
+        "py-io-impl": "trap.Provider",
+    }
+    for key, value in traps.items():
+        spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{key}' = '{value}')")
+    before = timers(spark)
+    done = Jobs(spark, record, identifier, tmp_path / "index").run("convert")
+    assert done.result["rows_deleted"] == ROWS // 3
+    assert timers(spark) == before
+    assert "trap" not in sys.modules
+    (told,) = [one for one in done.result["decisions"] if "write.location-provider.impl" in one]
+    assert f"go below {table.metadata.location}/data." in told
+    assert visible_rows(spark, identifier) == EXPECTED
+    # Whoever loads one gets a timer for it.
+    jvm = spark.sparkContext._jvm
+    loaded = load_table(jvm, record.type, record.name, record.properties, ["db", "trapped"])
+    with pytest.raises(IllegalArgumentException, match="should implement interface"):
+        loaded.locationProvider()
+
+
+def timers(spark: SparkSession) -> int:
+    """How many timers have their thread in the JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    return sum(thread.getName().startswith("Timer-") for thread in jvm.Thread.getAllStackTraces().keySet())
 
 
 @pytest.mark.parametrize("names", [("client",), ("glue", "s3")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -156,6 +157,34 @@ def test_they_are_found_where_they_were_written(
     assert found
     assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
     assert not any(file.exists() for file in found)
+
+
+@pytest.mark.parametrize("trap", ["location", "write.data.path", "write.py-location-provider.impl", "tasks"])
+def test_what_another_worker_announced_is_neither_opened_nor_called(
+    jobs: Jobs, table: TableBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
+) -> None:
+    elsewhere = tmp_path / "other_table"
+    (elsewhere / "data").mkdir(parents=True)
+    (elsewhere / "provider_trap.py").write_text("class Provider: ...")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    location, properties, tasks = table.metadata.location, dict[str, str](), 3
+    if trap == "location":
+        location = elsewhere.as_uri()
+    elif trap == "tasks":
+        tasks = 10**9
+    else:
+        is_path = trap == "write.data.path"
+        properties[trap] = (elsewhere / "data").as_uri() if is_path else "provider_trap.Provider"
+    plan = AnnouncedPlan(number=0, tasks=tasks, files_per_task=500, location=location, properties=properties)
+    victim = elsewhere / "data" / "icestream-lost-1-0-00000-00000-deletes.puffin"
+    victim.write_bytes(b"of another table")
+    left = Leftovers(job_id=LOST.job_id, attempt=LOST.attempt, plans=[plan])
+    done = jobs.run("compact", leftovers=[left])
+    assert victim.exists()
+    assert "provider_trap" not in sys.modules
+    (told,) = [one for one in done.result["decisions"] if "are not looked for" in one]
+    assert "begin with icestream-lost-1-" in told
+    assert list(done.cleared) == [LOST]
 
 
 @pytest.mark.parametrize("deletions", [1, 2, 3])
