@@ -543,6 +543,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "No worker has this id, or not any more.",
         "Register again: POST /api/v1/workers. Workers do so by themselves.",
     ),
+    "worker-not-yours": ProblemType(
+        (403,),
+        "This worker is somebody else's",
+        "A worker, with its attempts, belongs to the key or the issuer's subject that registered it.",
+        "Use the key that registered it, or register a worker of your own: POST /api/v1/workers.",
+        _DENIED,
+    ),
 }
 
 _HEAD = """# Problems

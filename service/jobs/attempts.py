@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlmodel import Session, select
 
+from service.auth.models import Principal
 from service.errors import ConflictError
 from service.index_health.reports import apply_report
 from service.jobs.events import record_job_event
@@ -23,7 +24,7 @@ from service.jobs.status import (
     status_after,
 )
 from service.settings import Settings
-from service.tables.models import AddressCounter
+from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     AddressRange,
     AddressRangeRequest,
@@ -34,6 +35,7 @@ from service.workers.models import (
     HeartbeatRequest,
     Worker,
 )
+from service.workers.ownership import check_owner
 
 _WRITES_DELETES = "deletes"  # a stage
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
@@ -67,13 +69,21 @@ RunningAttempt = tuple[str, int]
 
 
 def heartbeat(
-    session: Session, settings: Settings, job_id: str, attempt: int, report: HeartbeatRequest, now: datetime
+    session: Session,
+    settings: Settings,
+    caller: Principal,
+    job_id: str,
+    attempt: int,
+    report: HeartbeatRequest,
+    now: datetime,
 ) -> HeartbeatAnswer:
-    """Extend the lease and note progress. Raises ConflictError `stale-attempt`.
+    """Extend the lease and note progress.
+
+    Raises ConflictError `stale-attempt`, and ForbiddenError for an attempt of somebody else's worker.
 
     A lease that ran out but was not given to anybody else yet is extended too: live work is not killed.
     """
-    job, running = _fenced(session, job_id, attempt)
+    job, running = _fenced(session, caller, job_id, attempt)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
     job.lease_expires_at = running.lease_expires_at = expires_at
     job.renewals += 1
@@ -100,10 +110,10 @@ def heartbeat(
 
 
 def reserve_addresses(
-    session: Session, job_id: str, attempt: int, request: AddressRangeRequest
+    session: Session, caller: Principal, job_id: str, attempt: int, request: AddressRangeRequest
 ) -> AddressRange:
     """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice."""
-    job, _ = _fenced(session, job_id, attempt)
+    job, _ = _fenced(session, caller, job_id, attempt)
     # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
     # the row lock below holds even if two tables share a UUID by being registered twice.
     counter = session.exec(
@@ -115,14 +125,17 @@ def reserve_addresses(
     return AddressRange(base_address=base)
 
 
-def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, now: datetime) -> Job:
+def finish(
+    session: Session, caller: Principal, job_id: str, attempt: int, report: FinishRequest, now: datetime
+) -> Job:
     """End an attempt as its worker says. Repeating the same report is harmless.
 
-    Raises ConflictError `stale-attempt` when the attempt is no longer the running one.
+    Raises ConflictError `stale-attempt` when the attempt is no longer the running one, and ForbiddenError for
+    an attempt of somebody else's worker.
     """
     outcome = AttemptStatus(report.status)
     job = lock_job(session, job_id)
-    ended = session.get(Attempt, (job_id, attempt))
+    ended = _own(session, caller, job_id, attempt)
     if ended is not None and job.attempt == attempt and ended.status == outcome.value:
         # The answer to the first report got lost.
         return job
@@ -141,7 +154,7 @@ def finish(session: Session, job_id: str, attempt: int, report: FinishRequest, n
     job.result = report.result
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
-        if cleared is None or session.get_one(Job, one.job_id).table_uuid != job.table_uuid:
+        if cleared is None or not _is_of_the_same_table(session, job, session.get_one(Job, one.job_id)):
             continue
         # Until then, a task of its may still have written: the next job looks once more.
         if cleared.ended_at is not None and now - cleared.ended_at > _WRITES_END_WITHIN:
@@ -321,9 +334,28 @@ def is_current(job: Job, attempt: int) -> bool:
     return job.attempt == attempt and job.status == JobStatus.RUNNING.value
 
 
-def _fenced(session: Session, job_id: str, attempt: int) -> tuple[Job, Attempt]:
+def _fenced(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Job, Attempt]:
     job = lock_job(session, job_id)
+    _own(session, caller, job_id, attempt)
     return job, _check_current(session, job, attempt)
+
+
+def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> Attempt | None:
+    """An attempt of the caller's, if it ever was; raises ForbiddenError for somebody else's."""
+    found = session.get(Attempt, (job_id, attempt))
+    if found is not None:
+        check_owner(session, session.get_one(Worker, found.worker_id), caller)
+    return found
+
+
+def _is_of_the_same_table(session: Session, job: Job, other: Job) -> bool:
+    """Whether two jobs may have left files in the same place: see `claims._leftovers`."""
+    table, of_other = (session.get_one(EnrolledTable, one.table_id) for one in (job, other))
+    return (job.table_uuid, table.branch, table.catalog_id) == (
+        other.table_uuid,
+        of_other.branch,
+        of_other.catalog_id,
+    )
 
 
 def _check_current(session: Session, job: Job, attempt: int) -> Attempt:

@@ -15,10 +15,10 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import Select
 
+from service.auth.models import Principal
 from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
 from service.database import UtcDateTime
-from service.errors import NotFoundError
 from service.index_health.reports import seen_equality_field_ids
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget
@@ -39,6 +39,7 @@ from service.workers.models import (
     Leftovers,
     Worker,
 )
+from service.workers.ownership import is_own_attempt, own_worker
 from telemetry.traces import record_span
 
 _CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value)
@@ -76,6 +77,7 @@ def count_workers_needed(session: Session, now: datetime) -> int:
 def claim(
     session: Session,
     settings: Settings,
+    caller: Principal,
     worker_id: str,
     now: datetime,
     *,
@@ -83,7 +85,9 @@ def claim(
     has_waited: bool = False,
     is_stopping: bool = False,
 ) -> Assignment | None:
-    """Give a job of the highest priority to a worker, or None. Raises NotFoundError for an unknown worker.
+    """Give a job of the highest priority to a worker, or None.
+
+    Raises NotFoundError for an unknown worker, ForbiddenError for one that the caller did not register.
 
     Of equal priority, the catalog with the fewest running jobs goes first, then the one whose last turn is
     longest ago, then likewise the table, then the job that waits longest. So nobody's many jobs hold up
@@ -93,7 +97,7 @@ def claim(
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
     another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
     """
-    worker = get_worker(session, worker_id)
+    worker = own_worker(session, worker_id, caller)
     not_run = running_attempts(session, worker_id)
     if has_waited and not_run:
         return None
@@ -109,6 +113,8 @@ def claim(
                 cause = _CUT_OFF if has_run else CLAIM_ANSWER_LOST
                 end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
     for attempt_id in given_up:
+        if not is_own_attempt(session, attempt_id.job_id, attempt_id.attempt, caller):
+            continue
         _drop_again(session, attempt_id.job_id, now)
     worker.last_seen_at = now
     session.add(worker)
@@ -222,19 +228,6 @@ def release_held(session: Session, table_id: str, now: datetime) -> None:
         job.available_at, job.held_because = min(job.available_at, now), None
         session.add(job)
         record_job_event(session, job, "job.queued", "No longer held: the budget allows it.", now)
-
-
-def get_worker(session: Session, worker_id: str) -> Worker:
-    """Raises NotFoundError."""
-    worker = session.get(Worker, worker_id)
-    if worker is None:
-        raise NotFoundError(
-            "worker-not-found",
-            "No such worker",
-            f"There is no worker {worker_id!r}.",
-            "Register it again; workers do so by themselves.",
-        )
-    return worker
 
 
 def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
@@ -370,7 +363,7 @@ def _start_attempt(
         traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
-        leftovers=_leftovers(session, job, table.branch),
+        leftovers=_leftovers(session, job, table),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
         timeout_seconds=job.timeout_seconds,
@@ -392,8 +385,11 @@ def _start_attempt(
     )
 
 
-def _leftovers(session: Session, job: Job, branch: str) -> list[Leftovers]:
-    """What attempts at jobs of the table may have left, for a job that may remove it."""
+def _leftovers(session: Session, job: Job, table: EnrolledTable) -> list[Leftovers]:
+    """What attempts at jobs of the table may have left, for a job that may remove it.
+
+    Of the table in its catalog: another one may give a table of its own the same UUID.
+    """
     if job.kind not in _CLEARING or job.dry_run:
         return []
     query = (
@@ -403,7 +399,8 @@ def _leftovers(session: Session, job: Job, branch: str) -> list[Leftovers]:
         .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .where(
             Job.table_uuid == job.table_uuid,
-            EnrolledTable.branch == branch,
+            EnrolledTable.branch == table.branch,
+            EnrolledTable.catalog_id == table.catalog_id,
             col(Attempt.plans).is_not(None),
             Attempt.status != AttemptStatus.RUNNING.value,
         )

@@ -59,14 +59,14 @@ def list_workers(
 async def claim_job(
     database: CurrentDatabase,
     settings: CurrentSettings,
-    _caller: WorkerCaller,
+    caller: WorkerCaller,
     request: Request,
     worker_id: WorkerId,
     body: ClaimRequest,
 ) -> Assignment | Response:
     """Wait for a job and take it (long poll)."""
     assignment = await service.claim_job(
-        database, settings, worker_id, body, request.is_disconnected, request.app.state.stopping
+        database, settings, caller, worker_id, body, request.is_disconnected, request.app.state.stopping
     )
     return assignment if assignment is not None else Response(status_code=204)
 
@@ -75,30 +75,30 @@ async def claim_job(
 def report_heartbeat(
     session: WriteSession,
     settings: CurrentSettings,
-    _caller: WorkerCaller,
+    caller: WorkerCaller,
     job_id: JobId,
     attempt: AttemptNumber,
     body: HeartbeatRequest,
 ) -> HeartbeatAnswer:
     """Extend the lease; report progress and events. 409 `stale-attempt` if another attempt took over."""
-    return attempts.heartbeat(session, settings, job_id, attempt, body, utc_now())
+    return attempts.heartbeat(session, settings, caller, job_id, attempt, body, utc_now())
 
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/address-ranges", status_code=201)
 def reserve_addresses(
     session: WriteSession,
-    _caller: WorkerCaller,
+    caller: WorkerCaller,
     job_id: JobId,
     attempt: AttemptNumber,
     body: AddressRangeRequest,
 ) -> AddressRange:
     """Reserve row addresses [base_address, base_address + rows) of the table's index."""
-    return attempts.reserve_addresses(session, job_id, attempt, body)
+    return attempts.reserve_addresses(session, caller, job_id, attempt, body)
 
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/finish")
 def finish_attempt(
-    session: WriteSession, _caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
+    session: WriteSession, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> JobView:
     """End an attempt. `released` hands the job back without using up an attempt."""
-    return view(session, attempts.finish(session, job_id, attempt, body, utc_now()))
+    return view(session, attempts.finish(session, caller, job_id, attempt, body, utc_now()))

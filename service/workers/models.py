@@ -3,12 +3,23 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
 from service.database import UtcDateTime, new_id, utc_now
 from service.messages import Message, example
+from trust.properties import LOCATION_PROPERTIES
+
+PLANS_AT_MOST = 10_000
+"""Of one attempt."""
+Place = Annotated[str, ModelField(max_length=10_000)]
+
+
+def _of_locations(given: object) -> object:
+    if not isinstance(given, dict):
+        return given
+    return {key: given[key] for key in LOCATION_PROPERTIES if key in given}
 
 
 class Worker(SQLModel, table=True):
@@ -20,6 +31,8 @@ class Worker(SQLModel, table=True):
     pid: int
     version: str
     problem: str | None = None
+    registered_by: str | None = None
+    """The principal that it belongs to (`Principal.key`)."""
     registered_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
     last_seen_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
 
@@ -90,8 +103,8 @@ class ClaimRequest(Message):
 
     wait_seconds: float = ModelField(default=20, ge=0, le=60, strict=True)
     """How long to wait for a job if there is none."""
-    given_up: list[AttemptId] = ModelField(default_factory=list)
-    """Attempts that the worker ran and could not report."""
+    given_up: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
+    """Attempts that the worker ran and could not report; others are ignored."""
     is_stopping: bool = ModelField(default=False, strict=True)
     """The worker ends: it takes no job, and what it was given and does not run is handed back."""
 
@@ -173,20 +186,23 @@ class EventReport(Message):
 
 
 class AnnouncedPlan(Message):
-    """Delete files that a conversion is about to write, or then to commit."""
+    """Delete files that a conversion is about to write, or then to commit.
 
-    number: int = ModelField(ge=0)
+    Whoever follows only compares the places with what the table itself says.
+    """
+
+    number: int = ModelField(ge=0, lt=PLANS_AT_MOST)
     """Of the attempt's plans."""
-    tasks: int = ModelField(ge=0)
+    tasks: int = ModelField(ge=0, le=99_999)
     """Tasks that write, so far."""
-    files_per_task: int = ModelField(default=500, ge=0)
+    files_per_task: int = ModelField(default=500, ge=0, le=500)
     """Delete files that each of them writes at most; no worker writes more than the default."""
-    removes: str | None = None
+    removes: Place | None = None
     """An equality delete file that the commit removes; none as long as no commit is about to be made."""
-    location: str
+    location: Place
     """Of the table then."""
-    properties: dict[str, str] = ModelField(default_factory=dict)
-    """Of the table then, as far as the files' places depend on them."""
+    properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
+    """Of the table then, as far as the files' places depend on them; others are ignored."""
 
 
 class Leftovers(AttemptId):
@@ -236,9 +252,9 @@ class AddressRangeRequest(Message):
         )
     )
 
-    rows: int = ModelField(ge=1)
+    rows: int = ModelField(ge=1, le=2**48)
     """How many."""
-    at_least: int = ModelField(default=0, ge=0)
+    at_least: int = ModelField(default=0, ge=0, le=2**62)
     """The range begins here or later: above every address that the index already has."""
 
 
@@ -271,7 +287,7 @@ class KeySetReport(Message):
 
     model_config = ConfigDict(extra="allow")
 
-    equality_field_ids: list[int]
+    equality_field_ids: list[Annotated[int, ModelField(ge=1, le=2**31 - 1)]] = ModelField(max_length=1000)
     """Ids of the key fields."""
     columns: list[str]
     """Names of the key columns."""
@@ -315,7 +331,7 @@ class IndexReport(Message):
 
     iceberg_snapshot_id: int | None
     """Head of the table's branch that was looked at; null for an empty table."""
-    key_sets: list[KeySetReport]
+    key_sets: list[KeySetReport] = ModelField(max_length=1000)
     """The index of each key set."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list)
     """Equality delete files that stay, each with its reason."""
@@ -382,5 +398,5 @@ class FinishRequest(Message):
     """Planned rows that its tasks went through."""
     bytes: int = ModelField(default=0, ge=0)
     """Read for lookups, scans and compactions, and written into the index."""
-    cleared: list[AttemptId] = ModelField(default_factory=list)
-    """Attempts of which nothing is left in the table's location any more."""
+    cleared: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
+    """Attempts of which nothing is left in the table's location any more; others are ignored."""

@@ -33,7 +33,7 @@ def register_worker(
 ) -> WorkerView:
     """A new identity for a process that just started."""
     require_role(principal, Role.WORKER, "worker.register", request.name)
-    row = Worker(**request.model_dump())
+    row = Worker(**request.model_dump(), registered_by=principal.key)
     session.add(row)
     session.flush()
     return _view(session, settings, row, utc_now())
@@ -42,6 +42,7 @@ def register_worker(
 async def claim_job(
     database: Database,
     settings: Settings,
+    caller: Principal,
     worker_id: str,
     request: ClaimRequest,
     is_gone: Callable[[], Awaitable[bool]],
@@ -52,13 +53,14 @@ async def claim_job(
     Between looks it holds neither a connection nor a thread.
 
     A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps. Nor does
-    one that got a job by another call meanwhile: it has given this one up.
+    one that got a job by another call meanwhile: it has given this one up. Raises ForbiddenError for a worker
+    that the caller did not register.
     """
     deadline = time.monotonic() + request.wait_seconds
     if await is_gone():
         return None  # the call lay in a queue: its worker has asked anew, and may run what it got
     assignment = await run_in_threadpool(
-        _claim, database, settings, worker_id, request.given_up, is_stopping=request.is_stopping
+        _claim, database, settings, caller, worker_id, request.given_up, is_stopping=request.is_stopping
     )
     if request.is_stopping:
         return None
@@ -69,7 +71,9 @@ async def claim_job(
         if await is_gone():
             return None
         if await run_in_threadpool(_has_work, database):
-            assignment = await run_in_threadpool(_claim, database, settings, worker_id, has_waited=True)
+            assignment = await run_in_threadpool(
+                _claim, database, settings, caller, worker_id, has_waited=True
+            )
     return assignment
 
 
@@ -102,6 +106,7 @@ def count_alive(session: Session, settings: Settings, now: datetime) -> int:
 def _claim(
     database: Database,
     settings: Settings,
+    caller: Principal,
     worker_id: str,
     given_up: Sequence[AttemptId] = (),
     *,
@@ -112,6 +117,7 @@ def _claim(
         return claims.claim(
             session,
             settings,
+            caller,
             worker_id,
             utc_now(),
             given_up=given_up,

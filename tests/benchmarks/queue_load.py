@@ -34,6 +34,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, func, select
 
+from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
 from service.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
@@ -186,12 +187,13 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
         barrier.wait()
         while True:
             began = time.monotonic()
-            assignment = call(lambda session: claims.claim(session, settings, worker.id, utc_now()))
+            assignment = call(lambda session: claims.claim(session, settings, SYSTEM, worker.id, utc_now()))
             if assignment is None:
                 return latencies
             latencies.append(time.monotonic() - began)
             finish = partial(
                 attempts.finish,
+                caller=SYSTEM,
                 job_id=assignment.job.id,
                 attempt=assignment.attempt,
                 report=FinishRequest(status="succeeded"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from service.auth.models import SYSTEM, Principal
 from service.catalogs.models import Catalog
 from service.database import Database
 from service.jobs import attempts, claims, queue
@@ -49,7 +50,7 @@ def add_tables(database: Database, uuids: list[str], catalog_name: str = "local"
 
 def add_worker(database: Database) -> str:
     with database.write() as session:
-        worker = Worker(name="w", hostname="h", pid=1, version="0")
+        worker = Worker(name="w", hostname="h", pid=1, version="0", registered_by=SYSTEM.key)
         session.add(worker)
         return worker.id
 
@@ -70,9 +71,11 @@ def request(
         return job.id
 
 
-def claim(database: Database, worker_id: str, now: datetime = START, **how: Any) -> Assignment | None:
+def claim(
+    database: Database, worker_id: str, now: datetime = START, *, caller: Principal = SYSTEM, **how: Any
+) -> Assignment | None:
     with database.write() as session:
-        return claims.claim(session, SETTINGS, worker_id, now, **how)
+        return claims.claim(session, SETTINGS, caller, worker_id, now, **how)
 
 
 def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
@@ -100,7 +103,7 @@ def finish(
 ) -> JobStatus:
     report = FinishRequest.model_validate({"status": status, "error": error, **further})
     with database.write() as session:
-        return JobStatus(attempts.finish(session, job_id, attempt, report, now).status)
+        return JobStatus(attempts.finish(session, SYSTEM, job_id, attempt, report, now).status)
 
 
 def job(database: Database, job_id: str) -> Job:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import select
 
+from service.auth.models import SYSTEM
 from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
 from service.database import Database
@@ -97,7 +98,9 @@ def start_job(database: Database, replica: Replica) -> Callable[[], str]:
 
 def beat(replica: Replica, job_id: str) -> None:
     with replica.database.write() as session:
-        attempts.heartbeat(session, replica.settings, job_id, 1, HeartbeatRequest(), replica.time.wall)
+        attempts.heartbeat(
+            session, replica.settings, SYSTEM, job_id, 1, HeartbeatRequest(), replica.time.wall
+        )
 
 
 @pytest.mark.parametrize("jump_seconds", [-7200, 7200])

@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from sqlalchemy import event, text
 from sqlmodel import col, select
 
+from service.auth.service import find_api_key_principal
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
@@ -25,7 +26,7 @@ from service.settings import Settings
 from service.workers.models import FinishRequest
 from tests.patience import PATIENCE_SECONDS
 from tests.rest_catalog import running_rest_catalog
-from tests.service.conftest import Running, running
+from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 
 
@@ -225,11 +226,14 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             service.admin.post(f"{path}/jobs", json={"kind": "convert"})
             assignment = service.claim(service.start_worker())
             assert assignment is not None
+            caller = find_api_key_principal(service.database, ADMIN_KEY)
+            assert caller is not None
             report = FinishRequest(status="failed")
             with service.database.write() as session:
                 # By a replica whose clock is behind.
                 an_hour_ago = utc_now() - timedelta(hours=1)
-                attempts.finish(session, assignment["job"]["id"], assignment["attempt"], report, an_hour_ago)
+                job_id, attempt = assignment["job"]["id"], assignment["attempt"]
+                attempts.finish(session, caller, job_id, attempt, report, an_hour_ago)
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import text, update
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import select
 
+from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
 from service.database import Database
 from service.errors import ConflictError
@@ -224,7 +225,7 @@ def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Databas
         seen = attempts.leases(session)
     # The clock stands still: the lease says the same time as before, and yet it was renewed.
     with database.write() as session:
-        attempts.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
+        attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, HeartbeatRequest(), START)
     with database.write() as session:
         assert attempts.give_up(session, seen, START + timedelta(seconds=60)) == []
     assert give_up(database, job_id, START) == [job_id]
@@ -238,7 +239,7 @@ def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(databas
     with database.write() as session:
         queue.cancel(session, session.get_one(Job, job_id), "test", START)
     with database.write() as session:
-        answer = attempts.heartbeat(session, SETTINGS, job_id, 1, HeartbeatRequest(), START)
+        answer = attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, HeartbeatRequest(), START)
     assert answer.cancel_requested
     assert (answer.now, answer.lease_expires_at) == (START, START + timedelta(seconds=30))
     give_up(database, job_id, START + timedelta(seconds=31))
@@ -347,7 +348,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
             number=number, tasks=tasks, files_per_task=files, removes=removes, location="file:/t"
         )
         with database.write() as session:
-            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), START)
+            attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, attempt, HeartbeatRequest(plan=plan), START)
 
     def run(
         kind: JobKind, table: str = tables[0], *, dry_run: bool = False, **report: Any
@@ -518,7 +519,7 @@ def test_racing_reservations_never_overlap(database: Database) -> None:
 
     def work(_: int) -> None:
         with database.write() as session:
-            granted = attempts.reserve_addresses(session, job_id, 1, AddressRangeRequest(rows=10))
+            granted = attempts.reserve_addresses(session, SYSTEM, job_id, 1, AddressRangeRequest(rows=10))
         bases.append(granted.base_address)
 
     at_once(8, work)

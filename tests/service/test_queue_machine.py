@@ -351,7 +351,9 @@ class QueueMachine(RuleBasedStateMachine):
         plan = AnnouncedPlan(number=plan_number, tasks=tasks, removes=removes, location="file:/t")
 
         def call(session: Session) -> None:
-            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(plan=plan), self.now)
+            attempts.heartbeat(
+                session, SETTINGS, SYSTEM, job_id, attempt, HeartbeatRequest(plan=plan), self.now
+            )
 
         if self.accepts("announce", job_id, attempt, call):
             self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
@@ -367,7 +369,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def beat(self, job_id: str, attempt: int) -> None:
         def call(session: Session) -> None:
-            attempts.heartbeat(session, SETTINGS, job_id, attempt, HeartbeatRequest(), self.now)
+            attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, attempt, HeartbeatRequest(), self.now)
 
         if self.accepts("heartbeat", job_id, attempt, call):
             self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
@@ -381,7 +383,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def call(session: Session) -> None:
             granted = attempts.reserve_addresses(
-                session, job_id, attempt, AddressRangeRequest(rows=rows, at_least=at_least)
+                session, SYSTEM, job_id, attempt, AddressRangeRequest(rows=rows, at_least=at_least)
             )
             begin, end = granted.base_address, granted.base_address + rows
             assert begin >= at_least
@@ -416,7 +418,7 @@ class QueueMachine(RuleBasedStateMachine):
         )
 
         def call(session: Session) -> None:
-            attempts.finish(session, job_id, attempt, report, self.now)
+            attempts.finish(session, SYSTEM, job_id, attempt, report, self.now)
 
         if self.accepts("finish", job_id, attempt, call):
             self.reached[f"finish: {status}"] += 1

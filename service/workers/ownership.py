@@ -1,0 +1,50 @@
+"""Whose a worker is: it belongs to the key, or the subject of an issuer, that registered it.
+
+Nobody else claims as it or reports about its attempts, whatever the role.
+"""
+
+from sqlmodel import Session
+
+from service.auth.models import Principal
+from service.errors import ForbiddenError, NotFoundError
+from service.jobs.models import Attempt
+from service.workers.models import Worker
+
+
+def own_worker(session: Session, worker_id: str, caller: Principal) -> Worker:
+    """A worker of the caller's. Raises NotFoundError, and ForbiddenError for somebody else's."""
+    worker = session.get(Worker, worker_id)
+    if worker is None:
+        raise NotFoundError(
+            "worker-not-found",
+            "No such worker",
+            f"There is no worker {worker_id!r}.",
+            "Register it again; workers do so by themselves.",
+        )
+    check_owner(session, worker, caller)
+    return worker
+
+
+def check_owner(session: Session, worker: Worker, caller: Principal) -> None:
+    """Raises ForbiddenError if somebody else registered a worker.
+
+    One that was registered before this was kept belongs to whoever calls as it first.
+    """
+    if worker.registered_by is None:
+        worker.registered_by = caller.key
+        session.add(worker)
+    if worker.registered_by != caller.key:
+        raise ForbiddenError(
+            "worker-not-yours",
+            "This worker is somebody else's",
+            f"{caller.name!r} did not register the worker {worker.id}.",
+            "Use the key that registered it, or register a worker of your own.",
+            action="worker.act",
+            target=worker.id,
+        )
+
+
+def is_own_attempt(session: Session, job_id: str, attempt: int, caller: Principal) -> bool:
+    """Whether an attempt was given to a worker of the caller's."""
+    found = session.get(Attempt, (job_id, attempt))
+    return found is not None and session.get_one(Worker, found.worker_id).registered_by == caller.key
