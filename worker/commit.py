@@ -42,8 +42,8 @@ COMMIT_ID = "icestream.commit-id"
 _COMMIT_ROUNDS = 5
 
 # Whether the snapshots since the plan leave alone what it names by path. Iceberg asks in each of its own
-# tries, about the very snapshot that it is about to build on: so this has to run in Java. Other files pass, and
-# a writer who appends is never in the way. Each snapshot is read once.
+# tries, about the very snapshot that it is about to build on: so this has to run in Java. Other files pass: a
+# writer who appends is never in the way. Each snapshot is read once.
 _VALIDATOR = """
 import java.util.HashSet;
 import java.util.Iterator;
@@ -52,18 +52,19 @@ import java.util.Set;
 import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotAncestryValidator;
-import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.SnapshotChanges;
+import org.apache.iceberg.Table;
 
 public class NothingAddedAgain implements SnapshotAncestryValidator {
     private final Set passed = new HashSet();
-    private final FileIO io;
+    private final Table table;
     private final Set dataFiles;
     private final Set deleteFiles;
     private String addedAgain = null;
 
-    public NothingAddedAgain(String startingSnapshotId, FileIO io, List dataFiles, List deleteFiles) {
+    public NothingAddedAgain(String startingSnapshotId, Table table, List dataFiles, List deleteFiles) {
         this.passed.add(Long.valueOf(startingSnapshotId));
-        this.io = io;
+        this.table = table;
         this.dataFiles = new HashSet(dataFiles);
         this.deleteFiles = new HashSet(deleteFiles);
     }
@@ -75,8 +76,9 @@ public class NothingAddedAgain implements SnapshotAncestryValidator {
             if (this.passed.contains(Long.valueOf(snapshot.snapshotId()))) {
                 break;
             }
-            if (adds(snapshot.addedDataFiles(this.io), this.dataFiles)
-                    || adds(snapshot.addedDeleteFiles(this.io), this.deleteFiles)) {
+            SnapshotChanges changes = SnapshotChanges.builderFor(this.table).snapshot(snapshot).build();
+            if (adds(changes.addedDataFiles(), this.dataFiles)
+                    || adds(changes.addedDeleteFiles(), this.deleteFiles)) {
                 return false;
             }
             read.add(Long.valueOf(snapshot.snapshotId()));
@@ -480,7 +482,7 @@ def _nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: Ja
     (constructor,) = compiler.getClassLoader().loadClass("NothingAddedAgain").getConstructors()
     arguments = jvm.java.util.ArrayList()
     removed = _java_list(jvm, [file.path for file in delta.removed])
-    for argument in (str(delta.starting_snapshot_id), java_table.io(), referenced, removed):
+    for argument in (str(delta.starting_snapshot_id), java_table, referenced, removed):
         arguments.add(argument)
     return constructor.newInstance(arguments.toArray())
 

@@ -36,7 +36,12 @@ class Checks(ModelledTable):
     def _suits_duckdb(self) -> bool:
         """Whether DuckDB reads all that may be in the table."""
         is_parquet = self.setup.file_format == "parquet" and not self.setup.other_formats
-        return is_parquet and not self.model.defaults and not self.setup.leaves_out
+        return (
+            is_parquet
+            and not self.model.defaults
+            and not self.setup.leaves_out
+            and not self.model.head.live_twice
+        )
 
     def _check_past(self, rng: Random) -> str:
         """A kept snapshot's rows."""

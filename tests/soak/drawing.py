@@ -64,6 +64,8 @@ class Setup:
 WEIGHTS = {
     "append": 12,
     "upsert": 18,
+    "append_again": 4,
+    "upsert_again": 4,
     "delete": 12,
     "delete_positions": 8,
     "merge": 6,

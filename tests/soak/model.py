@@ -40,20 +40,29 @@ class EqualityDelete:
 
 @dataclass(frozen=True)
 class State:
-    """The live files of one snapshot, each with its sequence number, and all that was ever deleted there."""
+    """The live files of one snapshot, and all that was ever deleted there, with sequence numbers.
 
-    files: Mapping[str, int] = field(default_factory=dict)
-    positions: frozenset[Position] = frozenset()
+    files: more than one number, if a path is live more than once. positions: the last number of each.
+    """
+
+    files: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    positions: Mapping[Position, int] = field(default_factory=dict)
     deletes: tuple[EqualityDelete, ...] = ()
 
+    @property
+    def live_twice(self) -> set[str]:
+        return {path for path, numbers in self.files.items() if len(numbers) > 1}
+
     def with_files(self, paths: Sequence[str], sequence_number: int) -> State:
-        return replace(self, files={**self.files, **dict.fromkeys(paths, sequence_number)})
+        added = {path: (*self.files.get(path, ()), sequence_number) for path in paths}
+        return replace(self, files={**self.files, **added})
 
     def without_files(self, paths: Sequence[str]) -> State:
         return replace(self, files={path: n for path, n in self.files.items() if path not in paths})
 
-    def with_positions(self, positions: Sequence[Position]) -> State:
-        return replace(self, positions=self.positions.union(positions))
+    def with_positions(self, positions: Sequence[Position], sequence_number: int) -> State:
+        added = dict.fromkeys(positions, sequence_number)
+        return replace(self, positions={**self.positions, **added})
 
     def with_deletes(self, deletes: Sequence[EqualityDelete]) -> State:
         return replace(self, deletes=(*self.deletes, *deletes))
@@ -79,15 +88,19 @@ class Model:
 
     def visible(self, state: State) -> Iterator[Position]:
         """The rows that no position and no equality delete deletes."""
-        for path, sequence_number in state.files.items():
-            file = self.files[path]
-            deletes = [one for one in state.deletes if applies(one, file, sequence_number)]
-            for position, row in enumerate(file.rows):
-                if (path, position) in state.positions:
-                    continue
-                if any(self.key(file, row, one.fields) in one.keys for one in deletes):
-                    continue
-                yield path, position
+        for path, sequence_numbers in state.files.items():
+            for sequence_number in sequence_numbers:
+                yield from self.visible_of(state, path, sequence_number)
+
+    def visible_of(self, state: State, path: str, sequence_number: int) -> Iterator[Position]:
+        file = self.files[path]
+        deletes = [one for one in state.deletes if applies(one, file, sequence_number)]
+        for position, row in enumerate(file.rows):
+            if state.positions.get((path, position), -1) >= sequence_number:
+                continue
+            if any(self.key(file, row, one.fields) in one.keys for one in deletes):
+                continue
+            yield path, position
 
     def row(self, position: Position, fields: Sequence[int]) -> tuple[Any, ...]:
         file = self.files[position[0]]

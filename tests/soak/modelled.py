@@ -100,8 +100,12 @@ class ModelledTable:
         return [key_set for key_set in self.key_sets if ids.issuperset(key_set)]
 
     def _live_files(self) -> list[str]:
-        """In the order in which they were written: their names differ from run to run."""
-        return [path for path in self.model.files if path in self.model.head.files]
+        """In the order in which they were written: their names differ from run to run.
+
+        Without those that are live twice, since what others commit by path, Iceberg does to one or to all.
+        """
+        head = self.model.head
+        return [path for path in self.model.files if path in head.files and path not in head.live_twice]
 
     # Drawing
 
@@ -282,7 +286,7 @@ class ModelledTable:
             lambda number: (
                 head.with_files([file.path for file in data], number)
                 .with_deletes([_numbered(delete, number) for _, delete in equality])
-                .with_positions([(path, at) for path, of_file in new.items() for at in of_file])
+                .with_positions([(path, at) for path, of_file in new.items() for at in of_file], number)
             )
         )
 
@@ -304,7 +308,7 @@ class ModelledTable:
                     continue
                 touched = {path: of_file for path, of_file in live.positions().items() if path in merged}
                 for path, found in touched.items():
-                    if self.model.head.files.get(path, 0) <= live.sequence_number:
+                    if min(self.model.head.files.get(path, (0,))) <= live.sequence_number:
                         merged[path] |= found
                 if touched and live.referenced is not None:
                     removed.append(live)

@@ -14,7 +14,7 @@ from tests.soak.seeds import run_seed
 from tests.soak.world import World
 from worker.deletes import ExistingDeletes, plan_deletes
 from worker.lookup import GLOBAL, DeleteKeys
-from worker.plan import DataFile
+from worker.plan import DataFile, DataFiles
 from worker.positions import union
 from worker.read import NULL_MASK, KeyReader
 
@@ -69,12 +69,17 @@ def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("worker.conversion.plan_deletes", forgetful)
 
 
+def _overlook_files_of_the_same_path(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DataFiles, "with_paths", lambda files, _: files.select([]))
+
+
 FAULTS: dict[str, Fault] = {
     "a position of each data file is dropped": _drop_a_position,
     "sequence numbers are ignored": _ignore_sequence_numbers,
     "scopes are ignored": _ignore_scopes,
     "null is its placeholder": _take_null_for_its_placeholder,
     "existing deletes are not merged": _forget_existing_deletes,
+    "a path is taken for one file": _overlook_files_of_the_same_path,
 }
 
 

@@ -4,7 +4,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 import worker.commit
-from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.factories import Catalog, TableBuilder, WrittenFile, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
 from worker.catalogs import load_table
@@ -76,6 +76,23 @@ class Plan:
         identifier = self.table.identifier.split(".")[1:]
         jvm = self.spark.sparkContext._jvm
         return load_table(jvm, "sql", self.catalog.name, self.catalog.properties, identifier)
+
+    def first_again(self) -> WrittenFile:
+        """The data file for which there are deletes, as a writer adds it once more."""
+        described = {
+            "spec-id": 0,
+            "content": "data",
+            "file-path": self.first.path,
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": self.first.file_size_bytes,
+            "record-count": self.first.record_count,
+        }
+        return WrittenFile(described)
+
+    def deletes_again(self) -> WrittenFile:
+        """The equality deletes that go, likewise."""
+        return WrittenFile(worker.commit._removed_json(self.delta.removed[0]))
 
     @property
     def rows(self) -> dict[Any, int]:
@@ -209,22 +226,32 @@ class TestConflicts:
         parse = plan.spark.sparkContext._jvm.org.apache.iceberg.ContentFileParser.fromJson  # type: ignore[union-attr]
         read = plan.spark.sparkContext._jvm.org.apache.iceberg.util.JsonUtil.mapper().readTree  # type: ignore[union-attr]
         rewrite.addFile(parse(read(json.dumps(rewritten.json)), table.java.specs()))
-        old = {
-            "spec-id": 0,
-            "content": "data",
-            "file-path": plan.first.path,
-            "file-format": "parquet",
-            "partition": [],
-            "file-size-in-bytes": plan.first.file_size_bytes,
-            "record-count": plan.first.record_count,
-        }
-        rewrite.deleteFile(parse(read(json.dumps(old)), table.java.specs()))
+        rewrite.deleteFile(table.parsed(plan.first_again()))
 
         rows = plan.rows
         commit_row_delta(plan.java_table, plan.delta)
         with pytest.raises(Exception, match="found new delete"):
             rewrite.commit()
         assert plan.rows == rows
+
+    @pytest.mark.parametrize("format_version", [2, 3])
+    @pytest.mark.parametrize("what", ["data", "deletes"])
+    @pytest.mark.parametrize("at_the_swap", [False, True])
+    def test_a_file_that_is_added_again_in_between_wins(
+        self, new_plan: NewPlan, format_version: int, what: str, at_the_swap: bool
+    ) -> None:
+        """New deletes would hit it, a removal would take it; also right before the catalog swaps."""
+        plan = new_plan(format_version)
+        again = plan.first_again() if what == "data" else plan.deletes_again()
+        with overtaking(plan) if at_the_swap else nullcontext():
+            plan.table.commit(again)
+        if at_the_swap:
+            assert plan.table.snapshot_id == plan.delta.starting_snapshot_id
+        with pytest.raises(CommitConflictError, match=f"{again.path} was added again"):
+            commit_row_delta(plan.java_table, plan.delta)
+        head = plan.table.java.currentSnapshot()
+        assert (head.parentId(), head.sequenceNumber()) == (plan.delta.starting_snapshot_id, 4)
+        assert find_commits(plan.java_table, "main", "job-1") == []
 
     def test_a_vector_of_the_same_data_file_in_between_wins(self, new_plan: NewPlan) -> None:
         plan = new_plan()
@@ -367,6 +394,28 @@ def losing_races(plan: Plan, times: int) -> Iterator[Callable[[], int]]:
             yield lost
         finally:
             connection.executescript(f"DROP TRIGGER lose_{name}; DROP TABLE races_{name}")
+
+
+@contextmanager
+def overtaking(plan: Plan) -> Iterator[None]:
+    """What is committed in here is undone, and done again by the next swap of the metadata in its place."""
+    name = plan.table.identifier.split(".")[-1]
+    before = plan.table.metadata_location
+    yield
+    after = plan.table.metadata_location
+    swap = "UPDATE iceberg_tables SET metadata_location = '{}' WHERE table_name = '{}'"
+    with closing(sqlite3.connect(plan.catalog.database)) as connection:
+        connection.executescript(
+            f"""
+            {swap.format(before, name)};
+            CREATE TRIGGER overtake_{name} BEFORE UPDATE ON iceberg_tables
+            WHEN OLD.table_name = '{name}' AND OLD.metadata_location = '{before}'
+            BEGIN
+                {swap.format(after, name)};
+                SELECT RAISE(IGNORE);
+            END;
+            """
+        )
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from tests.soak.drawing import MEASURE, Step
 from tests.soak.model import applies
 from worker.job import JobError
 
+LIVE_TWICE = "data_file_live_twice"
+
 
 class JobSteps(Checks):
     """Jobs on the table, whose results must be what the model foresees."""
@@ -59,6 +61,7 @@ class JobSteps(Checks):
         between = None
         if rng.random() < 0.25 and not self._has_orc:
             kinds = ["upsert", "delete", "merge", "delete_positions", "end_rewrite", "drop_file", "roll_back"]
+            kinds += ["append_again", "upsert_again"]
             between = Step(rng.choice(kinds), rng.getrandbits(32))
         said.append(self._convert(foretold, between))
         said.append(self._check(rng))
@@ -90,6 +93,8 @@ class JobSteps(Checks):
         self._note_new_snapshots()
         self.may_conflict = True
         refused = {one["file_path"]: one["code"] for one in result["unconvertible"]}
+        apart = self._may_be_apart(others=bool(foreseen))
+        foreseen |= {path: code for path, code in refused.items() if code == LIVE_TWICE and path in apart}
         left = self.table.live_equality_deletes()
         if overtaken:
             foreseen |= {path: code for path, code in self._foreseen(late).items() if path in refused}
@@ -127,7 +132,7 @@ class JobSteps(Checks):
             files = [
                 file
                 for file in map(self.model.files.__getitem__, head.files)
-                if applies(delete, file, head.files[file.path])
+                if applies(delete, file, min(head.files[file.path]))
             ]
             if any(kinds[i] == "double" for i in delete.fields):
                 refused[delete.path] = "float_key"
@@ -137,6 +142,21 @@ class JobSteps(Checks):
             ):
                 refused[delete.path] = "unsupported_orc_timestamp"
         return refused
+
+    def _may_be_apart(self, *, others: bool) -> set[str]:
+        """Equality delete files that may have to tell files of one path apart.
+
+        others: whether there are refused ones, so that not all that the model hides is planned.
+        """
+        head = self.model.head
+        apart = set()
+        for path in head.live_twice:
+            numbers = head.files[path]
+            visible = {tuple(self.model.visible_of(head, path, number)) for number in numbers}
+            if others or len(visible) > 1:
+                file = self.model.files[path]
+                apart |= {delete.path for delete in head.deletes if applies(delete, file, min(numbers))}
+        return apart
 
     def finish(self, rng: Random) -> str:
         """The last conversion, asked about with Spark."""

@@ -54,6 +54,8 @@ class MaintenanceSteps(ModelledTable):
         if rewrite is None:
             return said
         head = self.model.head
+        if head.live_twice.intersection(rewrite.old):
+            return f"{said}given up: Iceberg would remove what was added again"
         try:
             self.table.rewrite(
                 rewrite.snapshot_id,

@@ -45,7 +45,8 @@ class SparkSteps(ModelledTable):
         for row, times in self.model.rows(self.model.head, fields).items():
             expected[(*row[:at], renamed.get(row[at], row[at]), *row[at + 1 :])] += times
         gone = [position for position in visible if self.model.row(position, [SERIAL])[0] in renamed]
-        self._learn(self.model.head.with_positions(gone), expected)
+        self.table.refresh()
+        self._learn(self.model.head.with_positions(gone, self.table.sequence_number), expected)
         return f"{pairs}"
 
     def spark_rewrite(self, rng: Random) -> str:
@@ -63,7 +64,8 @@ class SparkSteps(ModelledTable):
     @property
     def _spark_reads(self) -> bool:
         """Whether Spark sees the rows that it is about to write anew."""
-        return self.java_reads(self.live_deletes(), [column.field_id for column in self.schema.fields])
+        fields = [column.field_id for column in self.schema.fields]
+        return self.java_reads(self.live_deletes(), fields) and not self.model.head.live_twice
 
     def _learn(self, state: State, expected: Counter[tuple[Any, ...]]) -> None:
         """Take over the data files that Spark wrote, once their rows are what they should be."""

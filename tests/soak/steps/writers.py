@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from random import Random
 
+from tests.factories import WrittenFile
 from tests.soak.drawing import SERIAL
+from tests.soak.model import EqualityDelete
 from tests.soak.modelled import ModelledTable
 
 
 class WriterSteps(ModelledTable):
     """Rows that come, change and go."""
+
+    last_upsert: tuple[list[WrittenFile], list[tuple[WrittenFile, EqualityDelete]]] | None = None
 
     def append(self, rng: Random) -> str:
         schema, spec = self._schema_and_spec(rng)
@@ -43,8 +47,40 @@ class WriterSteps(ModelledTable):
                 if older:
                     positions[file.path] = sorted(older)
         self._commit(files, deletes, positions)
+        self.last_upsert = None if positions else (files, deletes)
         return f"{len(rows)} rows by {key_set}, schema {schema.schema_id}, spec {spec.spec_id}" + (
             f", positions {list(positions.values())}" if positions else ""
+        )
+
+    def append_again(self, rng: Random) -> str:
+        """Some live files once more, as a writer does that does not know of its first commit."""
+        paths = [path for path in self.model.files if path in self.model.head.files]
+        chosen = rng.sample(paths, min(len(paths), rng.randint(1, 2)))
+        if not chosen or not self._may_come_again(chosen):
+            return "no files"
+        self._commit([self.written[path] for path in chosen])
+        return f"{chosen}"
+
+    def upsert_again(self, rng: Random) -> str:
+        """The last upsert, with its deletes."""
+        if self.last_upsert is None:
+            return "no upsert"
+        files, deletes = self.last_upsert
+        live = self.table.live_equality_deletes()
+        if not all(delete.path in live for _, delete in deletes):
+            return "its deletes are gone"
+        if not self._may_come_again([file.path for file in files]):
+            return "its files are gone"
+        self._commit(files, deletes)
+        return f"{[file.path for file in files]}"
+
+    def _may_come_again(self, paths: list[str]) -> bool:
+        """Java can't read a file that is newer than its deletion vector."""
+        if not self.model.head.files.keys() >= set(paths):
+            return False
+        return self.version < 3 or not any(
+            live.referenced in paths and live.file.json["file-format"].lower() == "puffin"
+            for live in self.table.live(deletes=True)
         )
 
     def delete(self, rng: Random) -> str:
@@ -83,7 +119,8 @@ class WriterSteps(ModelledTable):
 
     def merge(self, rng: Random) -> str:
         """Visible rows replaced as Spark's MERGE does: their positions and new data files in one commit."""
-        visible = list(self.model.visible(self.model.head))
+        twice = self.model.head.live_twice
+        visible = [one for one in self.model.visible(self.model.head) if one[0] not in twice]
         if not visible:
             return "no rows"
         chosen = rng.sample(visible, min(len(visible), rng.randint(1, 5)))

@@ -114,6 +114,13 @@ def test_files_of_one_path_that_are_hit_alike_lose_their_rows(
     table.commit(*deletes(table, 2))
     result = convert(exactly, table, visible(*[(3, "y")] * 3), indexed=indexed)
     assert (refused(result), result["rows_deleted"], left(table)) == ([], 3, [])
+    # The index has one of them, which stands for all.
+    indexing = exactly.jobs.run("index", key_sets=[["id"]])
+    assert indexing.result["key_sets"][0]["files_indexed"] == (0 if indexed else 1)
+    (health,) = indexing.health["key_sets"]
+    assert (health["files_covered"], health["files_total"], health["coverage"]) == (3, 3, 1.0)
+    assert (health["entries"], health["dead_ratio"]) == (3, 0.0)
+    assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
 
 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
@@ -154,12 +161,12 @@ def test_a_path_in_two_partitions_keeps_the_deletes_of_either(
     result = convert(exactly, table, expected)
     assert refused(result) == [(of_x[0].path, "data_file_live_twice")]
     assert left(table) == [of_x[0].path]
-    # Of another file in the partition, deletes that hit none of these rows wait, too: they apply to them.
     exactly.jobs.run("index", key_sets=[["id"]])
     health = exactly.jobs.run("index", key_sets=[["id"]]).health
     assert [one["coverage"] for one in health["key_sets"]] == [1.0]
     result = convert(exactly, table, expected)
     assert [one["source"] for one in result["key_sets"]] == ["index"]
+    assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
 
 
 @VERSIONS
@@ -223,3 +230,31 @@ def test_rows_that_are_overwritten_by_themselves_need_no_delete_any_more(
     assert refused(convert(exactly, table, expected)) == []
     assert left(table) == []
     assert len(set(table.data_file_paths)) == len(table.data_file_paths)
+
+
+@VERSIONS
+def test_a_file_that_is_appended_again_while_its_deletes_are_converted_keeps_its_rows(
+    exactly: Exactness, format_version: int
+) -> None:
+    table = exactly.table(COLUMNS, format_version=format_version)
+    again, others = data(table, (1, "a"), (2, "x")), data(table, (3, "y"), (4, "z"))
+    of_others, of_again = deletes(table, 3), deletes(table, 1)
+    for files in (others, of_others, again, of_again):
+        table.commit(*files)
+    acts = [again, data(table, (5, "new"))]
+
+    def before_commit() -> None:
+        if acts:
+            table.commit(*acts.pop(0))
+
+    exactly.jobs.reporter.before_commit = before_commit
+    result = exactly.jobs.run("convert").result
+    assert acts == []
+    # Once for the file, and not for rows that nobody plans with.
+    assert [told for told in result["decisions"] if "plans again" in told] == [
+        f"The table changed while this job ran, so it plans again: Snapshot ancestry validation failed:"
+        f" {again[0].path} was added again."
+    ]
+    assert refused(result) == [(of_again[0].path, "data_file_live_twice")]
+    assert (result["commits"], left(table)) == (1, [of_again[0].path])
+    assert exactly.spark_rows(table) == visible((2, "x"), (1, "a"), (2, "x"), (4, "z"), (5, "new"))
