@@ -27,7 +27,7 @@ from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request
 
-WORKER = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
+WORKER: dict[str, Any] = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
 STRANGER = Principal("oidc", "https://issuer#other", "oidc:other", Role.WORKER)
 PLAN = AnnouncedPlan(number=0, tasks=1, location="file:///wh/db/t0")
 
@@ -64,7 +64,11 @@ def test_nobody_acts_as_a_worker_that_another_key_registered(
             assert (answer.status_code, answer.json()["type"]) == (403, "/problems/worker-not-yours")
     assigned = claimed(service, one, worker_id)
     path = f"/jobs/{assigned['job']['id']}/attempts/{assigned['attempt']}"
-    reports = {"heartbeat": {}, "address-ranges": {"rows": 1}, "finish": {"status": "succeeded"}}
+    reports: dict[str, dict[str, Any]] = {
+        "heartbeat": {},
+        "address-ranges": {"rows": 1},
+        "finish": {"status": "succeeded"},
+    }
     for is_over in (False, True):
         for call, body in reports.items():
             for stranger in (other, service.admin):
