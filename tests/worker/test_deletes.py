@@ -188,6 +188,7 @@ class TestExistingDeletes:
 
 
 position_sets = st.sets(st.integers(0, 99))
+few_positions = st.sets(st.integers(0, 4))
 
 
 class TestPlan:
@@ -221,6 +222,73 @@ class TestPlan:
         assert skipped == new | file_scoped | partition_scoped
         assert plan.rows_deleted == len(new - file_scoped - partition_scoped)
         assert bool(written) == bool(plan.rows_deleted) == bool(plan.data_files_touched)
+
+    @given(
+        st.sets(st.integers(1, 5), min_size=2),
+        st.lists(st.tuples(st.integers(1, 6), few_positions, st.booleans()), max_size=3),
+        st.lists(st.tuples(st.integers(1, 6), few_positions), max_size=4),
+        st.sampled_from([2, 3]),
+        st.sampled_from(DeleteGranularity),
+    )
+    def test_each_live_file_of_a_path_loses_what_deletes_of_it_say_or_these_stay(
+        self,
+        sequence_numbers: set[int],
+        old: list[tuple[int, set[int], bool]],
+        new: list[tuple[int, set[int]]],
+        format_version: int,
+        granularity: DeleteGranularity,
+    ) -> None:
+        """old, new: sequence numbers and positions of deletes; whether old ones name the path alone."""
+        copies = [data_file("a", seq=number) for number in sorted(sequence_numbers)]
+        scoped = {
+            delete_file(f"{n}", seq=number, referenced_data_file="a" if is_scoped else None): found
+            for n, (number, found, is_scoped) in enumerate(old)
+        }
+
+        def skipped(file: DataFile, *, but: Sequence[DeleteFile] = (), named: bool = False) -> set[int]:
+            hit = [
+                found
+                for one, found in scoped.items()
+                if one.data_sequence_number >= file.data_sequence_number
+                and one not in but
+                and (one.referenced_data_file or not named)
+            ]
+            return set().union(*hit)
+
+        existing = {
+            file: ExistingDeletes(
+                BitMap64(skipped(file)),
+                file_scoped=tuple(
+                    one
+                    for one in scoped
+                    if one.referenced_data_file and one.data_sequence_number >= file.data_sequence_number
+                ),
+                file_scoped_positions=BitMap64(skipped(file, named=True)),
+            )
+            for file in copies
+        }
+        found = {
+            file: set().union(*(at for number, at in new if number > file.data_sequence_number))
+            for file in copies
+        }
+        wanted = {file: BitMap64(at) for file, at in found.items()}
+        plan = plan_deletes(wanted, existing, format_version, granularity)
+        written = set().union(*plan.positions.values())
+        assert len(plan.positions) <= 1
+        for file in copies:
+            replaces = format_version == 3 and bool(written)
+            after = written | (set() if replaces else skipped(file, but=plan.removed))
+            assert skipped(file) <= after <= skipped(file) | found[file]
+            for number, at in new:
+                stays = any(
+                    number > one.data_file.data_sequence_number
+                    and (one.spares is None or number <= one.spares.data_sequence_number)
+                    for one in plan.unlike
+                )
+                if number > file.data_sequence_number and not stays:
+                    assert at <= after, "it may not be removed"
+        if len({frozenset(skipped(file) | found[file]) for file in copies}) == 1:
+            assert plan.unlike == (), "all are hit alike"
 
     def test_a_vector_replaces_the_old_vector_and_file_scoped_deletes(self) -> None:
         vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
