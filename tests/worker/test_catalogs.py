@@ -57,7 +57,7 @@ class TestSecrets:
         [
             ("env:NOT_SET_ANYWHERE", "property token refers to the environment variable NOT_SET_ANYWHERE"),
             ("env:ICESTREAM_API_KEY", "property token refers to a setting of Icestream itself"),
-            ("file:/no/such/file", "property token refers to the file /no/such/file.*No such file"),
+            ("file:/no/such/file", "property token refers to file:/no/such/file.*No such file"),
         ],
     )
     def test_a_reference_to_nothing_names_property_and_place(self, value: str, cause: str) -> None:
