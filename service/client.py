@@ -25,7 +25,8 @@ _WAITS_SECONDS = 1.0
 _WHERE = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."
 _ENDED = ("succeeded", "failed", "cancelled")
 
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+# What the service says may have brackets, which are no markup.
+_err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None:

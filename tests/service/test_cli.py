@@ -15,11 +15,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+import worker.main
 from service.app import prepare
 from service.cli import app
 from service.openapi import render
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.service.conftest import running
 
 COMMAND = [sys.executable, "-c", "from service.cli import main; main()"]
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
@@ -109,6 +111,58 @@ def test_a_login_link_is_made_only_where_the_service_is(
     assert "No service answers at http://127.0.0.1:1" in refusal(
         "login", "--data-dir", str(tmp_path / "data")
     )
+
+
+@pytest.mark.parametrize("command", ["migrate", "serve"])
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql+psycopg://user:password@127.0.0.1:1/name", "The control database cannot be used: "),
+        ("nonsense", "ICESTREAM_DATABASE_URL is none that can be used"),
+        ("nonsense://host/name", "ICESTREAM_DATABASE_URL is none that can be used"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_told_in_one_sentence(
+    command: str, url: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ICESTREAM_DATABASE_URL", url)
+    sentence = refusal(command)
+    assert sentence.startswith(words)
+    assert "password" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "words"),
+    [
+        (None, "", "ICESTREAM_API_KEY is not set"),
+        ("key", "http://[", "ICESTREAM_URL is http://["),
+        ("key", "nowhere", "ICESTREAM_URL is nowhere, where no service is"),
+        ("a-wrong-key", None, "ICESTREAM_API_KEY is no key of a worker at"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_sentence(
+    key: str | None,
+    url: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if key is None:
+        monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("ICESTREAM_API_KEY", key)
+    monkeypatch.setattr("worker.main.START_SECONDS", 0.0)
+    monkeypatch.setattr("worker.main.check_jars", lambda _: None)
+    with running(Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False)) as service:
+        monkeypatch.setenv("ICESTREAM_URL", service.url if url is None else url)
+        with pytest.raises(SystemExit) as ended:
+            worker.main.main()
+    assert ended.value.code == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith(words)
+    assert sentence.endswith(".")
 
 
 def test_openapi_prints_the_document() -> None:

@@ -81,6 +81,53 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     assert "None of tables is named db.t." in gone.stderr
 
 
+@pytest.mark.parametrize("name", [("db.t",), ("db", "t"), ('["db", "t"]',)])
+def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name: tuple[str, ...]) -> None:
+    given = [word for part in name for word in ("--identifier", part)]
+    table = answer(call("tables", "enroll", "--catalog", "local", *given, "-o", "json"))
+    assert table["identifier"] == ["db", "t"]
+    found = answer(call("discovery", "find-candidates", "local", "--all-tables", "-o", "json"))
+    assert [one["identifier"] for one in found["items"]] == [["db", "t"]]
+
+
+@pytest.mark.parametrize("name", ["db.t", "local.db.t", "local/db.t"])
+def test_every_call_takes_a_tables_name_wherever_it_takes_its_id(call: Call, name: str) -> None:
+    table = enroll(call)
+    known = [one for one in operations(load_document()) if any(f.name == "table_id" for f in one.fields)]
+    assert len(known) > 10
+    assert answer(call("tables", "get", name, "-o", "json"))["id"] == table["id"]
+    for one in known:
+        if one.is_stream or one.method != "GET":
+            continue
+        place = next(field.place for field in one.fields if field.name == "table_id")
+        if any(field.place == "path" and field.name != "table_id" for field in one.fields):
+            continue  # of a webhook, which there is none of
+        told = call(one.group, one.name, *(["--table-id"] if place == "query" else []), name)
+        assert "is named" not in told.stderr, told.output
+        assert "(404)" not in told.stderr or one.group == "health", told.output
+    standard = ("--level", "table", "--policy", "standard")
+    assert call("policies", "attach", "--table-id", name, *standard).exit_code == 0
+
+
+def test_a_name_that_several_tables_have_is_told_with_their_ids(
+    call: Call, service: Running, iceberg: IcebergCatalog
+) -> None:
+    one = enroll(call)
+    wrong = {"name": "second", "type": "sql", "properties": iceberg.properties}
+    assert service.admin.post("/catalogs", json=wrong).status_code == 201
+    elsewhere = call("tables", "enroll", "--catalog", "second", "--identifier", "db.t")
+    assert "[namespace, ..., table]" in " ".join(elsewhere.stderr.split()), "brackets are no markup"
+    properties = {**iceberg.properties, "catalog_name": "local"}
+    assert call("catalogs", "update", "second", "--properties", json.dumps(properties)).exit_code == 0
+    assert call("tables", "enroll", "--catalog", "second", "--identifier", "db.t").exit_code == 0
+    several = call("tables", "get", "db.t")
+    assert several.exit_code == 1
+    words = " ".join(several.stderr.split())
+    assert "2 of tables are named db.t." in words
+    assert f"{one['id']} is db.t of catalog local on branch main" in words
+    assert answer(call("tables", "get", "second.db.t", "-o", "json"))["catalog"] == "second"
+
+
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.client._WAITS_SECONDS", 0.01)
     table = enroll(call)

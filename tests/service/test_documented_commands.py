@@ -1,0 +1,53 @@
+"""Every command that a document shows, as it stands there, against the service itself."""
+
+import base64
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import app
+from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.test_documents import commands
+
+pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
+Run = Callable[..., Result]
+PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "login", "openapi", "--install-completion")
+"""What is no call of the API; tests/service/test_cli.py starts them."""
+ENDLESS = ("jobs follow-events",)
+
+
+@pytest.fixture
+def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the documents' placeholders stand for, in a service that knows a table and more."""
+    monkeypatch.setenv("ICESTREAM_URL", service.url)
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("WEBHOOK_ON_CALL", "whsec_" + base64.b64encode(bytes(32)).decode())
+    catalog = IcebergCatalog(tmp_path, "lake")
+    service.register(catalog)
+    for name in ("shop.orders", "shop.items"):
+        catalog.create(name)
+    table = service.enroll("shop.items", catalog="lake")
+    job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
+    service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+    # A webhook's name does for its id.
+    return {"TABLE_ID": table["id"], "JOB_ID": job["id"], "WEBHOOK_ID": "on-call"}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_each_call_that_a_document_shows_does_what_it_says(lake: dict[str, str]) -> None:
+    shown = [one for one in commands() if not one.startswith((*PROGRAMS, *ENDLESS))]
+    assert len(shown) > 10
+    # What others need is made first, and a table is deleted after everything else.
+    for command in sorted(shown, key=lambda one: ("delete " in one) - ("enroll" in one or "create" in one)):
+        words = [lake.get(word, word) for word in shlex.split(command, comments=True)]
+        result = run(*words)
+        # The job that was waited for was cancelled.
+        expected = 1 if command.startswith("jobs wait") else 0
+        assert result.exit_code == expected, f"{command}: {result.output}"
