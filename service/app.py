@@ -33,6 +33,7 @@ from service.auth.tries import Tries
 from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.turns import CatalogTurns
 from service.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
 from service.documentation import router as documentation_router
@@ -113,6 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
         if settings.background:
             background.start()
         yield
+        app.state.catalog_turns.stop()
         background.stop()
         app.state.catalogs.close()
         database.dispose()
@@ -140,6 +142,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
+    app.state.catalog_turns = CatalogTurns(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None

@@ -5,6 +5,9 @@ A deferred transaction that turns into a writer fails at once when another one w
 busy timeout helps there.
 """
 
+import os
+import socket
+import sys
 import threading
 import time
 import uuid
@@ -13,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import anyio
 import psycopg
@@ -48,6 +51,7 @@ from sqlmodel import Session
 from service import private_files
 from service.control_database import files_of
 from service.errors import DatabaseError, StartError, is_database_trouble
+from trust.bounds import ANSWER_BYTES, LimitExceededError, check_size, check_time, holding
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only for INTEGER keys.
@@ -234,22 +238,64 @@ class _AnsweredConnection(psycopg.Connection[Any]):
 
     answer_seconds: float | None = None
     """None: waits for ever."""
+    is_bounded = False
+    """Whether its answers are those of a catalog, which are held to trust.bounds."""
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         seconds = timeout or self.answer_seconds
         try:
+            if self.is_bounded:
+                return self._wait_within_bounds(gen, interval, seconds)
             return super().wait(gen, interval, seconds)
         except psycopg.errors._WaitTimeout:
             self.close()
             raise psycopg.OperationalError(f"the server did not answer within {seconds:.0f} s") from None
 
+    def _wait_within_bounds(self, gen: PQGen[T], interval: float, seconds: float | None) -> T:
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as connection, holding(connection):
+            before = _received_bytes(connection)
 
-def bound_waiting(engine: Engine, answer_seconds: float) -> None:
-    """Let no statement wait for PostgreSQL for longer than this, whatever its server or the network does."""
+            def counted() -> PQGen[T]:
+                """libpq keeps what it receives, however much that is."""
+                wanted = next(gen)
+                while True:
+                    try:
+                        wanted = gen.send((yield wanted))
+                    except StopIteration as end:
+                        return cast("T", end.value)
+                    received = _received_bytes(connection) - before
+                    check_size(received, ANSWER_BYTES, "An answer of the catalog's database")
+
+            try:
+                return super().wait(counted(), interval, seconds)
+            except LimitExceededError:
+                self.close()
+                raise
+            except psycopg.OperationalError:
+                check_time()  # rather than that its connection was cut
+                raise
+
+
+_BYTES_RECEIVED = slice(128, 136)
+"""In Linux's struct tcp_info."""
+
+
+def _received_bytes(connection: socket.socket) -> int:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+        return 0
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.stop)
+    return int.from_bytes(told[_BYTES_RECEIVED], sys.byteorder)
+
+
+def bound_waiting(engine: Engine, answer_seconds: float, *, is_bounded: bool = False) -> None:
+    """Let no statement wait for PostgreSQL for longer than this, whatever its server or the network does.
+
+    is_bounded: the database is a catalog's, whose answers are held to trust.bounds.
+    """
 
     def connect(_dialect: Dialect, _record: Any, arguments: list[str], options: dict[str, Any]) -> Any:
         connection = _AnsweredConnection.connect(*arguments, **{**_TCP, **options})
-        connection.answer_seconds = answer_seconds
+        connection.answer_seconds, connection.is_bounded = answer_seconds, is_bounded
         return connection
 
     if engine.dialect.name == "postgresql" and engine.dialect.driver == "psycopg":

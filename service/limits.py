@@ -1,26 +1,18 @@
 """How large and how deep a request's body may be: nobody makes the service hold more than it was meant to."""
 
 import re
-from array import array
-from itertools import accumulate
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import IcestreamError, InvalidError, problem_response
+from trust.bounds import is_deeper
 
 MAX_BODY_BYTES = 1024**2
 MAX_BODY_DEPTH = 64
 """Objects and lists within each other, in JSON."""
 MAX_REPORT_BYTES = 64 * 1024**2
 """Of a worker's report, which may name many files."""
-# Also one that never ends: it must not be looked for again at each of its quotes.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+["\\]?', re.DOTALL)
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Into a level, and out of it: 1 and -1 as signed bytes."""
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_AT_ONCE = 65_536
-"""Brackets: other threads run in between."""
 _REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
 
 
@@ -29,14 +21,7 @@ def check_depth(body: bytes) -> None:
 
     Only brackets are looked at, without parsing: it must be cheap whatever the body is.
     """
-    depth = 0
-    steps = _STRING.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
-    for begin in range(0, len(steps), _AT_ONCE):
-        depths = list(accumulate(array("b", steps[begin : begin + _AT_ONCE]), initial=depth))
-        if max(depths) > MAX_BODY_DEPTH:
-            break
-        depth = depths[-1]
-    else:
+    if not is_deeper(body, MAX_BODY_DEPTH):
         return
     raise InvalidError(
         "body-too-deep",

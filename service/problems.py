@@ -75,6 +75,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The Iceberg table has no branch of that name, or not any more.",
         "Name one of the branches in `detail`, or leave `branch` out for main.",
     ),
+    "catalog-busy": ProblemType(
+        (503,),
+        "Too many requests wait for catalogs",
+        "A few requests may wait for one catalog at a time, and some more for all of them.",
+        "Send the request again after the seconds that Retry-After names.",
+    ),
     "catalog-exists": ProblemType(
         (409,),
         "There is a catalog of that name already",
@@ -86,6 +92,14 @@ PROBLEMS: dict[str, ProblemType] = {
         "Tables of this catalog are enrolled",
         "A catalog stays as long as tables are enrolled from it.",
         "DELETE the tables named in `detail` first.",
+    ),
+    "catalog-limit-exceeded": ProblemType(
+        (502,),
+        "The catalog answers with more than is taken of it",
+        "An answer, a list or a metadata file goes beyond a bound; `detail` names it. It was not read to its "
+        "end.",
+        "Expire snapshots of a table whose metadata is too large; look at one namespace of a catalog with "
+        "too many tables. docs/security.md has the bounds.",
     ),
     "catalog-not-found": ProblemType(
         (404, 422),
@@ -99,6 +113,14 @@ PROBLEMS: dict[str, ProblemType] = {
         "A REST catalog answered with a redirect, another `uri` or another store's endpoint, where "
         "credentials would go too. They are sent to no host that the record does not name.",
         "If that is where the catalog or its store is, give it as `uri` or as the endpoint in the record.",
+    ),
+    "catalog-too-slow": ProblemType(
+        (502,),
+        "The catalog took too long",
+        "Each of its answers may have come in time, but not all that was asked of it; so many seconds are "
+        "given to a request in all.",
+        "Look at the catalog's own log for what is slow. The time is four times "
+        "ICESTREAM_CATALOG_TIMEOUT_SECONDS.",
     ),
     "catalog-unreachable": ProblemType(
         (502,),

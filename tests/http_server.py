@@ -19,6 +19,8 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_seconds: float = 0
+    encoding: str = "utf-8"
+    """Of the body."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
             answer = found if isinstance(found, Answer) else found(Request(headers, sent))
             time.sleep(answer.delay_seconds)
             is_text = isinstance(answer.body, str)
-            body = (answer.body if is_text else json.dumps(answer.body)).encode()
+            body = (answer.body if is_text else json.dumps(answer.body)).encode(answer.encoding)
             self.send_response(answer.status)
             given = {"content-type": "text/html" if is_text else "application/json"} | dict(answer.headers)
             for name, value in given.items():

@@ -18,7 +18,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
 
 from py4j.java_gateway import JavaClass, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
@@ -27,6 +28,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index, of_tables
+from trust.bounds import LimitExceededError
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
@@ -119,7 +121,7 @@ def load_table(
     before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
     catalog may lead to; any by default. slot: of the job that asks.
     Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
-    StoreNotSupportedError, TableNotFoundError, or MemoryError.
+    LimitExceededError, StoreNotSupportedError, TableNotFoundError, or MemoryError.
     """
     reach = reach or Reach()
     properties = of_tables(properties)
@@ -131,6 +133,8 @@ def load_table(
     if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
         check_location(path)
     settings = java_properties(catalog_type, properties)
+    if catalog_type == "sql":
+        _check_database(name, properties["uri"])
     dotted = ".".join(identifier)
     gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
     if gateway is not None:
@@ -179,12 +183,22 @@ def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> 
 def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
     try:
         return open_gateway(name, tuple(sorted(properties.items())), reach, slot)
-    except (HostNotAllowedError, SentElsewhereError, MemoryError):
+    except (HostNotAllowedError, SentElsewhereError, LimitExceededError, MemoryError):
         raise
     except Exception as error:
         raise CatalogUnreachableError(
             f"Catalog {name} could not open table {table}: {words_of(error)}"
         ) from None
+
+
+def _check_database(name: str, uri: str) -> None:
+    """Raises CatalogUnreachableError for a file that is not there."""
+    path = sqlite_path(uri)
+    if path is not None and not Path(path).is_file():
+        raise CatalogUnreachableError(
+            f"The database of catalog {name}, {path}, is not there: mount the disk that it lies on, or put "
+            "the file back where it was. None is made in its place."
+        )
 
 
 def _metadata_location(
@@ -355,15 +369,20 @@ def _name_azure_account(java: dict[str, str]) -> None:
                 raise CatalogUnreachableError(f"{error}.") from None
 
 
+_READ_AND_WRITE = "2"
+"""Of SQLite's flags to open a file, without the one that creates it."""
 _TIMEOUTS = {"socketTimeout": "60", "connectTimeout": "10", "tcpKeepAlive": "true"}  # seconds
 
 
 def _jdbc_properties(uri: str) -> dict[str, str]:
     """A SQLAlchemy address as JDBC's; user and password become properties, so that no message shows them."""
-    jdbc = {"jdbc.schema-version": "V1"}
+    # A database without the tables of a catalog is another one, or one that lost them.
+    jdbc = {"jdbc.schema-version": "V1", "jdbc.init-catalog-tables": "false"}
     if (path := sqlite_path(uri)) is not None:
-        # Writers of the embedded catalog wait for each other rather than fail.
-        return jdbc | {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": "60000"}
+        # Neither the driver nor SQLite makes a file that is named like this. Writers of the embedded catalog
+        # wait for each other rather than fail.
+        uri = f"jdbc:sqlite:file:{quote(path)}?mode=rw"
+        return jdbc | {"uri": uri, "jdbc.busy_timeout": "60000", "jdbc.open_mode": _READ_AND_WRITE}
     parts = urlsplit(uri)
     dialect = parts.scheme.partition("+")[0]
     if dialect in ("postgresql", "postgres") and parts.hostname:

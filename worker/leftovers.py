@@ -19,12 +19,13 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
+from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROPERTIES
 from worker.control_plane import AnnouncedPlan, AttemptId, Leftovers
 from worker.deletes import DeleteFileLocations, delete_files, written_files
 from worker.job import Job, JobError, PinnedTable, pin_table
 from worker.manifests import UnsupportedTableError, delete_files_of_all_snapshots
-from worker.storage import LocationNotAllowedError, Storage
+from worker.storage import Storage
 
 _NAMES_AT_MOST = 1_000_000
 _LOG_AT_MOST = 100  # as many as Iceberg keeps

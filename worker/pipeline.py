@@ -9,6 +9,7 @@ from collections.abc import Callable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from trust.bounds import LimitExceededError, OutOfTimeError
 from trust.locations import LocationNotAllowedError
 from trust.rest_answers import SentElsewhereError
 from worker.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
@@ -87,6 +88,14 @@ def run_job(
     except SentElsewhereError as error:
         raise JobError(
             "catalog_redirects", "The catalog sends callers elsewhere", error.detail, error.remedy
+        ) from error
+    except LimitExceededError as error:
+        raise JobError(
+            "catalog_limit_exceeded",
+            "The catalog answers with more than is taken of it",
+            str(error),
+            error.remedy,
+            retryable=isinstance(error, OutOfTimeError),
         ) from error
     except Exception as error:
         if isinstance(error, JobError | JobCancelledError | StaleAttemptError | ControlPlaneError):

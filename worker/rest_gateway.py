@@ -24,10 +24,11 @@ from pydantic import ValidationError
 from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
+from trust.bounded_http import BoundedConnection, BoundedSecureConnection
+from trust.bounds import Budget, LimitExceededError
 from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
 from worker.reach import HostNotAllowedError, Reach
 from worker.redaction import Redaction
@@ -36,6 +37,8 @@ from worker.slots import ALONE, Slot
 _REACH = "icestream.reach"
 """The property that hands the catalog its limits."""
 _CONNECT_MS, _READ_MS = 10_000, 60_000
+_ANSWER_SECONDS = 300.0
+"""Until the last byte of an answer, however many come before."""
 # What this side says to the catalog, and Java need not.
 _OURS = ("uri", "token", "credential", "oauth2-server-uri", "scope", "audience", "resource")
 _OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.")
@@ -92,6 +95,10 @@ class RestGateway:
         takes so. It asks again when a question was answered with 500, and not with 403.
         """
         self.refusal = None
+        with Budget(_ANSWER_SECONDS):
+            return self._ask(method, path, headers, body)
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         base = self._given_uri if path.partition("?")[0] == "v1/config" else self._catalog.uri
         send = partial(
             self._catalog._session.request, method, f"{base.rstrip('/')}/{path}", headers=headers, data=body
@@ -101,7 +108,7 @@ class RestGateway:
             if answer.status_code in _EXPIRED:
                 self._catalog._refresh_token()
                 answer = send()
-        except (HostNotAllowedError, SentElsewhereError, UnreadableAnswerError) as error:
+        except (HostNotAllowedError, SentElsewhereError, UnreadableAnswerError, LimitExceededError) as error:
             self.refusal = None if isinstance(error, UnreadableAnswerError) else error
             return _error(403 if method in ("GET", "HEAD") else 500, error)
         except (RequestException, OSError) as error:
@@ -204,7 +211,7 @@ def _guard(adapter: Any, reach: Reach) -> None:
     if not isinstance(adapter, HTTPAdapter):
         return
 
-    class Pinned(HTTPConnection):
+    class Pinned(BoundedConnection):
         def _new_conn(self) -> Any:
             # Certificates and headers go by the name.
             name = self._dns_host
@@ -218,7 +225,7 @@ def _guard(adapter: Any, reach: Reach) -> None:
             finally:
                 self._dns_host = name
 
-    class PinnedSecure(Pinned, HTTPSConnection):
+    class PinnedSecure(Pinned, BoundedSecureConnection):
         pass
 
     adapter.poolmanager.pool_classes_by_scheme = {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -31,15 +32,23 @@ from requests.exceptions import Timeout
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from service.catalogs import iceberg
+from service.catalogs import iceberg, sqlite
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.iceberg import TableSource, name_inside, open_source, redact
+from service.catalogs.iceberg import (
+    DATABASE_REMEDY,
+    TableSource,
+    limit_of,
+    name_inside,
+    open_source,
+    redact,
+)
 from service.catalogs.models import Catalog, CatalogCheck, CatalogType, CheckStep, StepName
 from service.catalogs.reach import addresses_of
 from service.errors import IcestreamError
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_index
+from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location
 
 _CONNECT_SECONDS = 5.0
@@ -81,6 +90,10 @@ class CatalogProbe:
 
     def run(self) -> CatalogCheck:
         """Take every step. Slow: call it outside any transaction."""
+        with working(iceberg.budget_seconds(self._settings)):
+            return self._run()
+
+    def _run(self) -> CatalogCheck:
         started = time.monotonic()
         try:
             self._step("secrets", self._resolve)
@@ -182,7 +195,7 @@ class CatalogProbe:
             context = ssl.create_default_context(
                 cafile=os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
             )
-            with self._connection(key, host, port) as connection:
+            with self._connection(key, host, port) as connection, holding(connection):
                 try:
                     with context.wrap_socket(connection, server_hostname=host) as secure:
                         said.append(f"{host} shows a valid certificate ({secure.version()}).")
@@ -213,7 +226,9 @@ class CatalogProbe:
         assert source is not None
         self._seen.namespaces = source.namespaces()
         self._seen.tables = list(
-            chain.from_iterable(map(source.tables, self._seen.namespaces[:_LISTED_NAMESPACES]))
+            checked_names(
+                chain.from_iterable(map(source.tables, self._seen.namespaces[:_LISTED_NAMESPACES])), "tables"
+            )
         )
         more = "at least " if len(self._seen.namespaces) > _LISTED_NAMESPACES else ""
         return (
@@ -259,8 +274,8 @@ class CatalogProbe:
         try:
             scheme, netloc, path = io.parse_location(location, io.properties)
             filesystem = io.fs_by_scheme(scheme, netloc)
-            if parse_location(place).is_local:
-                filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            if (at := parse_location(place)).is_local:
+                return self._look_at_local_index_warehouse(Path(at.path))
             with filesystem.open_output_stream(path) as sink:
                 sink.write(b"icestream")
             filesystem.delete_file(path)
@@ -274,6 +289,18 @@ class CatalogProbe:
                 else cause.remedy,
             ) from None
         return f"Files can be written to {place} and deleted."
+
+    def _look_at_local_index_warehouse(self, folder: Path) -> str:
+        """Writes nothing: where a disk is not mounted, a file or a folder would lie below it."""
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise StepFailed(
+                f"The index warehouse {folder} cannot be written to: this user may not write to {existing}.",
+                "Let the service and the workers write there, or set another index_warehouse on the catalog.",
+            )
+        if existing == folder:
+            return f"Files can be written to {folder}."
+        return f"{folder} does not exist yet; the first job that indexes makes it in {existing}."
 
     def _verdict(self, seconds: float) -> CatalogCheck:
         by_name = {step.name: step for step in self._steps}
@@ -378,6 +405,10 @@ def explain(catalog: Catalog, error: Exception) -> StepFailed:
     """Words for what PyIceberg and its drivers raise, without the secrets that their messages may contain."""
     said = redact(" ".join(str(getattr(error, "orig", None) or error).split()), catalog)[:400]
     lowered = said.lower()
+    if (limit := limit_of(error)) is not None:
+        return StepFailed(redact(str(limit), catalog), limit.remedy)
+    if isinstance(error, sqlite.DatabaseMissingError):
+        return StepFailed(f"{said[0].upper()}{said[1:]}.", DATABASE_REMEDY)
     if isinstance(error, UnauthorizedError | OAuthError | AuthorizationExpiredError):
         return StepFailed(
             f"The catalog refuses the credentials: {said}",

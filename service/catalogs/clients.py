@@ -6,43 +6,69 @@ anywhere. None of that gets through: `trust.rest_answers` says what does.
 And it waits for ever: a server that accepts connections and never answers would keep a thread for good.
 """
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from pyiceberg.catalog import ICEBERG, TABLE_TYPE
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
-from pyiceberg.catalog.rest import _RETRY_ARGS, Endpoints, RestCatalog, TableResponse
+from pyiceberg.catalog.rest import (
+    _RETRY_ARGS,
+    PAGE_SIZE,
+    Endpoints,
+    ListNamespaceResponse,
+    ListTablesResponse,
+    RestCatalog,
+    TableResponse,
+)
 from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
+from pyiceberg.utils.properties import property_as_int
 from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy import Engine, NullPool, create_engine
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from tenacity import retry
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
+from service.catalogs import sqlite
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import CatalogType
 from service.catalogs.reach import addresses_of
 from service.database import bound_waiting
 from service.errors import UnreachableError
 from service.settings import Settings
+from trust.bounded_http import BoundedConnection, BoundedSecureConnection
+from trust.bounds import (
+    ANSWER_BYTES,
+    JSON_CONTAINERS,
+    LimitExceededError,
+    Pages,
+    check_size,
+    check_time,
+    checked_names,
+    holding,
+)
 from trust.locations import sqlite_path
 from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
+_LOCK_SECONDS = 5
 # What libpq knows of those that a record may have; the others are JDBC's.
 _LIBPQ = frozenset(("sslmode", "connect_timeout", "application_name"))
 _GLUE_RETRIES = 3
+_HIVE_TABLES = 500
+"""Asked for in one call."""
+_PART_BYTES = 1024**2
+_Page = TypeVar("_Page", ListNamespaceResponse, ListTablesResponse)
 
 
 class _Guarded:
@@ -129,6 +155,38 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
             self,
         )
 
+    def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        parent = self.identifier_to_tuple(namespace)
+        params = {"parent": self._encode_namespace_path(parent)} if parent else {}
+        pages = self._pages(self.url(Endpoints.list_namespaces), params, ListNamespaceResponse)
+        return list(checked_names((name for page in pages for name in page.namespaces), "namespaces"))
+
+    def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+        path = self._encode_namespace_path(self._check_valid_namespace_identifier(namespace))
+        pages = self._pages(self.url(Endpoints.list_tables, namespace=path), {}, ListTablesResponse)
+        named = ((*one.namespace, one.name) for page in pages for one in page.identifiers)
+        return list(checked_names(named, "tables"))
+
+    def _pages(self, url: str, params: dict[str, str], answer: type[_Page]) -> Iterator[_Page]:
+        """Those of a list. PyIceberg goes from page to page as long as there is a next one."""
+        if size := property_as_int(self.properties, PAGE_SIZE, None):
+            params["pageSize"] = str(size)
+        pages = Pages()
+        page = self._page(url, params, answer)
+        yield page
+        while pages.follow(page.next_page_token):
+            page = self._page(url, params | {"pageToken": str(page.next_page_token)}, answer)
+            yield page
+
+    @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]
+    def _page(self, url: str, params: dict[str, str], answer: type[_Page]) -> _Page:
+        response = self._session.get(url, params=params)
+        try:
+            response.raise_for_status()
+        except HTTPError as error:
+            _handle_non_200_response(error, {404: NoSuchNamespaceError})
+        return answer.model_validate_json(response.text)
+
 
 def open_catalog(
     settings: Settings, kind: CatalogType, name: str, properties: Mapping[str, str]
@@ -146,19 +204,69 @@ def open_catalog(
 
 def open_engine(settings: Settings, uri: str) -> Engine:
     """For the database of a sql catalog; keeps no connection open."""
+    if (path := sqlite_path(uri)) is not None:
+        seconds = float(str(make_url(uri).query.get("timeout", _LOCK_SECONDS)))
+        return create_engine("sqlite://", creator=partial(sqlite.connect, path, seconds), poolclass=NullPool)
     engine = create_engine(_database_url(settings, uri), poolclass=NullPool)
-    bound_waiting(engine, settings.catalog_timeout_seconds)
+    bound_waiting(engine, settings.catalog_timeout_seconds, is_bounded=True)
     return engine
 
 
 def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIcebergCatalog:
+    from hive_metastore.ThriftHiveMetastore import Client
     from pyiceberg.catalog.hive import HiveCatalog, _HiveClient
+    from thrift.protocol import TBinaryProtocol
     from thrift.transport import TSocket, TTransport
+
+    class BoundedSocket(TSocket.TSocket):  # type: ignore[misc]  # it has no types
+        """An answer is what comes between two requests."""
+
+        def __init__(self, host: str | None, port: int | None) -> None:
+            super().__init__(host, port)
+            self._held = ExitStack()
+            self._received_bytes = 0
+
+        def open(self) -> None:
+            super().open()
+            self._held.enter_context(holding(self.handle))
+
+        def close(self) -> None:
+            self._held.close()
+            super().close()
+
+        def write(self, sent: bytes) -> None:
+            self._received_bytes = 0
+            super().write(sent)
+
+        def read(self, most_bytes: int) -> bytes:
+            try:
+                received: bytes = super().read(min(most_bytes, _PART_BYTES))
+            finally:
+                check_time()  # rather than that its connection was cut
+            self._received_bytes += len(received)
+            check_size(self._received_bytes, ANSWER_BYTES, "An answer of the metastore")
+            return received
+
+    class BoundedProtocol(TBinaryProtocol.TBinaryProtocol):  # type: ignore[misc]
+        """Counts what lists and maps hold: objects of one byte each would take hundreds in memory."""
+
+        def readMessageBegin(self) -> Any:  # noqa: N802
+            self._elements = 0
+            return super().readMessageBegin()
+
+        def _check_container_length(self, length: int) -> None:
+            super()._check_container_length(length)
+            self._elements += length
+            if self._elements > JSON_CONTAINERS:
+                raise LimitExceededError(
+                    f"An answer of the metastore has more than {JSON_CONTAINERS:,} elements.",
+                    "Ask who runs the metastore.",
+                )
 
     class BoundedClient(_HiveClient):
         def _init_thrift_transport(self) -> TTransport:
             address = urlsplit(self._uri)
-            socket = TSocket.TSocket(address.hostname, address.port)
+            socket = BoundedSocket(address.hostname, address.port)
             socket.setTimeout(settings.catalog_timeout_seconds * 1000)
             if self._kerberos_auth:
                 return TTransport.TSaslClientTransport(
@@ -166,12 +274,30 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
                 )
             return TTransport.TBufferedTransport(socket)
 
+        def _client(self) -> Client:
+            client = Client(BoundedProtocol(self._transport, string_length_limit=ANSWER_BYTES))
+            if self._ugi:
+                client.set_ugi(*self._ugi)
+            return client
+
     class GuardedHiveCatalog(_Guarded, HiveCatalog):
         @staticmethod
         def _create_hive_client(properties: dict[str, str]) -> _HiveClient:
             made = HiveCatalog._create_hive_client(properties)
             ugi = ":".join(made._ugi) if made._ugi else None
             return BoundedClient(made._uri, ugi, made._kerberos_auth, made._kerberos_service_name)
+
+        def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+            database = self.identifier_to_database(namespace, NoSuchNamespaceError)
+            found: list[tuple[str, ...]] = []
+            with self._client as client:
+                names = client.get_all_tables(db_name=database)
+                for start in range(0, len(names), _HIVE_TABLES):
+                    some = names[start : start + _HIVE_TABLES]
+                    for one in client.get_table_objects_by_name(dbname=database, tbl_names=some):
+                        if (one.parameters or {}).get(TABLE_TYPE, "").lower() == ICEBERG:
+                            found.append((database, one.tableName))
+            return found
 
         @property
         def _client(self) -> _HiveClient:
@@ -191,20 +317,60 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
     from pyiceberg.catalog.glue import GLUE_MAX_RETRIES, GlueCatalog
 
     class GuardedGlueCatalog(_Guarded, GlueCatalog):
-        pass
+        def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+            if namespace:
+                return []  # they know no levels
+            found = self._listed(self.glue.get_databases, "DatabaseList")
+            return list(checked_names(((one["Name"],) for one in found), "namespaces"))
+
+        def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+            database = self.identifier_to_database(namespace, NoSuchNamespaceError)
+            found = self._listed(partial(self.glue.get_tables, DatabaseName=database), "TableList")
+            try:
+                named = ((database, one["Name"]) for one in found if _is_iceberg_table(one))
+                return list(checked_names(named, "tables"))
+            except self.glue.exceptions.EntityNotFoundException as error:
+                raise NoSuchNamespaceError(f"Database does not exist: {database}") from error
+
+        def _listed(self, ask: Callable[..., Any], key: str) -> Iterator[Any]:
+            pages = Pages()
+            page = ask()
+            yield from page[key]
+            while pages.follow(token := page.get("NextToken")):
+                page = ask(NextToken=token)
+                yield from page[key]
 
     session = botocore.session.get_session()
     timeouts = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=settings.catalog_timeout_seconds)
     session.set_default_client_config(timeouts)
     # A record has text, of which botocore makes no number.
     retries = int(given.get(GLUE_MAX_RETRIES, _GLUE_RETRIES))
-    return GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
+    opened = GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
+    opened.glue._endpoint.http_session._manager.pool_classes_by_scheme = _bounded_aws_pools()
+    return opened
 
 
-def _database_url(settings: Settings, uri: str) -> str | URL:
+def _is_iceberg_table(glue_table: Any) -> bool:
+    return str((glue_table.get("Parameters") or {}).get(TABLE_TYPE, "")).lower() == ICEBERG
+
+
+def _bounded_aws_pools() -> dict[str, type[HTTPConnectionPool]]:
+    from botocore.awsrequest import AWSHTTPConnection, AWSHTTPSConnection
+
+    class Plain(BoundedConnection, AWSHTTPConnection):  # type: ignore[misc]  # it has no types
+        pass
+
+    class Secure(BoundedSecureConnection, AWSHTTPSConnection):  # type: ignore[misc]
+        pass
+
+    return {
+        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Plain}),
+        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": Secure}),
+    }
+
+
+def _database_url(settings: Settings, uri: str) -> str:
     """A database's address for SQLAlchemy: by what was checked, and with no endless wait."""
-    if (path := sqlite_path(uri)) is not None:
-        return URL.create("sqlite", database=path, query=make_url(uri).query)
     url = make_url(uri)
     if url.get_backend_name() != "postgresql" or not url.host:
         return uri
@@ -232,7 +398,7 @@ def _guard(adapter: Any, settings: Settings) -> None:
     if not isinstance(adapter, HTTPAdapter):
         return
 
-    class Pinned(HTTPConnection):
+    class Pinned(BoundedConnection):
         def _new_conn(self) -> Any:
             # Certificates and headers go by the name.
             name = self._dns_host
@@ -246,7 +412,7 @@ def _guard(adapter: Any, settings: Settings) -> None:
             finally:
                 self._dns_host = name
 
-    class PinnedSecure(Pinned, HTTPSConnection):
+    class PinnedSecure(Pinned, BoundedSecureConnection):
         pass
 
     adapter.poolmanager.pool_classes_by_scheme = {

@@ -8,6 +8,7 @@ from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
+from service.catalogs.turns import waits_for_catalog
 from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.messages import CatalogId
@@ -86,7 +87,9 @@ def delete_catalog(
 
 
 @router.post("/{catalog_id}/check")
+@waits_for_catalog(lambda given: str(given["catalog_id"]))
 def check_catalog(
+    request: Request,  # noqa: ARG001 - whose end is waited for
     database: CurrentDatabase,
     settings: CurrentSettings,
     catalogs: OpenCatalogs,

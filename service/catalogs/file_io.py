@@ -1,18 +1,97 @@
 """How PyIceberg opens the files that a location names, and only those that the operator allows."""
 
+import bz2
+import io
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from pyiceberg.io import InputFile, OutputFile
+import zstandard
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.io import InputFile, InputStream, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.typedef import EMPTY_DICT
 
 from service.catalogs.reach import check_file_io, check_location
 from service.settings import Settings
 from stores.file_io import LocationFileIO
+from trust.bounds import (
+    ANSWER_BYTES,
+    LimitExceededError,
+    check_json,
+    check_size,
+    check_time,
+    read_bounded,
+    unpacked,
+)
 
 SETTINGS = "icestream.settings"
 """The property that hands GuardedFileIO the service's settings."""
+
+
+_ENTRIES = 500_000
+"""Of one manifest: each takes some thousand bytes in memory, also where it takes one in the file."""
+_AVRO = b"Obj\x01"
+_SYNC_BYTES = 16
+
+
+class _BoundedFile(PyArrowFile):
+    """A metadata file or a manifest, taken whole if it is within the bounds of `trust.bounds`."""
+
+    def open(self, seekable: bool = True) -> InputStream:
+        what = f"The file {self.location}"
+        with super().open(seekable) as source:
+            content = source.read(ANSWER_BYTES + 1)
+        check_size(len(content), ANSWER_BYTES, what)
+        if content.startswith(_AVRO):
+            _check_avro(content, what)
+        elif self.location.endswith(".gz.metadata.json"):  # as PyIceberg tells them
+            check_json(unpacked(content, what), what)
+        else:
+            check_json(content, what)
+        return io.BytesIO(content)
+
+
+def _check_avro(content: bytes, what: str) -> None:
+    """Raise LimitExceededError for blocks that unpack to too much, or tell of too many entries."""
+    file: AvroFile[Any] = AvroFile(None)  # type: ignore[arg-type]
+    file.decoder = decoder = new_decoder(content)
+    codec = file._read_header().meta.get("avro.codec", "null")
+    entries = size = 0
+    while decoder.tell() < len(content) and (found := decoder.read_int()) > 0:
+        check_time()
+        block = decoder.read_bytes()
+        entries += found
+        size += _unpacked_bytes(codec, block, what)
+        check_size(size, ANSWER_BYTES, f"{what}, unpacked,")
+        if entries > _ENTRIES:
+            raise LimitExceededError(
+                f"{what} tells of more than {_ENTRIES:,} entries.",
+                "Rewrite the manifests of the table (rewrite_manifests).",
+            )
+        decoder.skip(_SYNC_BYTES)
+
+
+def _unpacked_bytes(codec: str, block: bytes, what: str) -> int:
+    """How many bytes a block unpacks to, or one more than is taken."""
+    most = ANSWER_BYTES + 1
+    if codec == "deflate":
+        return len(zlib.decompressobj(-zlib.MAX_WBITS).decompress(block, most))
+    if codec == "bzip2":
+        return len(bz2.BZ2Decompressor().decompress(block, most))
+    if codec == "zstandard":
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(block)) as source:
+            return len(read_bounded(source, ANSWER_BYTES, f"{what}, unpacked,"))
+    if codec == "snappy":  # it begins with its length
+        told, shift = 0, 0
+        for byte in block[:5]:
+            told |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        return told
+    return len(block)
 
 
 class GuardedFileIO(LocationFileIO):
@@ -32,7 +111,9 @@ class GuardedFileIO(LocationFileIO):
 
     def new_input(self, location: str) -> PyArrowFile:
         self.check(location)
-        return super().new_input(location)
+        check_time()
+        found = super().new_input(location)
+        return _BoundedFile(found.location, found._path, found._filesystem, found._buffer_size)
 
     def new_output(self, location: str) -> PyArrowFile:
         self.check(location)

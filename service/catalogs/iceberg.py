@@ -7,10 +7,10 @@ texts say what was tried and what to do.
 import difflib
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +24,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
 from sqlalchemy import inspect, select
 
+from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.heads import Heads, Identifier, heads_reader
@@ -34,12 +35,23 @@ from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_tables
-from trust.locations import sqlite_path
+from trust.bounds import (
+    LimitExceededError,
+    OutOfTimeError,
+    check_time,
+    checked_names,
+    working,
+)
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000
 # A server may repeat the token that it was sent.
 _BEARER = re.compile(r"\b(bearer) [^\s\"'<>,;]+", re.IGNORECASE)
+_LONGEST_CAUSE = 500
+DATABASE_REMEDY = (
+    "Mount the disk that it lies on, or put the file back where it was; if it has moved for good, change "
+    "`uri`. None is made in its place."
+)
 _SHORTEST_SECRET = 4
 """Shorter ones are parts of other words too."""
 
@@ -74,10 +86,14 @@ class PyIcebergSource:
 
     def namespaces(self) -> list[Identifier]:
         """All namespaces, parents before children."""
-        found: list[Identifier] = []
-        waiting: list[Identifier] = [()]
+        return list(checked_names(self._walk(), "namespaces"))
+
+    def _walk(self) -> Iterator[Identifier]:
+        found: set[Identifier] = set()
+        waiting: deque[Identifier] = deque([()])
         while waiting:
-            parent = waiting.pop(0)
+            check_time()
+            parent = waiting.popleft()
             for namespace in self.catalog.list_namespaces(parent):
                 full = tuple(namespace)
                 if full in found:
@@ -86,12 +102,13 @@ class PyIcebergSource:
                 if len(full) <= len(parent):
                     full = (*parent, *full)
                 if full not in found:
-                    found.append(full)
+                    found.add(full)
                     waiting.append(full)
-        return found
+                    yield full
 
     def tables(self, namespace: Identifier) -> list[Identifier]:
-        return [tuple(identifier) for identifier in self.catalog.list_tables(namespace)]
+        check_time()
+        return list(checked_names(map(tuple, self.catalog.list_tables(namespace)), "tables"))
 
     def close(self) -> None:
         self.catalog.close()
@@ -118,10 +135,11 @@ class HadoopSource:
         return {table: head for table, head in found.items() if head is not None}
 
     def namespaces(self) -> list[Identifier]:
-        return sorted({identifier[:-1] for identifier in self._walk()})
+        return sorted({identifier[:-1] for identifier in checked_names(self._walk(), "tables")})
 
     def tables(self, namespace: Identifier) -> list[Identifier]:
-        return [identifier for identifier in self._walk() if identifier[:-1] == namespace]
+        walked = checked_names(self._walk(), "tables")
+        return [identifier for identifier in walked if identifier[:-1] == namespace]
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -136,6 +154,7 @@ class HadoopSource:
         self.io.check(location)
         scheme, netloc, path = self.io.parse_location(location, self.io.properties)
         filesystem = self.io.fs_by_scheme(scheme, netloc)
+        check_time()
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
 
@@ -168,7 +187,8 @@ class HadoopSource:
                 if len(parent) > 1:
                     yield parent
                 continue
-            waiting.extend((*parent, name) for name in names if not name.startswith((".", "_")))
+            children = ((*parent, name) for name in names if not name.startswith((".", "_")))
+            waiting.extend(checked_names(children, "directories"))
 
 
 @dataclass
@@ -190,14 +210,19 @@ class IcebergCatalogs:
 
     @contextmanager
     def open(self, catalog: Catalog) -> Iterator[TableSource]:
-        """Use a catalog; any failure of it leaves as UnreachableError, missing tables as they are."""
-        try:
-            yield self._source(catalog)
-        except (NoSuchTableError, NoSuchNamespaceError, IcestreamError):
-            raise
-        except Exception as error:
-            self.forget(catalog.id)
-            raise unreachable(catalog, error) from error
+        """Use a catalog; any failure of it leaves as UnreachableError, missing tables as they are.
+
+        What is done meanwhile has a budget: the caller's, or one of its own.
+        """
+        with working(budget_seconds(self._settings)):
+            try:
+                yield self._source(catalog)
+            except (NoSuchTableError, NoSuchNamespaceError, IcestreamError):
+                raise
+            except Exception as error:
+                if limit_of(error) is None:  # what is too large is often a single table
+                    self.forget(catalog.id)
+                raise unreachable(catalog, error) from error
 
     def load(self, catalog: Catalog, identifier: Identifier) -> Table:
         """A table's current metadata.
@@ -217,6 +242,8 @@ class IcebergCatalogs:
         """Read a table's metadata and manifests; what is missing or unknown leaves as `table-unreadable`."""
         try:
             yield
+        except sqlite.DatabaseMissingError:
+            raise
         except (FileNotFoundError, ValidationError, PydanticValidationError) as error:
             raise _unreadable(catalog, identifier, error) from error
 
@@ -259,9 +286,9 @@ def open_source(settings: Settings, catalog: Catalog) -> TableSource:
     if kind is CatalogType.HADOOP:
         return HadoopSource(properties["warehouse"], GuardedFileIO({**properties, SETTINGS: settings}))
     if kind is CatalogType.SQL:
-        # Connecting must not create what is not there.
-        _check_sqlite_file(properties["uri"])
+        # Neither makes PyIceberg tables that are not there, nor does it alter those that are.
         properties["init_catalog_tables"] = "false"
+        properties.pop("schema_version", None)
     opened = open_catalog(settings, kind, name_inside(catalog), properties)
     return PyIcebergSource(opened, heads_reader(kind, opened))
 
@@ -286,17 +313,9 @@ def create_sql_catalog(name: str, uri: str, warehouse: str) -> None:
     SqlCatalog(name, uri=uri, warehouse=warehouse).engine.dispose()
 
 
-def _check_sqlite_file(uri: str) -> None:
-    path = sqlite_path(uri)
-    if path is not None and not Path(path).is_file():
-        raise FileNotFoundError(f"the catalog database {path} does not exist")
-
-
 def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]:
     """The catalog names that a sql catalog's database holds tables or namespaces of."""
-    uri = _reachable(settings, catalog)["uri"]
-    _check_sqlite_file(uri)
-    engine = open_engine(settings, uri)
+    engine = open_engine(settings, _reachable(settings, catalog)["uri"])
     try:
         with engine.connect() as connection:
             present = set(inspect(connection).get_table_names())
@@ -311,13 +330,44 @@ def catalog_names_in_database(settings: Settings, catalog: Catalog) -> list[str]
 
 def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
     """What went wrong, in words, without the secrets that driver messages may contain."""
-    cause = redact(f"{type(error).__name__}: {error}", catalog).splitlines()[0]
+    if (limit := limit_of(error)) is not None:
+        told = redact(f"Catalog {catalog.name!r} ({catalog.type}): {limit}", catalog)
+        if isinstance(limit, OutOfTimeError):
+            return UnreachableError("catalog-too-slow", "The catalog took too long", told, limit.remedy)
+        return UnreachableError(
+            "catalog-limit-exceeded",
+            "The catalog answers with more than is taken of it",
+            told,
+            limit.remedy,
+        )
+    is_gone = isinstance(error, sqlite.DatabaseMissingError)
+    said = f"{error}." if is_gone else f"{type(error).__name__}: {error}"
+    cause = redact(said, catalog).splitlines()[0][:_LONGEST_CAUSE]
     return UnreachableError(
         "catalog-unreachable",
         "The catalog could not be read",
         f"Catalog {catalog.name!r} ({catalog.type}): {cause}",
-        f"{_advice(catalog, error)} A check of the catalog tries it again.",
+        f"{_advice(error)} A check of the catalog tries it again.",
     )
+
+
+def budget_seconds(settings: Settings, silences: int = 4) -> float:
+    """How long work with a catalog may take in all: as long as so many silences of it may."""
+    return silences * settings.catalog_timeout_seconds
+
+
+def limit_of(error: BaseException) -> LimitExceededError | None:
+    """The limit that was exceeded, if that is why something failed, however libraries wrapped it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LimitExceededError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    try:
+        check_time()
+    except OutOfTimeError as late:
+        return late
+    return None
 
 
 def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> InvalidError:
@@ -359,9 +409,9 @@ def _password(secret: str) -> str:
         return ""
 
 
-def _advice(catalog: Catalog, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and catalog.type == CatalogType.SQL.value:
-        return "Check the path in `uri`: it must be the file that the writer's catalog uses."
+def _advice(error: Exception) -> str:
+    if isinstance(error, sqlite.DatabaseMissingError):
+        return DATABASE_REMEDY
     if isinstance(error, PermissionError):
         return "Let the service's user read that path."
     if "no such table" in str(error) or "does not exist" in str(error):

@@ -194,15 +194,18 @@ def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Cat
 
 
 def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
-    """The catalog `embedded` in the data directory, created empty if it is not there yet."""
+    """The catalog `embedded` in the data directory, created empty before it is registered first.
+
+    Nothing else makes a catalog's database: one that is gone since then is told of as any other is.
+    """
+    existing = find_catalog(session, "embedded")
+    if existing is not None:
+        return view(existing)
     uri = f"sqlite:///{settings.data_dir / 'catalog.db'}"
     warehouse = f"file://{settings.data_dir / 'warehouse'}"
     settings.data_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
     private_files.make_file(settings.data_dir / "catalog.db")
     iceberg.create_sql_catalog("embedded", uri, warehouse)
-    existing = find_catalog(session, "embedded")
-    if existing is not None:
-        return view(existing)
     request = CatalogRequest(
         name="embedded", type=CatalogType.SQL, properties={"uri": uri, "warehouse": warehouse}
     )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import copy_context
 from datetime import datetime
 
 from pydantic import TypeAdapter
@@ -26,6 +27,7 @@ from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.tables.service import check_places, miss
 from service.wording import aged, counted
+from trust.bounds import checked_names
 
 _BY_NAME = "identifier"
 candidates_page = page_request([_BY_NAME], _BY_NAME, limit=20, most=100)
@@ -84,7 +86,8 @@ def list_names(
     try:
         with catalogs.open(catalog) as source:
             namespaces = source.namespaces() if namespace is None else [namespace]
-            return sorted({name for each in namespaces for name in source.tables(each)})
+            listed = (name for each in namespaces for name in source.tables(each))
+            return sorted(set(checked_names(listed, "tables")))
     except NoSuchNamespaceError as error:
         raise InvalidError(
             "namespace-not-found",
@@ -105,7 +108,13 @@ def _look_at_all(
     threads = ThreadPoolExecutor(_AT_ONCE, "candidates")
     try:
         futures: list[tuple[Identifier, Future[Candidate]]] = [
-            (name, threads.submit(_look_at, settings, catalogs, catalog, name, enrolled.get(name)))
+            (
+                name,
+                # Within the budget of the request.
+                threads.submit(
+                    copy_context().run, _look_at, settings, catalogs, catalog, name, enrolled.get(name)
+                ),
+            )
             for name in names
         ]
         deadline = time.monotonic() + _TABLE_SECONDS * (1 + len(names) / _AT_ONCE)

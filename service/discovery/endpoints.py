@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
+from service.catalogs.turns import waits_for_catalog
 from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession
 from service.discovery import candidates, patterns
@@ -26,7 +27,9 @@ PatternId = Annotated[str, Path(description="Id of a standing pattern.")]
 
 
 @router.get("/catalogs/{catalog_id}/candidates", responses=UNREACHABLE_RESPONSE)
+@waits_for_catalog(lambda given: str(given["catalog_id"]))
 def find_candidates(
+    request: Request,  # noqa: ARG001 - whose end is waited for
     database: CurrentDatabase,
     settings: CurrentSettings,
     catalogs: OpenCatalogs,

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, or_, select
 from service.auth.models import SYSTEM, Principal, Role
 from service.auth.service import authorize
 from service.catalogs.heads import Identifier
-from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.conditional import check_version
@@ -35,10 +35,13 @@ from service.policies.service import policy_of_request
 from service.settings import Settings
 from service.tables import service as tables
 from service.tables.models import EnrolledTable, PatternMiss, TableRequest
+from trust.bounds import Budget
 
 SORTING = Sorting(
     {"created_at": EnrollmentPattern.created_at}, key=EnrollmentPattern.id, default="created_at"
 )
+_SILENCES = 20
+"""Of a catalog, that a run may last in all."""
 _TABLES_AT_ONCE = 50
 """A pattern that matches thousands of tables enrols them over several runs."""
 _log = logging.getLogger("icestream.patterns")
@@ -187,7 +190,8 @@ class PatternRunner:
 
     def _run_and_plan(self, pattern_id: str) -> None:
         try:
-            self.run(pattern_id)
+            with Budget(budget_seconds(self._settings, _SILENCES)):
+                self.run(pattern_id)
         except Exception:
             _log.exception("Pattern %s failed", pattern_id)
         with self._lock:

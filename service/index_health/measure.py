@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from service.errors import InvalidError
+from trust.bounds import check_time
 
 _CACHED_MANIFESTS = 20_000
 
@@ -102,6 +103,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     deletes = []
     data_files = rows = 0
     for manifest in head.manifests(table.io):
+        check_time()
         if manifest.content == ManifestContent.DELETES:
             for path, deleted, size, field_ids, snapshot_id in cache.equality_deletes(manifest, table.io):
                 deletes.append(EqualityDelete(path, deleted, size, field_ids, times[snapshot_id]))

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
 from service.catalogs.heads import AT_ONCE, Heads, Identifier
-from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
 from service.database import FOR_UPDATE, Database, utc_now
@@ -41,6 +41,7 @@ from service.policies.models import Level, Policy, PolicyAttachment
 from service.policies.service import effective_policy
 from service.settings import Settings
 from service.tables.models import EnrolledTable
+from trust.bounds import Budget
 from trust.locations import normalize_location
 
 _log = logging.getLogger("icestream.poller")
@@ -49,6 +50,8 @@ _LONGEST_FRESH_SECONDS = 900.0
 _QUEUED_POLLS = 25
 """For each thread, so that it has work until the next tick."""
 _JOB_ENDED = frozenset(f"job.{status.value}" for status in JobStatus if status.is_final)
+_SILENCES = 20
+"""Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
 
@@ -259,7 +262,7 @@ class Poller:
         try:
             with self._database.read() as session:
                 catalog = session.get_one(Catalog, catalog_id)
-            with self._catalogs.open(catalog) as source:
+            with self._budget(), self._catalogs.open(catalog) as source:
                 heads = source.heads([table.identifier for table in tables.values()])
         except IcestreamError:
             pass  # polling each table tells it
@@ -319,6 +322,9 @@ class Poller:
     def _interval(self) -> float:
         return self._settings.poll_interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
+    def _budget(self) -> Budget:
+        return Budget(budget_seconds(self._settings, _SILENCES))
+
     def poll(self, table_id: str) -> Polled:
         """Measure one table now, store it, schedule."""
         with self._database.read() as session:
@@ -328,11 +334,14 @@ class Poller:
             catalog = session.get_one(Catalog, table.catalog_id)
             known = session.get(TableHealth, table_id) or TableHealth(table_id=table_id)
         try:
-            loaded, found = self._look(table, catalog, known)
+            with self._budget():
+                loaded, found = self._look(table, catalog, known)
         except IcestreamError as error:
             with self._database.write() as session:
                 self._store_failure(session, table_id, error)
-            return Polled(is_reachable=not isinstance(error, UnreachableError))
+            # A table that is too large says nothing of the others.
+            is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
+            return Polled(is_reachable=not is_unreachable)
         with self._database.write() as session:
             return self._store(session, table_id, loaded, found)
 

@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
+from service.catalogs.turns import waits_for_catalog
 from service.conditional import IfMatch, OptionalIfMatch, set_etag
 from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.errors import UNREACHABLE_RESPONSE
@@ -25,18 +26,51 @@ from service.tables.models import PatternRequest, PatternResult, TablePatch, Tab
 router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
 
 
-@router.post("", status_code=201, responses=UNREACHABLE_RESPONSE)
-def enroll_table(
-    session: WriteSession,
+@waits_for_catalog(lambda given: str(given["body"].catalog))
+def _load(
+    request: Request,  # noqa: ARG001 - whose end is waited for
     database: CurrentDatabase,
     catalogs: OpenCatalogs,
+    caller: Operator,
+    body: TableRequest,
+) -> service.LoadedTable:
+    return service.load_for_enrolment(database, catalogs, caller, body)
+
+
+@waits_for_catalog(lambda given: str(given["body"].catalog))
+def _load_pattern(
+    request: Request,  # noqa: ARG001 - whose end is waited for
+    database: CurrentDatabase,
+    catalogs: OpenCatalogs,
+    caller: Operator,
+    body: PatternRequest,
+) -> service.LoadedPattern:
+    return service.load_pattern(database, catalogs, caller, body)
+
+
+@waits_for_catalog(lambda given: str(given["table_id"]), is_table=True)
+def _load_columns(
+    request: Request,  # noqa: ARG001 - whose end is waited for
+    database: CurrentDatabase,
+    catalogs: OpenCatalogs,
+    caller: Operator,
+    table_id: TableId,
+    body: TablePatch,
+) -> frozenset[str] | None:
+    return service.load_columns(database, catalogs, caller, table_id, body)
+
+
+# What is loaded comes before the session: nobody waits for a catalog with one.
+@router.post("", status_code=201, responses=UNREACHABLE_RESPONSE)
+def enroll_table(
+    loaded: Annotated[service.LoadedTable, Depends(_load)],
+    session: WriteSession,
     settings: CurrentSettings,
     caller: Operator,
     body: TableRequest,
     response: Response,
 ) -> TableView:
     """Enrol a table. It is loaded from its catalog at once, so a wrong name is found here."""
-    loaded = service.load_for_enrolment(database, catalogs, caller, body)
     created = service.enroll_table(session, settings, caller, body, loaded)
     set_etag(response, created.version)
     return created
@@ -44,9 +78,8 @@ def enroll_table(
 
 @router.post("/enroll-by-pattern", responses=UNREACHABLE_RESPONSE)
 def enroll_by_pattern(
+    found: Annotated[service.LoadedPattern, Depends(_load_pattern)],
     session: WriteSession,
-    database: CurrentDatabase,
-    catalogs: OpenCatalogs,
     settings: CurrentSettings,
     caller: Operator,
     body: PatternRequest,
@@ -55,7 +88,7 @@ def enroll_by_pattern(
 
     For more of them, or for those that are created later, make a standing pattern: `POST /patterns`.
     """
-    matched, loaded, failed = service.load_pattern(database, catalogs, caller, body)
+    matched, loaded, failed = found
     return service.enroll_pattern(session, settings, caller, body, matched, loaded, failed)
 
 
@@ -101,9 +134,8 @@ def get_table(
 
 @router.patch("/{table_id}")
 def update_table(
+    columns: Annotated[frozenset[str] | None, Depends(_load_columns)],
     session: WriteSession,
-    database: CurrentDatabase,
-    catalogs: OpenCatalogs,
     settings: CurrentSettings,
     caller: Operator,
     table_id: TableId,
@@ -116,7 +148,6 @@ def update_table(
     Columns of new keys must be in the table. While its catalog can't be reached they are taken unseen, and
     the next job that indexes tells what does not fit.
     """
-    columns = service.load_columns(database, catalogs, caller, table_id, body)
     updated = service.update_table(session, settings, caller, table_id, body, if_match, columns)
     set_etag(response, updated.version)
     return updated

@@ -48,6 +48,7 @@ from service.tables.models import (
     TableRequest,
     TableView,
 )
+from trust.bounds import checked_names
 
 _MATCHES_AT_ONCE = 200
 """Of a pattern, in one request: reading each takes a call of the catalog, and enrolling all of them is one
@@ -76,6 +77,10 @@ class LoadedTable:
     location: str
     columns: frozenset[str]
     other_locations: tuple[str, ...] = field(default=())
+
+
+LoadedPattern = tuple[list[str], list[LoadedTable], list[PatternMiss]]
+"""Names that a pattern matched, what was loaded of them, and what could not be."""
 
 
 def catalog_of_request(database: Database, name_or_id: str) -> Catalog:
@@ -164,15 +169,16 @@ def enroll_table(
 
 def load_pattern(
     database: Database, catalogs: IcebergCatalogs, principal: Principal, request: PatternRequest
-) -> tuple[list[str], list[LoadedTable], list[PatternMiss]]:
-    """Read all tables that a pattern matches: matched names, what was loaded, what could not be. Slow.
+) -> LoadedPattern:
+    """Read all tables that a pattern matches. Slow.
 
     Raises InvalidError if they are too many for one request, unless it is a dry run, which reads none.
     """
     require_role(principal, Role.OPERATOR, "table.enroll_pattern", request.pattern)
     catalog = catalog_of_request(database, request.catalog)
     with catalogs.open(catalog) as source:
-        found = [name for namespace in source.namespaces() for name in source.tables(namespace)]
+        listed = (name for namespace in source.namespaces() for name in source.tables(namespace))
+        found = list(checked_names(listed, "tables"))
     matched = sorted(
         {
             name

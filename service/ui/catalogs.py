@@ -10,6 +10,7 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
+from service.catalogs.turns import waits_for_catalog
 from service.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError
@@ -88,6 +89,7 @@ def show_catalog(
 
 
 @router.post("/{catalog_id}/check")
+@waits_for_catalog(lambda given: str(given["catalog_id"]))
 def check_catalog(
     request: Request,
     database: CurrentDatabase,

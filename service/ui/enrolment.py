@@ -12,6 +12,7 @@ from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
+from service.catalogs.turns import waits_for_catalog
 from service.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
@@ -43,6 +44,7 @@ def show_table_form(request: Request, session: ReadSession, reader: Viewer, cata
 
 
 @router.post("/tables/new")
+@waits_for_catalog(lambda given: str(given["typed"]["catalog"]))
 def enrol_table(
     request: Request,
     database: CurrentDatabase,
@@ -71,6 +73,7 @@ def enrol_table(
 
 
 @router.get("/catalogs/{catalog_id}/candidates")
+@waits_for_catalog(lambda given: str(given["catalog_id"]))
 def show_candidates(
     request: Request,
     database: CurrentDatabase,
@@ -110,6 +113,7 @@ def show_candidates(
 
 
 @router.post("/catalogs/{catalog_id}/candidates")
+@waits_for_catalog(lambda given: str(given["catalog_id"]))
 def enrol_candidates(
     request: Request,
     database: CurrentDatabase,
@@ -176,6 +180,7 @@ def show_pattern_form(
 
 
 @router.post("/patterns/new")
+@waits_for_catalog(lambda given: str(given["typed"]["catalog"]))
 def enrol_pattern(
     request: Request,
     database: CurrentDatabase,

@@ -12,6 +12,7 @@ from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
+from service.catalogs.turns import waits_for_catalog
 from service.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.index_health import service as index_health
@@ -152,6 +153,7 @@ def show_table_form(
 
 
 @router.post("/{table_id}/edit")
+@waits_for_catalog(lambda given: str(given["table_id"]), is_table=True)
 def update_table(
     request: Request,
     database: CurrentDatabase,

@@ -120,7 +120,7 @@ def test_a_check_of_a_missing_database_says_so_and_creates_nothing(service: Runn
     service.admin.post("/catalogs", json=sql_catalog(tmp_path))
     checked = service.admin.post("/catalogs/local/check").json()
     assert checked["status"] == "unreachable"
-    assert f"{tmp_path / 'cat.db'} does not exist" in checked["explanation"]
+    assert f"{tmp_path / 'cat.db'} is not there" in checked["explanation"]
     assert not (tmp_path / "cat.db").exists()
 
 

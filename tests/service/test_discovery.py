@@ -248,7 +248,8 @@ def test_a_pattern_tells_that_its_catalog_cannot_be_reached(local: Running, iceb
     pattern = create_pattern(local)
     database = iceberg.directory / "cat.db"
     database.rename(f"{database}.away")
-    assert "does not exist" in run(local, pattern)["error"]["detail"]
+    assert "is not there" in run(local, pattern)["error"]["detail"]
+    assert not database.exists()
     Path(f"{database}.away").rename(database)
     assert run(local, pattern)["error"] is None
     assert enrolled(local) == ["db.t"]

@@ -94,8 +94,8 @@ class TestJavaProperties:
     @pytest.mark.parametrize(
         ("uri", "expected"),
         [
-            ("sqlite:////abs/cat.db", {"uri": "jdbc:sqlite:/abs/cat.db"}),
-            ("sqlite:///cat.db", {"uri": "jdbc:sqlite:cat.db"}),
+            ("sqlite:////abs/cat.db", {"uri": "jdbc:sqlite:file:/abs/cat.db?mode=rw"}),
+            ("sqlite:///cat.db", {"uri": "jdbc:sqlite:file:cat.db?mode=rw"}),
             (
                 "postgresql+psycopg2://user:p%40ss@host:5433/db?sslmode=require",
                 {

@@ -1,0 +1,412 @@
+"""A catalog may answer without end: what is taken of it, and for how long, is bounded."""
+
+import gzip
+import os
+import shutil
+import socket
+import struct
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from service.catalogs import clients
+from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.iceberg import PyIcebergSource, limit_of
+from service.catalogs.models import CatalogType
+from service.settings import Settings
+from tests.http_server import Answer, Answers, answering, rest_catalog
+from tests.server_process import free_port, serving
+from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both
+from trust.bounds import ANSWER_BYTES, LEVELS, PAGES, Budget, LimitExceededError, OutOfTimeError
+
+# Who reads a catalog holds no database.
+database_kind = alike_on_both
+
+PATIENCE_SECONDS = 60.0
+MIB = 1024**2
+BUFFERED_BYTES = 32 * MIB
+"""More than the kernel holds of a connection."""
+
+
+class Stream:
+    """Accepts connections, reads what it is sent, and has a function answer each with bytes without end."""
+
+    def __init__(self, answer: Callable[["Stream", socket.socket], None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.sent_bytes = 0
+        self.opened = 0
+        self.ended = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> "Stream":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._changed:
+            self.opened += 1
+            self._changed.notify_all()
+        with connection, suppress(OSError):
+            self._answer(self, connection)
+        with self._changed:
+            self.ended += 1
+            self._changed.notify_all()
+
+    def send(self, connection: socket.socket, content: bytes) -> None:
+        connection.sendall(content)
+        self.sent_bytes += len(content)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_SECONDS)
+
+
+def without_end(stream: Stream, connection: socket.socket) -> None:
+    connection.recv(65_536)
+    stream.send(connection, b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+    while True:
+        stream.send(connection, b" " * MIB)
+
+
+def error_without_end(stream: Stream, connection: socket.socket) -> None:
+    connection.recv(65_536)
+    stream.send(connection, b"HTTP/1.1 400 Bad Request\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        stream.send(connection, b"100000\r\n" + b"x" * MIB + b"\r\n")
+
+
+def now_and_then(stream: Stream, connection: socket.socket) -> None:
+    connection.recv(65_536)
+    stream.send(connection, b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        stream.send(connection, b" ")
+        time.sleep(0.02)
+
+
+def headers_now_and_then(stream: Stream, connection: socket.socket) -> None:
+    connection.recv(65_536)
+    stream.send(connection, b"HTTP/1.1 200 OK\r\nx: ")
+    while True:
+        stream.send(connection, b"x")
+        time.sleep(0.02)
+
+
+def string_without_end(stream: Stream, connection: socket.socket) -> None:
+    """Of Thrift: a database whose name is as long as an answer may be."""
+    _begin_string(stream, connection)
+    while True:
+        stream.send(connection, b"x" * MIB)
+
+
+def string_now_and_then(stream: Stream, connection: socket.socket) -> None:
+    _begin_string(stream, connection)
+    while True:
+        stream.send(connection, b"x")
+        time.sleep(0.02)
+
+
+def _begin_string(stream: Stream, connection: socket.socket) -> None:
+    connection.recv(65_536)
+    name = b"get_all_databases"
+    stream.send(connection, struct.pack(">Ii", 0x80010002, len(name)) + name + struct.pack(">i", 0))
+    stream.send(connection, struct.pack(">bhbi", 15, 0, 11, 1) + struct.pack(">i", ANSWER_BYTES))
+
+
+def rows_without_end(stream: Stream, connection: socket.socket) -> None:
+    """Of PostgreSQL."""
+    connection.recv(8)
+    connection.sendall(b"N")  # no TLS
+    connection.recv(65_536)
+    ready = b"Z" + struct.pack(">ic", 5, b"I")
+    version = b"server_version\0" + b"17.0\0"
+    stream.send(connection, b"R" + struct.pack(">ii", 8, 0))
+    stream.send(connection, b"S" + struct.pack(">i", 4 + len(version)) + version + ready)
+    row = b"D" + struct.pack(">ihi", 10 + 1000, 1, 1000) + b"x" * 1000
+    while True:
+        asked = connection.recv(65_536)
+        if not asked:
+            return
+        if b"select" not in asked.lower():
+            stream.send(connection, b"C" + struct.pack(">i", 10) + b"BEGIN\0" + ready)
+            continue
+        column = b"a\0" + struct.pack(">ihihih", 0, 0, 25, -1, -1, 0)
+        stream.send(connection, b"1\0\0\0\x042\0\0\0\x04")
+        stream.send(connection, b"T" + struct.pack(">ih", 6 + len(column), 1) + column)
+        while True:
+            stream.send(connection, row * 1000)
+
+
+_GLUE = {
+    "glue.region": "r",
+    "glue.access-key-id": "a",
+    "glue.secret-access-key": "b",
+    "glue.max-retries": "1",
+}
+
+
+_OAUTH = {"credential": "id:secret", "oauth2-server-uri": "http://{address}/token"}
+
+
+def list_namespaces(settings: Settings, kind: CatalogType, properties: dict[str, str]) -> BaseException:
+    """What listing ends with."""
+    try:
+        given = properties | {"init_catalog_tables": "false"}
+        PyIcebergSource(clients.open_catalog(settings, kind, "c", given), lambda _: {}).namespaces()
+    except Exception as error:
+        return error
+    raise AssertionError("it was listed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "answer"),
+    [
+        (CatalogType.REST, {"uri": "http://{address}"}, without_end),
+        (CatalogType.REST, {"uri": "http://{address}"}, error_without_end),
+        (
+            CatalogType.REST,
+            {"uri": "http://{address}", "credential": "id:secret", "oauth2-server-uri": "http://{address}/t"},
+            without_end,
+        ),
+        (CatalogType.GLUE, {"glue.endpoint": "http://{address}", **_GLUE}, without_end),
+        (CatalogType.HIVE, {"uri": "thrift://{address}"}, string_without_end),
+        (CatalogType.SQL, {"uri": "postgresql+psycopg://u@{address}/db"}, rows_without_end),
+    ],
+    ids=["rest", "error", "oauth", "glue", "hive", "postgresql"],
+)
+def test_no_more_is_taken_of_an_answer_than_the_bound(
+    kind: CatalogType, properties: dict[str, str], answer: Callable[..., None], tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    with Stream(answer) as stream:
+        given = {key: value.format(address=stream.address) for key, value in properties.items()}
+        error = list_namespaces(settings, kind, given)
+        limit = limit_of(error)
+        assert isinstance(limit, LimitExceededError), error
+        assert "MiB" in str(limit)
+        stream.wait_until(lambda: stream.ended == stream.opened)
+        # AWS's client tries again.
+        assert stream.sent_bytes < stream.opened * (ANSWER_BYTES + BUFFERED_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "answer"),
+    [
+        (CatalogType.REST, {"uri": "http://{address}"}, now_and_then),
+        (CatalogType.REST, {"uri": "http://{address}"}, headers_now_and_then),
+        (CatalogType.GLUE, {"glue.endpoint": "http://{address}", **_GLUE}, now_and_then),
+        (CatalogType.HIVE, {"uri": "thrift://{address}"}, string_now_and_then),
+    ],
+    ids=["body", "headers", "glue", "hive"],
+)
+def test_a_byte_now_and_then_does_not_lengthen_the_time_in_all(
+    kind: CatalogType, properties: dict[str, str], answer: Callable[..., None], tmp_path: Path
+) -> None:
+    with Stream(answer) as stream:
+        given = {key: value.format(address=stream.address) for key, value in properties.items()}
+        with Budget(0.3):
+            limit = limit_of(list_namespaces(Settings(data_dir=tmp_path), kind, given))
+        assert isinstance(limit, OutOfTimeError)
+        stream.wait_until(lambda: stream.ended == stream.opened)
+
+
+class TestRest:
+    """Answers that are complete, and too much."""
+
+    @pytest.fixture
+    def answers(self) -> Answers:
+        return rest_catalog()
+
+    def limit(self, settings: Settings, answers: Answers) -> str:
+        with answering(answers) as server:
+            error = list_namespaces(settings, CatalogType.REST, {"uri": server.url})
+            limit = limit_of(error)
+            assert limit is not None, error
+            return str(limit)
+
+    def test_what_gzip_unpacks_counts(self, answers: Answers, settings: Settings) -> None:
+        content = gzip.compress(bytes(2 * ANSWER_BYTES)).decode("latin-1")
+        answers["/v1/namespaces"] = Answer(content, headers={"content-encoding": "gzip"}, encoding="latin-1")
+        assert "64 MiB" in self.limit(settings, answers)
+
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            ("[" * 100_000, "within each other"),
+            (f'{{"namespaces": [], "x": [{"[]," * 1_100_000}0]}}', "objects and lists"),
+            (f'{{"namespaces": [], "x": [{"0," * 4_100_000}0]}}', "values"),
+        ],
+        ids=["deep", "lists", "values"],
+    )
+    def test_what_a_parser_would_make_too_much_of_is_not_parsed(
+        self, answers: Answers, settings: Settings, body: str, said: str
+    ) -> None:
+        answers["/v1/namespaces"] = Answer(body)
+        assert said in self.limit(settings, answers)
+
+    def test_a_page_that_was_read_is_not_read_again(self, answers: Answers, settings: Settings) -> None:
+        answers["/v1/namespaces"] = Answer({"namespaces": [], "next-page-token": "again"})
+        with answering(answers) as server:
+            error = list_namespaces(settings, CatalogType.REST, {"uri": server.url})
+            assert "was read already" in str(limit_of(error))
+            assert len(server.requests) == 3
+
+    def test_a_list_has_only_so_many_pages(self, answers: Answers, settings: Settings) -> None:
+        pages = iter(range(10 * PAGES))
+        answers["/v1/namespaces"] = lambda _: Answer({"namespaces": [], "next-page-token": str(next(pages))})
+        assert "pages" in self.limit(settings, answers)
+        assert next(pages) == PAGES
+
+    def test_namespaces_in_each_other_end(self, answers: Answers, settings: Settings) -> None:
+        depth = iter(range(1, 10_000))
+        answers["/v1/namespaces"] = lambda _: Answer({"namespaces": [["n"] * next(depth)]})
+        assert "levels" in self.limit(settings, answers)
+        assert next(depth) < LEVELS + 10
+
+
+def open_metadata(settings: Settings, location: Path) -> None:
+    GuardedFileIO({SETTINGS: settings}).new_input(str(location)).open()
+
+
+def test_a_metadata_file_that_is_too_large_packed_or_unpacked_is_not_read(
+    settings: Settings, tmp_path: Path
+) -> None:
+    plain, packed = tmp_path / "v1.metadata.json", tmp_path / "v1.gz.metadata.json"
+    plain.touch()
+    os.truncate(plain, ANSWER_BYTES + 1)
+    packed.write_bytes(gzip.compress(bytes(2 * ANSWER_BYTES)))
+    for location in (plain, packed):
+        with pytest.raises(LimitExceededError, match=rf"{location.name}.* more than 64 MiB"):
+            open_metadata(settings, location)
+
+
+def test_a_manifest_that_unpacks_to_too_much_or_tells_of_too_many_entries_is_not_read(
+    settings: Settings, tmp_path: Path
+) -> None:
+    def number(value: int) -> bytes:
+        value, found = value << 1, b""
+        while value >= 0x80:
+            found, value = found + bytes([value & 0x7F | 0x80]), value >> 7
+        return found + bytes([value])
+
+    def text(value: bytes) -> bytes:
+        return number(len(value)) + value
+
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    bomb = packer.compress(bytes(2 * ANSWER_BYTES)) + packer.flush()
+    header = b"Obj\x01" + number(1) + text(b"avro.codec") + text(b"deflate") + number(0) + bytes(16)
+    manifest = tmp_path / "m.avro"
+    for block, said in (
+        (number(1) + text(bomb), "64 MiB"),
+        (number(600_000) + text(zlib.compress(b"", wbits=-zlib.MAX_WBITS)), "entries"),
+    ):
+        manifest.write_bytes(header + block + bytes(16))
+        with pytest.raises(LimitExceededError, match=said):
+            open_metadata(settings, manifest)
+
+
+def test_a_list_of_sqlite_that_never_ends_is_left(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "endless.db"
+    catalog = SqlCatalog("c", uri=f"sqlite:///{path}", warehouse=str(tmp_path))
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE iceberg_namespace_properties")
+        connection.exec_driver_sql(
+            "CREATE VIEW iceberg_namespace_properties AS WITH RECURSIVE n(i) AS "
+            "(SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'c' AS catalog_name, 'n' || i AS namespace, "
+            "'k' AS property_key, 'v' AS property_value FROM n"
+        )
+    catalog.close()
+    with Budget(0.5):
+        error = list_namespaces(settings, CatalogType.SQL, {"uri": f"sqlite:///{path}", "warehouse": "/w"})
+        assert limit_of(error) is not None
+
+
+@contextmanager
+def service_process(data_dir: Path, database: Path) -> Iterator[str]:
+    port = free_port()
+    settings = {
+        "ICESTREAM_DATA_DIR": str(data_dir),
+        "ICESTREAM_DATABASE_URL": f"sqlite:///{database}",
+        "ICESTREAM_BOOTSTRAP_KEY": ADMIN_KEY,
+        "ICESTREAM_ALLOWED_HOSTS": "*,127.0.0.0/8",
+        "ICESTREAM_PORT": str(port),
+    }
+    command = [
+        "env",
+        *(f"{key}={value}" for key, value in settings.items()),
+        shutil.which("icestream") or "",
+        "serve",
+    ]
+    command[-2] = str(Path(sys.executable).parent / "icestream")
+    with serving(command, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_checks_that_hang_leave_the_service_to_others_and_end_with_their_callers(
+    tmp_path: Path, migrated_sqlite: Path
+) -> None:
+    database = tmp_path / "icestream.db"
+    shutil.copy(migrated_sqlite, database)
+    with Stream(now_and_then) as stream, service_process(tmp_path, database) as url:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+        def client() -> httpx.Client:
+            return httpx.Client(base_url=url, headers=headers, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
+
+        with client() as admin:
+            for number in range(8):
+                body = {
+                    "name": f"c{number}",
+                    "type": "rest",
+                    "properties": {"uri": f"http://{stream.address}"},
+                }
+                assert admin.post("/api/v1/catalogs", json=body).status_code == 201
+        callers = [client() for _ in range(60)]
+        busy: list[int] = []
+        with ThreadPoolExecutor(len(callers)) as threads:
+
+            def check(number: int) -> None:
+                with suppress(httpx.HTTPError):
+                    answer = callers[number].post(f"/api/v1/catalogs/c{number % 8}/check")
+                    busy.append(answer.status_code)
+                    assert "retry-after" in answer.headers
+
+            asked = [threads.submit(check, number) for number in range(len(callers))]
+            stream.wait_until(lambda: stream.opened - stream.ended >= 8)
+            with client() as other:
+                for _ in range(3):
+                    assert other.get("/livez").status_code == 200
+                    assert other.get("/readyz").status_code == 200
+                    assert other.get("/api/v1/catalogs").status_code == 200
+            until = time.monotonic() + PATIENCE_SECONDS
+            while len(busy) < len(callers) - 32:  # those for which there was no thread
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            with client() as other:
+                assert other.get("/livez").status_code == 200
+                assert other.get("/api/v1/catalogs").status_code == 200
+            for caller in callers:
+                caller.close()
+            stream.wait_until(lambda: stream.ended == stream.opened)
+        assert set(busy) == {503}
+        for each in asked:
+            each.result()

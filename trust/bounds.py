@@ -1,0 +1,278 @@
+"""How much of what a catalog answers is taken, and for how long its answers are waited for.
+
+A catalog need not end: a page may name a next one for ever, a body may have no last byte, or give one in each
+minute. So whoever works with a catalog does it within a `Budget`, and every answer has a largest size.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import socket
+import threading
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import Final, Protocol
+
+ANSWER_BYTES: Final = 64 * 1024**2
+"""Of one answer or one metadata file, as it is sent and again when it is unpacked."""
+ERROR_BYTES: Final = 1024**2
+"""Of an answer that is an error."""
+JSON_DEPTH: Final = 64
+"""Objects and lists within each other."""
+JSON_VALUES: Final = 4_000_000
+JSON_CONTAINERS: Final = 1_000_000
+"""Objects and lists: the smallest take a hundred times their text in memory."""
+PAGES: Final = 1_000
+"""Of one list."""
+NAMES: Final = 250_000
+"""Namespaces, or tables, of one catalog."""
+LEVELS: Final = 32
+"""Of a namespace."""
+NAME_CHARACTERS: Final = 4_096
+"""Of all parts of an identifier together."""
+
+# Also one that never ends: it must not be looked for again at each of its quotes.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+["\\]?', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""Into a level, and out of it: 1 and -1 as signed bytes."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AT_ONCE = 65_536
+"""Brackets, or bytes: other threads run in between."""
+
+
+class LimitExceededError(Exception):
+    """A catalog answers with more than is taken of it, or for longer; `remedy` says what to do."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(detail)
+        self.remedy = remedy
+
+
+class OutOfTimeError(LimitExceededError):
+    """A budget has run out, or whoever asked has left."""
+
+
+class Budget:
+    """How long some work with a catalog may take in all, however many calls it makes.
+
+    Used as a context: what the thread does in it, and what it starts in a copy of its context, is held to it.
+    When the time is over, or at `end`, each connection that it uses is cut, so that no read goes on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._timer: threading.Timer | None = None
+        self._is_ended = False
+
+    def __enter__(self) -> Budget:
+        self._outer = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._outer)
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def end(self) -> None:
+        """The result is wanted no more."""
+        with self._lock:
+            self._is_ended = True
+            cut, self._sockets = self._sockets, set()
+        for held in cut:
+            with suppress(OSError):  # closed by its other side already
+                held.shutdown(socket.SHUT_RDWR)
+            held.close()
+
+    @property
+    def remaining_seconds(self) -> float:
+        return 0.0 if self._is_ended else max(self._deadline - time.monotonic(), 0.0)
+
+    def check(self) -> None:
+        """Raises OutOfTimeError if there is no time left."""
+        if self.remaining_seconds <= 0:
+            raise OutOfTimeError(
+                f"All that was asked of the catalog did not come within {self.seconds:g} s.",
+                "Look at the catalog's own log for what is slow. The time goes by "
+                "ICESTREAM_CATALOG_TIMEOUT_SECONDS.",
+            )
+
+    @contextmanager
+    def holding(self, connection: socket.socket) -> Iterator[None]:
+        """Cut a connection when the time is over. Raises OutOfTimeError if it is by now."""
+        self.check()
+        # Of its own: TLS takes the file descriptor out of the socket that it is made of.
+        held = connection.dup()
+        with self._lock:
+            self._sockets.add(held)
+            if self._timer is None:
+                self._timer = threading.Timer(self.remaining_seconds, self.end)
+                self._timer.daemon = True
+                self._timer.start()
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._sockets.discard(held)
+            held.close()
+
+
+_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+def current_budget() -> Budget | None:
+    return _current.get()
+
+
+@contextmanager
+def working(seconds: float) -> Iterator[Budget]:
+    """Within the budget that there is, or one of so many seconds."""
+    if (budget := _current.get()) is not None:
+        yield budget
+        return
+    with Budget(seconds) as budget:
+        yield budget
+
+
+def check_time() -> None:
+    """Raise OutOfTimeError if the time of the work that is done here is over."""
+    if (budget := _current.get()) is not None:
+        budget.check()
+
+
+@contextmanager
+def holding(connection: socket.socket) -> Iterator[None]:
+    """Cut a connection when the time of the work that is done here is over; see Budget."""
+    budget = _current.get()
+    if budget is None:
+        yield
+        return
+    with budget.holding(connection):
+        yield
+        budget.check()
+
+
+def too_large(what: str, most_bytes: int) -> LimitExceededError:
+    return LimitExceededError(
+        f"{what} has more than {most_bytes // 1024**2} MiB.",
+        "If it is the metadata of a table, expire its snapshots (expire_snapshots), and let the writer "
+        "delete old metadata (write.metadata.previous-versions-max). Otherwise ask who runs the catalog.",
+    )
+
+
+def check_size(size: int, most_bytes: int, what: str) -> None:
+    """Raise LimitExceededError for what is too large."""
+    if size > most_bytes:
+        raise too_large(what, most_bytes)
+
+
+def check_json(content: bytes, what: str) -> None:
+    """Raise LimitExceededError for JSON that a parser would make too much of; other content may be anything.
+
+    Only brackets and commas are counted, without parsing: it must be cheap whatever the content is.
+    """
+    containers = content.count(b"[") + content.count(b"{")
+    values = containers + content.count(b",")
+    if containers > JSON_CONTAINERS or values > JSON_VALUES:
+        raise LimitExceededError(
+            f"{what} has more than {JSON_CONTAINERS:,} objects and lists, or {JSON_VALUES:,} values.",
+            "If it is the metadata of a table, expire its snapshots. Otherwise ask who runs the catalog.",
+        )
+    if containers > JSON_DEPTH and is_deeper(content, JSON_DEPTH):
+        raise LimitExceededError(
+            f"{what} has objects and lists that lie within each other more than {JSON_DEPTH} times.",
+            "Nothing that Iceberg knows is nested so deep: ask who runs the catalog.",
+        )
+
+
+def is_deeper(content: bytes, most: int) -> bool:
+    """Whether JSON nests its objects and lists more than so many times."""
+    depth = 0
+    steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)
+    for begin in range(0, len(steps), _AT_ONCE):
+        depths = list(accumulate(array("b", steps[begin : begin + _AT_ONCE]), initial=depth))
+        if max(depths) > most:
+            return True
+        depth = depths[-1]
+    return False
+
+
+class _Readable(Protocol):
+    def read(self, most_bytes: int, /) -> bytes: ...
+
+
+def read_bounded(source: _Readable, most_bytes: int, what: str) -> bytes:
+    """All that a file has. Raises LimitExceededError."""
+    parts: list[bytes] = []
+    size = 0
+    while part := source.read(1024**2):
+        check_time()
+        size += len(part)
+        check_size(size, most_bytes, what)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def unpacked(content: bytes, what: str) -> bytes:
+    """What gzip has packed. Raises LimitExceededError, and what gzip raises."""
+    try:
+        with gzip.open(io.BytesIO(content)) as source:
+            return read_bounded(source, ANSWER_BYTES, f"{what}, unpacked,")
+    except zlib.error as error:
+        raise OSError(f"{what} is not what gzip packs: {error}") from error
+
+
+def checked_names(names: Iterable[tuple[str, ...]], what: str) -> Iterator[tuple[str, ...]]:
+    """Names of a catalog, one after the other. Raises LimitExceededError, OutOfTimeError."""
+    for number, name in enumerate(names, start=1):
+        if number > NAMES:
+            raise LimitExceededError(
+                f"The catalog names more than {NAMES:,} {what}.",
+                "Look at one namespace, or divide the catalog.",
+            )
+        if len(name) > LEVELS + 1 or sum(map(len, name)) > NAME_CHARACTERS:
+            raise LimitExceededError(
+                f"The catalog names something of {len(name):,} parts and {sum(map(len, name)):,} characters; "
+                f"at most {LEVELS} levels of namespaces and {NAME_CHARACTERS:,} characters are taken.",
+                "No table can be enrolled by such a name: ask who runs the catalog.",
+            )
+        if number % 1_000 == 1:
+            check_time()
+        yield name
+
+
+class Pages:
+    """Follows the tokens of a list's pages, and knows when it must not."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def follow(self, token: str | None) -> bool:
+        """Whether there is another page. Raises LimitExceededError, OutOfTimeError."""
+        check_time()
+        if not token:
+            return False
+        if token in self._seen:
+            raise LimitExceededError(
+                "A page of the catalog's list names a page as its next one that was read already.",
+                "The list would never end. It is a fault of the catalog: ask who runs it.",
+            )
+        self._seen.add(token)
+        if len(self._seen) >= PAGES:
+            raise LimitExceededError(
+                f"A list of the catalog has more than {PAGES:,} pages.",
+                "Have the catalog put more on a page (rest-page-size), or look at one namespace.",
+            )
+        return True
