@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog
-from tests.integration.icestream import Icestream, Json, wait_until
+from tests.integration.icestream import Icestream, Json
+from tests.patience import wait_until
 from worker.demo import Reader
 from worker.demo_table import Orders, OrdersWriter, keep_up, to_arrow
 
@@ -30,14 +31,13 @@ def test_a_stream_under_standard_is_healthy_throughout_and_none_of_its_conversio
     writer = OrdersWriter.create(spark, identifier)
     writer.append(orders.visible)
     table_id = icestream.enroll(registered, "demo.orders", policy="standard")
-    wait_until(lambda: icestream.health(table_id)["coverage"], "the first index", timeout_seconds=600)
+    wait_until(lambda: icestream.health(table_id)["coverage"], "the first index")
 
     for checkpoint in range(1, CHECKPOINTS + 1):
         writer.commit(orders.advance(500))
         wait_until(
             lambda: icestream.health(table_id)["pending_equality_delete_files"] < PENDING_FILES,
             "conversions to keep up",
-            timeout_seconds=600,
         )
         if checkpoint % UPKEEP_CHECKPOINTS == 0:
             icestream.run(table_id, "convert")
