@@ -188,7 +188,7 @@ class TestExistingDeletes:
 
 
 position_sets = st.sets(st.integers(0, 99))
-few_positions = st.sets(st.integers(0, 4))
+few_positions = st.sets(st.integers(0, 2), min_size=1)
 
 
 class TestPlan:
@@ -224,9 +224,9 @@ class TestPlan:
         assert bool(written) == bool(plan.rows_deleted) == bool(plan.data_files_touched)
 
     @given(
-        st.sets(st.integers(1, 5), min_size=2),
-        st.lists(st.tuples(st.integers(1, 6), few_positions, st.booleans()), max_size=3),
-        st.lists(st.tuples(st.integers(1, 6), few_positions), max_size=4),
+        st.sets(st.integers(1, 3), min_size=2),
+        st.lists(st.tuples(st.integers(1, 4), few_positions, st.booleans()), max_size=3),
+        st.lists(st.tuples(st.integers(2, 4), few_positions), min_size=1, max_size=3),
         st.sampled_from([2, 3]),
         st.sampled_from(DeleteGranularity),
     )
