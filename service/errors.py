@@ -16,7 +16,7 @@ in an answer to a program: calls and headers are named by service.problems only.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request, Response
@@ -36,6 +36,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
 from service.messages import Message
+from service.wording import mistake
 
 PROBLEM_JSON = "application/problem+json"
 PROBLEM_PATH = "/problems/"
@@ -207,12 +208,24 @@ def problem_response(request: Request, error: IcestreamError) -> Response:
     return response
 
 
-def validation_error(error: RequestValidationError | ValidationError) -> InvalidError:
-    """Pydantic's findings as one problem, each with its place in the request."""
+def validation_error(
+    error: RequestValidationError | ValidationError, *, for_people: bool = False
+) -> InvalidError:
+    """Pydantic's findings as one problem, each with its place in the request.
+
+    for_people: of a form, so in their words.
+    """
     findings = [
-        {"field": ".".join(str(part) for part in item["loc"]), "message": str(item["msg"])}
+        {
+            "field": ".".join(str(part) for part in item["loc"]),
+            "message": mistake(item["type"], item["msg"], item.get("ctx", {}))
+            if for_people
+            else str(item["msg"]),
+        }
         for item in error.errors()
     ]
+    if for_people:
+        return form_error(findings)
     summary = "; ".join(f"{finding['field']}: {finding['message']}" for finding in findings)
     return InvalidError(
         "validation-error",
@@ -220,6 +233,22 @@ def validation_error(error: RequestValidationError | ValidationError) -> Invalid
         summary,
         "Correct what is named; /docs describes every call of the API.",
         errors=findings,
+    )
+
+
+def form_error(findings: Sequence[Mapping[str, str]], names: Mapping[str, str] | None = None) -> InvalidError:
+    """What is wrong with a form. names: of fields, as the form calls them."""
+    told = []
+    for finding in findings:
+        field = finding["field"].removeprefix("body.").removeprefix("query.").removeprefix("settings.")
+        name = (names or {}).get(field) or field.replace(".", " ").replace("_", " ")
+        told.append(f"{name[:1].upper()}{name[1:]}: {finding['message'].rstrip('.')}".strip(": "))
+    return InvalidError(
+        "validation-error",
+        "Something in the form has to be corrected",
+        ". ".join(told),
+        "Correct what is named, and send the form again. Nothing was changed.",
+        errors=[dict(finding) for finding in findings],
     )
 
 
@@ -261,7 +290,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(request, validation_error(error))
+        for_people = not request.url.path.startswith(_FOR_PROGRAMS)
+        return problem_response(request, validation_error(error, for_people=for_people))
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:

@@ -332,8 +332,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "no-dry-run": ProblemType(
         (422,),
         "This kind of job has no dry run",
-        "Only conversions can say what they would do.",
-        "Leave dry_run out, or request a dry run of `convert`.",
+        "Only conversions and verifications can do without changing anything.",
+        "Leave dry_run out, or request a dry run of `convert` or `verify`.",
         _ERRORS,
     ),
     "no-role": ProblemType(

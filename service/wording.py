@@ -1,8 +1,51 @@
-"""Counting in sentences that people read."""
+"""Counting, and what is wrong with a field, in sentences that people read."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+# By Pydantic's type of an error, or its beginning; the longest that fits counts.
+_MISTAKES = {
+    "missing": "This is needed.",
+    "extra_forbidden": "This is not known here.",
+    "int": "This takes a whole number.",
+    "float": "This takes a number.",
+    "finite_number": "This takes a finite number.",
+    "bool": "This is either on or off.",
+    "string": "This takes text.",
+    "string_pattern_mismatch": "This takes letters, digits, dots, hyphens and underscores, and begins with "
+    "a letter or digit.",
+    "string_too_short": "This takes {min_length} characters at least.",
+    "string_too_long": "This takes {max_length} characters at most.",
+    "greater_than": "This must be more than {gt}.",
+    "greater_than_equal": "This must be {ge} or more.",
+    "less_than": "This must be less than {lt}.",
+    "less_than_equal": "This must be {le} or less.",
+    "literal_error": "This is one of {expected}.",
+    "enum": "This is one of {expected}.",
+    "list": "This takes a list.",
+    "too_short": "This takes {min_length} entries at least.",
+    "too_long": "This takes {max_length} entries at most.",
+    "dict": "This can't be read.",
+    "model": "This can't be read.",
+    "date": "This takes a date such as 2030-01-31.",
+    "datetime": "This takes a date and a time such as 2030-01-31 22:00.",
+    "time": "This takes a time of day such as 22:00.",
+    "url": "This takes an address such as https://host/path.",
+    "json": "This can't be read.",
+}
+
+
+def mistake(kind: str, message: str, limits: Mapping[str, Any]) -> str:
+    """What is wrong with a field of a form; kind, message, limits are Pydantic's `type`, `msg` and `ctx`.
+
+    What our own checks say stands as it is.
+    """
+    fitting = [known for known in _MISTAKES if kind == known or kind.startswith(f"{known}_")]
+    if not fitting:
+        return message.removeprefix("Value error, ")
+    return _MISTAKES[max(fitting, key=len)].format_map(limits)
 
 
 def counted(number: int, noun: str) -> str:

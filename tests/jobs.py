@@ -24,6 +24,8 @@ class RecordingReporter:
     def __init__(self) -> None:
         self.decisions: list[str] = []
         self.messages: list[str] = []
+        self.told: list[tuple[str, int, int]] = []
+        """Stage, done, total."""
         self.next_address = 0
         self.announced: dict[int, AnnouncedPlan] = {}
         self.before_commit: Callable[[], None] = lambda: None
@@ -31,6 +33,7 @@ class RecordingReporter:
 
     def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
         assert 0 <= done <= max(total, done)
+        self.told.append((stage, done, total))
         if message is not None:
             self.messages.append(message)
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,8 @@ from worker.paths import PIECE, Paths
 from worker.plan import DataFile, DataFiles, PartitionKey
 from worker.read import KeyColumnError, KeyReader, KeySet
 from worker.row_groups import RowGroups
+from worker.session import tell_share
+from worker.slots import Threads
 from worker.sorted_runs import (
     ROW_GROUP_ROWS,
     TABLE_FOLDERS,
@@ -42,6 +47,8 @@ from worker.storage import Storage, lacks_own_memory
 RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys
 MIN_TASK_ROWS = 1_000_000
+MIN_TASK_FILES = 100  # a file takes some requests, however few rows it has
+FILES_AT_ONCE = 8  # small ones, which a task reads together, since each mostly waits for the store
 COMMIT_ROWS = 128_000_000  # rows between two commits of a long build, so that a lost attempt loses little
 DICTIONARY_FILES = 16  # that a compaction leaves at most, more or less
 PARTITION_ID = "partition_id"
@@ -500,21 +507,39 @@ class BuildTask:
         runs: list[RunFile] = []
         failures: list[tuple[str, str]] = []
         batches: list[pa.RecordBatch] = []
-        for indexed in self.files:
-            try:
-                for entries in self._entries(indexed):
-                    batches.append(entries)
-                    if (
-                        sum(b.num_rows for b in batches) >= self.run_rows
-                        or sum(b.nbytes for b in batches) >= self.run_bytes
-                    ):
-                        runs += self._write(batches)
-                        batches = []
-            except (KeyColumnError, FileNotFoundError) as error:
-                failures.append((indexed.file.path, str(error)))
+        rows = size_bytes = 0
+        with Threads(FILES_AT_ONCE, "files") as threads:
+            ahead: deque[Future[list[pa.RecordBatch]] | None] = deque()
+            started = iter(self.files)
+            for number, indexed in enumerate(self.files, start=1):
+                for coming in islice(started, FILES_AT_ONCE - len(ahead)):
+                    ahead.append(threads.submit(self._read, coming) if self._is_small(coming) else None)
+                read = ahead.popleft()
+                try:
+                    for entries in self._entries(indexed) if read is None else read.result():
+                        batches.append(entries)
+                        rows += entries.num_rows
+                        size_bytes += entries.nbytes
+                        if rows >= self.run_rows or size_bytes >= self.run_bytes:
+                            runs += self._write(batches)
+                            batches = []
+                            rows = size_bytes = 0
+                except (KeyColumnError, FileNotFoundError) as error:
+                    failures.append((indexed.file.path, str(error)))
+                tell_share(number / len(self.files))
         if batches:
             runs += self._write(batches)
         return BuiltRuns(tuple(runs), tuple(failures))
+
+    def _is_small(self, indexed: IndexedFile) -> bool:
+        """Whether files such as this one, read together, take less than half of what a run does."""
+        at_once, file = 2 * FILES_AT_ONCE, indexed.file
+        return (
+            file.record_count * at_once <= self.run_rows and file.file_size_bytes * at_once <= self.run_bytes
+        )
+
+    def _read(self, indexed: IndexedFile) -> list[pa.RecordBatch]:
+        return list(self._entries(indexed))
 
     def _entries(self, indexed: IndexedFile) -> Iterator[pa.RecordBatch]:
         address = indexed.base_address
@@ -540,19 +565,20 @@ def build_tasks(
     parallelism: int,
     halvings: int = 0,
 ) -> list[BuildTask]:
-    """Groups files, partition by partition, into tasks of similar size.
+    """Groups files, partition by partition, into tasks of similar size: by rows, and small ones by number.
 
     storage, table_location: of the index's entries. halvings: of what a task holds.
     """
     run_rows, run_bytes = RUN_ROWS >> halvings, RUN_BYTES >> halvings
     total = sum(indexed.file.record_count for indexed in files)
     target = min(run_rows, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
+    most_files = max(MIN_TASK_FILES, -(-len(files) // max(1, parallelism)))
     tasks: list[BuildTask] = []
     group: list[IndexedFile] = []
     rows = 0
     # Files of one partition stay together, so that a run spans few partitions.
     for indexed in sorted(files, key=lambda f: (f.partition_id, f.base_address)):
-        if group and rows + indexed.file.record_count > target:
+        if group and (rows + indexed.file.record_count > target or len(group) >= most_files):
             tasks.append(BuildTask(reader, storage, table_location, tuple(group), run_rows, run_bytes))
             group, rows = [], 0
         group.append(indexed)

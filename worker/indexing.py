@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from worker import compaction
@@ -29,6 +30,9 @@ from worker.leftovers import remove_leftovers
 from worker.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
 from worker.session import JobCancelledError
 from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
+
+EXAMPLES = 10
+"""Data files that a result names, of those that could not be read."""
 
 
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
@@ -59,8 +63,26 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             continue
         results.append(_index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
         job.decide(_index_sentence(key_set, origin, results[-1]))
+    _refuse_nothing(results)
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:
+    """A job that had data files to index and could read none of them did not succeed."""
+    number = max((one["files_unreadable"] for one in results), default=0)
+    if not number or any(one["files_indexed"] for one in results):
+        return
+    first = next(one["unreadable"][0] for one in results if one["unreadable"])
+    others = f" (and {number - 1:,} more)" if number > 1 else ""
+    raise JobError(
+        "data_files_unreadable",
+        "No data file could be indexed",
+        f"{first['file_path']}: {first['reason']}{others}",
+        "Restore what is missing or damaged, or have it removed from the table. What was compacted away"
+        " meanwhile is no loss: the next attempt reads the files that are there by then.",
+        retryable=True,
+    )
 
 
 def rebuild_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -198,6 +220,7 @@ def _index_key_set(
     missing = uncovered_files(table.files.data_files, index.dictionary)
     total = missing.record_count
     files_indexed = rows_indexed = bytes_written = runs_written = 0
+    unreadable: dict[str, str] = {}
     for batch in commit_batches(missing):
         with job.stage("index"):
             rows = sum(file.record_count for file in batch)
@@ -209,6 +232,7 @@ def _index_key_set(
         failures = {path: reason for part in built for path, reason in part.failures}
         for path, reason in failures.items():
             job.decide(f"{path} is not indexed: {reason}.")
+        unreadable |= failures
         runs = [run for part in built for run in part.runs]
         readable = [entry for entry in indexed if entry.file.path not in failures]
         if not readable:
@@ -232,6 +256,10 @@ def _index_key_set(
         "equality_field_ids": list(key_set.equality_field_ids),
         "columns": key_set.column_names,
         "files_indexed": files_indexed,
+        "files_unreadable": len(unreadable),
+        "unreadable": [
+            {"file_path": path, "reason": reason} for path, reason in islice(unreadable.items(), EXAMPLES)
+        ],
         "rows_indexed": rows_indexed,
         "bytes_written": bytes_written,
         "sorted_runs_written": runs_written,
@@ -273,9 +301,15 @@ def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> 
         "earlier_report": "the key of earlier equality deletes",
         "identifier_fields": "the table's identifier fields",
     }[origin]
-    if not result["files_indexed"]:
+    unreadable = result["files_unreadable"]
+    if not result["files_indexed"] and not unreadable:
         return f"Key set {key_set} ({found}): nothing to do, every live data file is covered."
     return (
         f"Key set {key_set} ({found}): {result['files_indexed']:,} data files with {result['rows_indexed']:,}"
-        f" rows indexed in {result['bytes_written']:,} bytes."
+        f" rows indexed in {result['bytes_written']:,} bytes"
+        + (
+            f"; {unreadable:,} could not be read and {'is' if unreadable == 1 else 'are'} not covered."
+            if unreadable
+            else "."
+        )
     )

@@ -190,15 +190,15 @@ class Job:
     def each_task(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
         """Results as they come. planned_rows: what all tasks together may read.
 
-        Progress is told in rows, a task at a time.
+        Progress is told in rows, as each task comes to its share of them.
         """
 
         counted = 0
         counter = _WorkCounter(self.account, stage)
 
-        def on_progress(done: int) -> None:
+        def on_progress(done: float) -> None:
             nonlocal counted
-            rows = planned_rows * min(done, len(tasks)) // len(tasks)
+            rows = int(planned_rows * min(done / len(tasks), 1.0))
             self.account.rows += rows - counted
             self.account.stage(stage)["rows"] += rows - counted
             counted = rows

@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import astuple, dataclass
 from functools import partial
 from operator import add
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -78,6 +79,15 @@ class Task(Protocol[S, R]):
     """A picklable part of a stage; `shared` is the same for all of them and is broadcast once."""
 
     def run(self, shared: S, /) -> R: ...
+
+
+_told: ContextVar[Callable[[float], None] | None] = ContextVar("_told", default=None)
+
+
+def tell_share(share: float) -> None:
+    """From within a task: how much of itself it has done, 0 to 1. On Spark, only whole tasks count."""
+    if (tell := _told.get()) is not None:
+        tell(share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +328,14 @@ class TaskRunner:
         shared: S,
         *,
         planned_rows: int,
-        on_progress: Callable[[int], None],
+        on_progress: Callable[[float], None],
         on_work: OnWork = lambda _: None,
         about: str = "",
     ) -> Iterator[R]:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
 
-        `on_progress` is told the number of tasks done, about once a second at least, and may raise
+        `on_progress` is told the number of tasks done, with the shares that running ones have told of
+        themselves (`tell_share`), about once a second at least, and may raise
         JobCancelledError: no further task starts then. `on_work` is told before that what tasks came to.
         about: how Spark's jobs are described in its UI and event log.
         A task's own error is raised as it is locally, and as Spark wraps it otherwise.
@@ -335,28 +346,44 @@ class TaskRunner:
             yield from self._run_on_spark(tasks, shared, on_progress, on_work, about)
 
     def _run_locally(
-        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[int], None], on_work: OnWork
+        self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[float], None], on_work: OnWork
     ) -> Iterator[R]:
         seconds: list[float] = []
+        # A task that has ended, or the share that one has done of itself.
+        news: SimpleQueue[Future[R] | tuple[int, float]] = SimpleQueue()
 
-        def timed(task: Task[S, R]) -> R:
+        def timed(number: int, task: Task[S, R]) -> R:
+            telling = _told.set(lambda share: news.put((number, share)))
             started = time.monotonic()
             try:
                 return task.run(shared)
             finally:
                 seconds.append(time.monotonic() - started)
+                _told.reset(telling)
 
         threads = Threads(self._threads, "stage")
+        pending: set[Future[R]] = set()
+        shares: dict[int, float] = {}
         try:
-            pending: set[Future[R]] = {threads.submit(timed, task) for task in tasks}
+            numbers = {threads.submit(timed, number, task): number for number, task in enumerate(tasks)}
+            pending = set(numbers)
+            for future in numbers:
+                future.add_done_callback(news.put)
             while pending:
-                done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
-                failed = sum(future.exception() is not None for future in done)
-                ended = len(tasks) - len(pending)
-                on_work(Work(ended - failed, failed_tasks=failed, task_seconds=sum(seconds)))
-                on_progress(ended)
-                for future in done:
-                    yield future.result()
+                ended: Future[R] | None = None
+                with suppress(Empty):
+                    match news.get(timeout=1):
+                        case (number, share):
+                            shares[number] = share
+                        case Future() as ended:
+                            pending.remove(ended)
+                            shares[numbers[ended]] = 1.0
+                failed = ended is not None and ended.exception() is not None
+                done = len(tasks) - len(pending) - failed
+                on_work(Work(done, failed_tasks=int(failed), task_seconds=sum(seconds)))
+                on_progress(sum(shares.values()))
+                if ended is not None:
+                    yield ended.result()
         except (KeyboardInterrupt, GeneratorExit):
             # Whoever asked this process to stop will not wait for ever, wherever that found it; what tasks
             # still write is nobody's.
@@ -372,7 +399,7 @@ class TaskRunner:
         self,
         tasks: Sequence[Task[S, R]],
         shared: S,
-        on_progress: Callable[[int], None],
+        on_progress: Callable[[float], None],
         on_work: OnWork,
         about: str,
     ) -> Iterator[R]:

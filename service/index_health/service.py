@@ -21,6 +21,7 @@ from service.index_health.models import (
     Resolution,
     TableHealth,
 )
+from service.jobs.caveats import caveat_of
 from service.jobs.models import Job
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
@@ -132,6 +133,9 @@ def judge(
         return HealthStatus.DEGRADED, " ".join([wear, *(cause for cause, _ in causes)]), " ".join(remedies)
     if failed:
         return HealthStatus.DEGRADED, *_failure(health, failed[0])
+    indexed = next((job for job in last_jobs if job.kind in (JobKind.INDEX, JobKind.REBUILD)), None)
+    if indexed is not None and (caveat := caveat_of(JobKind(indexed.kind), indexed.result, dry_run=False)):
+        return HealthStatus.DEGRADED, f"{caveat.title}. {caveat.detail}", caveat.remedy
     pending = counted(health.pending_equality_delete_files, "equality delete file")
     if not policy.convert.enabled and health.pending_equality_delete_files:
         return (
@@ -195,6 +199,9 @@ def _age_seconds(oldest: datetime | None, now: datetime) -> float:
 
 
 def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
+    """As last reported, but for what polls have seen since: what is pending, and data files that came."""
+    uncovered = [one["files_total"] - one["files_covered"] for one in health.key_sets]
+    added = max(health.unindexed_data_files - max(uncovered, default=0), 0)
     pending = {tuple(one["equality_field_ids"]): one for one in health.pending_key_sets}
     found = []
     for reported in health.key_sets:
@@ -204,6 +211,14 @@ def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
             "pending_equality_delete_files": own["files"] if own else 0,
             "lag_seconds": _age_seconds(oldest_at, now),
         }
+        if health.measured_at is not None:
+            total = health.data_files
+            covered = max(total - (reported["files_total"] - reported["files_covered"]) - added, 0)
+            polled |= {
+                "files_total": total,
+                "files_covered": covered,
+                "coverage": covered / total if total else 1.0,
+            }
         found.append(KeySetView.model_validate(reported | polled))
     return found
 

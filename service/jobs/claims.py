@@ -23,7 +23,7 @@ from service.index_health.reports import seen_equality_field_ids
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget
 from service.jobs.events import record_job_event
-from service.jobs.models import REQUEST, SCHEDULER, Assignment, Attempt, Job, SystemState, Turn
+from service.jobs.models import POLICY, REQUEST, Assignment, Attempt, Job, SystemState, Turn
 from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.policies.service import bounded, effective_policy
@@ -171,7 +171,7 @@ def _drop_again(session: Session, job_id: str, now: datetime) -> None:
     if table is not None:
         policy = effective_policy(session, table)
         why = f"job {job_id} was given up after the index was dropped, and may have written to it since"
-        enqueue(session, table, JobKind.DROP_INDEX, policy, now, trigger=why, requested_by=SCHEDULER)
+        enqueue(session, table, JobKind.DROP_INDEX, policy, now, trigger=why, requested_by=POLICY)
 
 
 def _is_index_used(session: Session, job: Job, table: EnrolledTable) -> bool:

@@ -146,8 +146,8 @@ class Attempt(SQLModel, table=True):
     """What it announced (AnnouncedPlan), until it succeeded or a later job has removed what it left."""
 
 
-SCHEDULER = "scheduler"
-"""Who requests the jobs that policies start."""
+POLICY = "policy"
+"""Who requested a job that started by itself: its trigger says why."""
 REQUEST = "request"
 """The trigger of jobs that somebody asked for."""
 
@@ -221,8 +221,8 @@ class JobRequest(Message):
     kind: RequestableKind
     """What is to be done."""
     dry_run: bool = False
-    """Say what a conversion would do, what it would read and write, and how long it would take; change
-    nothing. Other kinds have no dry run."""
+    """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
+    would take. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """Options of the worker for this kind of job; usually none."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
@@ -260,6 +260,19 @@ class AttemptView(Message):
     """Read for lookups, scans and compactions, and written into the index."""
 
 
+class Caveat(Message):
+    """What a job that succeeded did not do, or should not leave at that."""
+
+    title: str
+    """In short."""
+    detail: str
+    """The first of what it is about, and why."""
+    remedy: str
+    """What to do."""
+    did_nothing: bool
+    """Whether therefore nothing at all was done, or would be."""
+
+
 class JobView(Message):
     """A job and its attempts."""
 
@@ -284,7 +297,7 @@ class JobView(Message):
     trigger: str
     """`request`, or the sentence of the policy trigger that made it."""
     requested_by: str
-    """Who requested it, or `icestream` for a policy."""
+    """Who requested it; `policy` if it started by itself."""
     created_at: datetime
     """When it was queued."""
     available_at: datetime
@@ -313,6 +326,8 @@ class JobView(Message):
     """Oldest first."""
     progress: dict[str, Any] | None
     """What the running attempt last reported; null if nothing."""
+    caveat: Caveat | None
+    """Of a job that succeeded, and yet asks for somebody; null if there is nothing."""
     result: dict[str, Any] | None
     """What it did, or a dry run would do; null before it succeeded.
 

@@ -21,7 +21,7 @@ from service.index_health.models import TableHealth
 from service.jobs import claims, clock, queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
-from service.jobs.models import REQUEST, SCHEDULER, Job, PlannedJob, PolicyPreview
+from service.jobs.models import POLICY, REQUEST, Job, PlannedJob, PolicyPreview
 from service.jobs.service import pause_reason, read_others, waiting_for
 from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
@@ -591,7 +591,7 @@ def schedule(
         }
         if decision.action is Action.TRIGGER:
             queue.enqueue(
-                session, table, decision.kind, policy, now, trigger=decision.sentence, requested_by=SCHEDULER
+                session, table, decision.kind, policy, now, trigger=decision.sentence, requested_by=POLICY
             )
         elif began and decision.action is not Action.WAIT:
             record_table_event(

@@ -17,6 +17,7 @@ from service.catalogs.service import find_catalog
 from service.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
 from service.jobs import claims, queue
+from service.jobs.caveats import caveat_of
 from service.jobs.models import (
     REQUEST,
     Attempt,
@@ -290,6 +291,9 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
                 cancel_requested=job.cancel_requested_at is not None,
                 trace_id=trace_id_of(job.traceparent),
                 attempts=attempts[job.id],
+                caveat=caveat_of(JobKind(job.kind), job.result, dry_run=job.dry_run)
+                if job.status == JobStatus.SUCCEEDED.value
+                else None,
             )
         )
     return result
@@ -348,7 +352,7 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
 
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
     if dry_run and not kind.has_dry_run:
-        message = "Only `convert` has a dry run: leave dry_run out, or request a dry run of `convert`."
+        message = "Only `convert` and `verify` have a dry run: leave dry_run out, or request one of these."
         raise InvalidError(
             "no-dry-run",
             "This kind of job has no dry run",

@@ -13,8 +13,11 @@ class JobKind(StrEnum):
     """Not requested by itself: it follows the removal of its table."""
 
     def writes(self, *, dry_run: bool) -> bool:
-        """Whether such a job may change the table or its index; a verification rebuilds a wrong one."""
-        return not (dry_run and self.has_dry_run)
+        """Whether such a job needs the table and its index for itself.
+
+        A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong.
+        """
+        return not (dry_run and self is JobKind.CONVERT)
 
     @property
     def persists(self) -> bool:
@@ -23,7 +26,7 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        return self is JobKind.CONVERT
+        return self in (JobKind.CONVERT, JobKind.VERIFY)
 
 
 class JobStatus(StrEnum):

@@ -253,7 +253,7 @@ def _without(data: Mapping[str, Any], places: Iterable[tuple[int | str, ...]]) -
 
 def _restated(error: ErrorDetails) -> InitErrorDetails:
     """An error that was found, to be raised again beside others."""
-    kind = PydanticCustomError(error["type"], "{why}", {"why": error["msg"]})
+    kind = PydanticCustomError(error["type"], "{why}", {**error.get("ctx", {}), "why": error["msg"]})
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
 
 

@@ -446,6 +446,38 @@ def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[Effec
     return EffectivePolicy.model_validate(nested), {name: sources[name] for name in order}
 
 
+def inherited_values(session: Session, row: Policy | None) -> dict[str, list[Any]]:
+    """What each setting, by its dotted name, comes to where the policy leaves it out.
+
+    Several values if it holds for places that inherit different ones. A policy that holds nowhere yet would
+    inherit what holds for the whole system, which itself is backed by `standard`.
+    """
+    chains: set[tuple[str, ...]] = {(SYSTEM_TARGET,)}
+    if row is not None:
+        rows = session.exec(
+            select(PolicyAttachment, EnrolledTable)
+            .join(EnrolledTable, col(EnrolledTable.id) == col(PolicyAttachment.table_id), isouter=True)
+            .where(PolicyAttachment.policy_id == row.id, col(EnrolledTable.deleted_at).is_(None))
+            .order_by(col(PolicyAttachment.target))
+        ).all()
+        chains = {tuple(_chain_of(attachment, table)[1:]) for attachment, table in rows} or chains
+    settings = dict(
+        session.exec(
+            select(PolicyAttachment.target, Policy.settings)
+            .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+            .where(col(PolicyAttachment.target).in_({target for targets in chains for target in targets}))
+        ).all()
+    )
+    found: dict[str, list[Any]] = {name: [] for name in BUILT_IN[STANDARD][1].values()}
+    for targets in sorted(chains):
+        above = [PolicySettings.model_validate(settings[each]) for each in targets if each in settings]
+        values = ChainMap(*(each.values() for each in (*above, BUILT_IN[STANDARD][1])))
+        for name, known in found.items():
+            if values[name] not in known:
+                known.append(values[name])
+    return found
+
+
 def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
     """The same within the operator's bounds, which may have become narrower than what was allowed once."""
     wanted = policy.resources

@@ -16,7 +16,15 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, ImmutableMultiDict
 
 from service.conditional import NOTHING, etag
-from service.errors import ForbiddenError, IcestreamError, InvalidError, PreconditionError, validation_error
+from service.errors import (
+    ForbiddenError,
+    IcestreamError,
+    InvalidError,
+    PreconditionError,
+    form_error,
+    validation_error,
+)
+from service.ui.formats import POLICY_SETTINGS
 from service.values import unusable_values
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -79,18 +87,18 @@ class Form:
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:
-            raise validation_error(error) from error
+            raise validation_error(error, for_people=True) from error
 
     def refused(self, error: IcestreamError, **fields: str) -> Self:
         """The same with what is wrong. fields: by the slug of an error (`_` for `-`), the field that it is
         about, if the error itself does not say so. Raises a denial."""
         if isinstance(error, ForbiddenError):
             raise error
+        findings = error.extra.get("errors", ())
+        if error.slug == "validation-error":
+            error = form_error(findings, POLICY_SETTINGS)
         form = type(self)(self._values, error)
-        form._findings = [
-            (str(one["field"]).removeprefix("body."), str(one["message"]))
-            for one in error.extra.get("errors", ())
-        ]
+        form._findings = [(str(one["field"]).removeprefix("body."), str(one["message"])) for one in findings]
         if not form._findings and (field := fields.get(error.slug.replace("-", "_"))):
             form._findings = [(field, error.detail)]
         return form
@@ -110,7 +118,7 @@ class Form:
     def wrong(self, name: str) -> str:
         """What is wrong with a field, or with a part of it."""
         about = (text for field, text in self._findings if field == name or field.startswith(f"{name}."))
-        return "; ".join(text.removeprefix("Value error, ") for text in about)
+        return " ".join(text if text.endswith(".") else f"{text}." for text in about)
 
 
 async def _typed(request: Request) -> Form:

@@ -162,6 +162,7 @@ class KeySetTable:
 _KEY_SET_COLUMNS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
     "rows_indexed": [
         ("Data files indexed", "files_indexed", count),
+        ("Unreadable data files", "files_unreadable", count),
         ("Rows indexed", "rows_indexed", count),
         ("Written", "bytes_written", size),
         ("Sorted runs", "sorted_runs_written", count),

@@ -16,6 +16,7 @@ from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
     Level,
+    Policy,
     PolicyPatch,
     PolicyRequest,
     PolicySettings,
@@ -58,7 +59,7 @@ def show_policies(
 def show_new_policy(request: Request, session: ReadSession, sender: Operator, like: str = "") -> Response:
     """like: a policy whose settings the form begins with."""
     model = policies.find_policy(session, like) if like else None
-    return _policy_form(request, sender, _filled(model.settings if model else {}, description=""))
+    return _policy_form(request, session, sender, _filled(model.settings if model else {}, description=""))
 
 
 @router.post("/new")
@@ -70,7 +71,8 @@ def create_policy(
         with database.write() as session:
             created = policies.create_policy(session, settings, sender, body)
     except IcestreamError as error:
-        return _policy_form(request, sender, typed.refused(error, policy_exists="name"))
+        with database.read() as session:
+            return _policy_form(request, session, sender, typed.refused(error, policy_exists="name"))
     return see(f"/policies/{created.id}")
 
 
@@ -81,8 +83,8 @@ def show_policy(request: Request, session: ReadSession, reader: Viewer, policy_i
 
 @router.get("/{policy_id}/edit")
 def show_policy_form(request: Request, session: ReadSession, sender: Operator, policy_id: str) -> Response:
-    policy = policies.view(policies.get_policy(session, policy_id))
-    return _policy_form(request, sender, _form_of(policy), policy)
+    row = policies.get_policy(session, policy_id)
+    return _policy_form(request, session, sender, _form_of(policies.view(row)), row)
 
 
 @router.post("/{policy_id}/edit")
@@ -102,9 +104,9 @@ def update_policy(
         raise
     except IcestreamError as error:
         with database.read() as session:
-            policy = policies.view(policies.get_policy(session, policy_id))
-        form = typed.refused(error, policy_exists="name").beside(_form_of(policy))
-        return _policy_form(request, sender, form, policy)
+            row = policies.get_policy(session, policy_id)
+            form = typed.refused(error, policy_exists="name").beside(_form_of(policies.view(row)))
+            return _policy_form(request, session, sender, form, row)
     return see(f"/policies/{policy_id}")
 
 
@@ -185,7 +187,7 @@ def _policy_page(
 
 
 def _policy_form(
-    request: Request, sender: Principal, form: Form, policy: PolicyView | None = None
+    request: Request, session: Session, sender: Principal, form: Form, row: Policy | None = None
 ) -> Response:
     return render(
         request,
@@ -193,8 +195,8 @@ def _policy_form(
         sender,
         status_code=form.status_code,
         form=form,
-        policy=policy,
-        sections=list(sections()),
+        policy=policies.view(row) if row else None,
+        sections=list(sections(policies.inherited_values(session, row))),
     )
 
 
@@ -217,12 +219,11 @@ def _filled(settings: dict[str, Any], **fields: str) -> Form:
 def _said(typed: Form) -> dict[str, Any]:
     """The body of a policy that a form describes."""
     settings: dict[str, dict[str, Any]] = {}
-    for _, fields in sections():
-        for field in fields:
-            value = read_setting(field.name, typed[f"settings.{field.name}"])
-            section, _, name = field.name.partition(".")
-            if value is not None:
-                settings.setdefault(section, {})[name] = value
+    for dotted in POLICY_SETTINGS:
+        value = read_setting(dotted, typed[f"settings.{dotted}"])
+        section, _, name = dotted.partition(".")
+        if value is not None:
+            settings.setdefault(section, {})[name] = value
     return {"name": typed["name"], "description": typed["description"], "settings": settings}
 
 

@@ -4,7 +4,7 @@ What is written into a form reads back as the very same value.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _AMOUNT = re.compile(r"(-?[0-9][0-9_,]*(?:\.[0-9]+)?(?:e-?[0-9]+)?)\s*([a-zA-Z%]*)")
+_EXAMPLES = {"cron": "0 3 * * *", "time_zone": "Europe/Berlin", "windows": "sat, sun 22:00-06:00"}
 _WINDOW = re.compile(r"(?:(.*\S)\s+)?(\S+)\s*-\s*(\S+)")
 
 
@@ -27,10 +28,13 @@ class Setting:
     kind: str
     """`switch`, `windows` or `text`."""
     example: str
+    """How such a value is written, if that is not plain."""
+    inherited: str
+    """What holds if the field stays empty, as it would be written there."""
 
 
-def sections() -> Iterator[tuple[str, list[Setting]]]:
-    """All settings that a policy can have, under their headings."""
+def sections(inherited: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, list[Setting]]]:
+    """All settings that a policy can have, under their headings. inherited: values by dotted name."""
     for section, part in PolicySettings.model_fields.items():
         fields = part.annotation.model_fields if part.annotation is not None else {}
         yield (
@@ -41,7 +45,11 @@ def sections() -> Iterator[tuple[str, list[Setting]]]:
                     POLICY_SETTINGS[f"{section}.{name}"],
                     (field.description or "").replace("`", ""),
                     {"enabled": "switch", "windows": "windows"}.get(name, "text"),
-                    _example(name),
+                    _EXAMPLES.get(name, ""),
+                    " or ".join(
+                        write_setting(f"{section}.{name}", value).replace("\n", "; ")
+                        for value in inherited[f"{section}.{name}"]
+                    ),
                 )
                 for name, field in fields.items()
             ],
@@ -106,15 +114,3 @@ def _window(line: str) -> Any:
 def _units(name: str) -> dict[str, int]:
     name = name.removesuffix("_per_day")
     return _SECONDS if name.endswith("_seconds") else _BYTES if name.endswith("bytes") else {}
-
-
-def _example(name: str) -> str:
-    if name == "cron":
-        return "0 3 * * *"
-    if name == "time_zone":
-        return "Europe/Berlin"
-    if name == "windows":
-        return "sat, sun 22:00-06:00"
-    if name.endswith(("_ratio", "_fraction")):
-        return "50%"
-    return {id(_SECONDS): "10 min", id(_BYTES): "512 MB"}.get(id(_units(name)), "")

@@ -259,7 +259,7 @@ def test_a_requested_job_is_answered_at_once(service: Running, table: dict[str, 
     assert job["created_at"].endswith("Z")
 
 
-@pytest.mark.parametrize("kind", ["index", "compact", "rebuild", "verify"])
+@pytest.mark.parametrize("kind", ["index", "compact", "rebuild"])
 def test_a_dry_run_of_a_kind_that_would_write_is_refused(
     service: Running, table: dict[str, Any], kind: str
 ) -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.policies.service import BUILT_IN
+from service.policies.service import BUILT_IN, STANDARD
 from service.ui.policy_form import read_setting, sections, write_setting
 
-SETTINGS = [setting for _, settings in sections() for setting in settings]
+INHERITED = {name: [value] for name, value in BUILT_IN[STANDARD][1].values().items()}
+SETTINGS = [setting for _, settings in sections(INHERITED) for setting in settings]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

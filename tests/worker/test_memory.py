@@ -248,7 +248,7 @@ def test_fewer_tasks_run_at_a_time_on_spark_too(spark: SparkSession, monkeypatch
     def run(runner: TaskRunner) -> list[int]:
         """How many tasks each Spark job had."""
         at_once.clear()
-        progress: list[int] = []
+        progress: list[float] = []
         results = runner.run(tasks, None, planned_rows=1, on_progress=progress.append)
         assert list(results) == [0, 2, 4, 6, 8]
         assert progress == sorted(progress)

@@ -81,7 +81,7 @@ class OnceMore:
 def test_what_spark_computes_again_for_an_executor_that_is_gone_can_be_cancelled(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    def on_progress(_done: int) -> None:
+    def on_progress(_done: float) -> None:
         if is_lost:
             raise JobCancelledError
 

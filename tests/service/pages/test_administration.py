@@ -1,6 +1,8 @@
 """The pages of policies, catalogs, API keys, the audit log and workers: what people do by their forms."""
 
 import base64
+import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import httpx
 import pytest
 
 from service.auth.models import Role, Scope
+from service.ui.policy_form import read_setting
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -78,14 +81,103 @@ def test_a_form_that_is_refused_keeps_what_was_typed_and_says_what_is_wrong_besi
     assert filled["settings.convert.age_seconds"] == "soon"
     assert filled["settings.schedule.time_zone"] == "Mars/Olympus"
     for field, words in (
-        ("name", "String should match pattern"),
-        ("settings.convert.age_seconds", "Input should be a valid number"),
+        ("name", "letters, digits, dots, hyphens and underscores"),
+        ("settings.convert.age_seconds", "This takes a number"),
         ("settings.schedule.time_zone", "no IANA time zone"),
         ("settings.retries.backoff_seconds", "must not be larger than"),
     ):
         beside = refused.html.partition(f'id="{field}-wrong">')[2].partition("</p>")[0]
         assert words in beside, field
         assert f'id="{field}" name="{field}" aria-invalid="true"' in refused.html
+    # By the names that the form has, and with what a person can do.
+    assert "Something in the form has to be corrected" in refused.text
+    assert "At this age of the oldest: This takes a number." in refused.text
+    assert "send the form again" in refused.text
+    assert "/docs" not in refused.text
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "words"),
+    [
+        ("/jobs", {"kind": "convert", "priority": "high"}, "Priority: This takes a whole number."),
+        ("/jobs", {"kind": "convert", "priority": "101"}, "Priority: This must be 100 or less."),
+        ("/jobs", {"kind": "mend"}, "Kind: This is one of 'index', 'convert', 'compact'"),
+        ("/jobs", {"kind": "index", "run_at": "soon"}, "Run at: This takes a date and a time"),
+        ("/jobs", {}, "Kind: This is needed."),
+    ],
+)
+def test_a_form_without_fields_of_its_own_is_refused_in_words_of_people(
+    service: Running, admin: Person, path: str, data: dict[str, str], words: str
+) -> None:
+    table = service.admin.get("/tables?limit=1").json()["items"] or [service.enroll("db.t")]
+    admin.open(f"/tables/{table[0]['id']}")
+    token = dict(admin.page.forms[0].fields)["csrf_token"]
+    answer = admin.http.post(f"/tables/{table[0]['id']}{path}", data={**data, "csrf_token": token})
+    assert answer.status_code == 422
+    assert words in html.unescape(answer.text)
+    for of_programs in ("Input should", "Field required", "JSON", "/docs"):
+        assert of_programs not in html.unescape(answer.text).partition("<main")[2]
+
+
+def placeholders(admin: Person, path: str) -> dict[str, str]:
+    """What fields of the policy editor show while they are empty, by setting."""
+    page = admin.open(path).html
+    found = re.findall(r'<input id="settings\.([a-z_.]+)"[^>]* placeholder="([^"]*)"', page)
+    chosen = re.findall(r'<select id="settings\.([a-z_.]+)".*?<option value="" selected>([^<]*)<', page, re.S)
+    return dict(found) | dict(chosen)
+
+
+def test_an_empty_setting_shows_what_is_inherited_where_the_policy_holds(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    api = service.admin
+    iceberg.create("levels.t")
+    table = service.enroll("levels.t")["id"]
+    for name, settings in (
+        ("of-system", {"convert": {"age_seconds": 7200}}),
+        ("of-catalog", {"convert": {"deletes": 123_456}, "index": {"enabled": False}}),
+        ("of-namespace", {"retries": {"max_attempts": 9}}),
+        ("of-table", {}),
+        ("of-two", {}),
+    ):
+        assert api.post("/policies", json={"name": name, "settings": settings}).status_code == 201
+    places: list[tuple[str, dict[str, Any]]] = [
+        ("of-system", {"level": "system"}),
+        ("of-catalog", {"level": "catalog", "catalog": "local"}),
+        ("of-namespace", {"level": "namespace", "catalog": "local", "namespace": ["levels"]}),
+        ("of-table", {"level": "table", "table_id": table}),
+        ("of-two", {"level": "namespace", "catalog": "local", "namespace": ["elsewhere"]}),
+    ]
+    before = api.get("/policy-attachments").json()["items"]
+    system = next(one["policy"] for one in before if one["level"] == "system")
+    for policy, place in places:
+        answer = api.put("/policy-attachments", json={**place, "policy": policy})
+        assert answer.status_code in (200, 201), answer.text
+    try:
+        names = ("convert.age_seconds", "convert.deletes", "index.enabled", "retries.max_attempts")
+        built_in = api.get("/policies/standard").json()["settings"]
+        standard = {name: built_in[name.partition(".")[0]][name.partition(".")[2]] for name in names}
+
+        def shown(policy: str) -> list[Any]:
+            known = api.get(f"/policies/{policy}").json()["id"]
+            empty = placeholders(admin, f"/policies/{known}/edit")
+            return [read_setting(name, empty[name].removeprefix("inherited: ")) for name in names]
+
+        assert shown("of-system") == list(standard.values())
+        assert shown("of-catalog") == [
+            7200,
+            standard["convert.deletes"],
+            True,
+            standard["retries.max_attempts"],
+        ]
+        assert shown("of-namespace") == [7200, 123_456, False, standard["retries.max_attempts"]]
+        assert shown("of-table") == [7200, 123_456, False, 9]
+        # What is attached nowhere yet would hold below the whole system.
+        assert placeholders(admin, "/policies/new")["convert.age_seconds"] == "2 h"
+    finally:
+        for _, place in places[1:]:
+            api.put("/policy-attachments", json={**place, "policy": None})
+        api.put("/policy-attachments", json={"level": "system", "policy": system})
 
 
 def test_a_change_that_somebody_else_overtook_saves_nothing(service: Running, admin: Person) -> None:

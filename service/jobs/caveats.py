@@ -1,0 +1,85 @@
+"""What the result of a job that succeeded asks a person to look at: deletes that stay, files not indexed.
+
+Pure. Results come from workers of any version, so nothing in them is taken for granted.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.jobs.models import Caveat
+from service.jobs.status import JobKind
+from service.wording import counted
+
+_GO_BY_REASON = "Go by the reason."
+
+
+def caveat_of(kind: JobKind, result: Mapping[str, Any] | None, *, dry_run: bool) -> Caveat | None:
+    """None if all is done that was to be done."""
+    match kind:
+        case JobKind.CONVERT:
+            return _of_conversion(result or {})
+        case JobKind.INDEX | JobKind.REBUILD:
+            return _of_indexing(_key_sets(result))
+        case JobKind.VERIFY:
+            return _of_verification(_key_sets(result), dry_run=dry_run)
+        case _:
+            return None
+
+
+def _of_conversion(result: Mapping[str, Any]) -> Caveat | None:
+    refused = _objects(result.get("unconvertible"))
+    if not refused:
+        return None
+    return Caveat(
+        title=f"{counted(len(refused), 'equality delete file')} cannot be converted",
+        detail=_first(refused),
+        remedy=str(refused[0].get("remedy") or _GO_BY_REASON),
+        did_nothing=not result.get("equality_delete_files_removed"),
+    )
+
+
+def _of_indexing(key_sets: list[Mapping[str, Any]]) -> Caveat | None:
+    number = max((_number(one, "files_unreadable") for one in key_sets), default=0)
+    if not number:
+        return None
+    named = [each for one in key_sets for each in _objects(one.get("unreadable"))]
+    are = "is" if number == 1 else "are"
+    return Caveat(
+        title=f"{counted(number, 'data file')} could not be read, and {are} not indexed",
+        detail=_first(named) if named else "The job's decisions name them.",
+        remedy="Restore what is missing or damaged, or have it removed from the table; then request an index "
+        "job.",
+        did_nothing=not any(_number(one, "files_indexed") for one in key_sets),
+    )
+
+
+def _of_verification(key_sets: list[Mapping[str, Any]], *, dry_run: bool) -> Caveat | None:
+    number = sum(_number(one, "differences") for one in key_sets)
+    if not number:
+        return None
+    examples = [example for one in key_sets for example in one.get("examples") or []]
+    return Caveat(
+        title=f"The index differs from the data files: {counted(number, 'difference')}",
+        detail=str(examples[0]) if examples else "The job's decisions say more.",
+        remedy="Request a verification, which rebuilds a wrong index."
+        if dry_run
+        else "The index was rebuilt. If that happens again, find out what writes to the index's place.",
+        did_nothing=False,
+    )
+
+
+def _key_sets(result: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    return _objects((result or {}).get("key_sets"))
+
+
+def _objects(found: object) -> list[Mapping[str, Any]]:
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _number(one: Mapping[str, Any], name: str) -> int:
+    value = one.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _first(named: list[Mapping[str, Any]]) -> str:
+    return f"{named[0].get('file_path')}: {named[0].get('reason')}"

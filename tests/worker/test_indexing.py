@@ -1,0 +1,93 @@
+"""What an index job tells: how far it is, and what it could not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder
+from tests.jobs import Jobs
+from worker.index import MIN_TASK_FILES
+from worker.job import JobError
+
+pytestmark = pytest.mark.integration
+
+
+def appended(spark: SparkSession, name: str, files: int) -> list[Path]:
+    """The data files of a table with five rows in each."""
+    table = TableBuilder.create(spark, name, format_version=3)
+    rows = [{"id": i, "region": "eu", "value": i} for i in range(5 * files)]
+    return [Path(path.removeprefix("file:")) for path in table.append(rows, files=files)]
+
+
+def test_many_small_files_are_counted_as_they_are_read_and_shared_among_tasks(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    files = MIN_TASK_FILES + 20
+    appended(spark, table_name, files)
+    result = jobs.run("index", key_sets=[["id"]]).result
+    (one,) = result["key_sets"]
+    assert (one["files_indexed"], one["rows_indexed"]) == (files, 5 * files)
+    told = {done for stage, done, total in jobs.reporter.told if stage == "index" and 0 < done < total}
+    assert len(told) > files // 2
+    (stage,) = (stage for stage in result["stages"] if stage["name"] == "index")
+    assert (stage["tasks_in_driver"], stage["rows"]) == (2, 5 * files)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_a_job_that_can_read_none_of_its_data_files_fails_and_names_one(
+    spark: SparkSession, jobs: Jobs, table_name: str, damage: str
+) -> None:
+    files = appended(spark, table_name, 2)
+    for file in files:
+        whole = file.read_bytes()
+        file.unlink()
+        if damage == "cut off":
+            file.write_bytes(whole[:50])
+    for kind in ("index", "rebuild"):
+        with pytest.raises(JobError) as refused:
+            jobs.run(kind, key_sets=[["id"]])
+        assert refused.value.code == "data_files_unreadable"
+        assert any(file.name in refused.value.detail for file in files)
+        assert "and 1 more" in refused.value.detail
+        assert "Restore" in refused.value.remedy
+    assert not any("is covered" in sentence for sentence in jobs.reporter.decisions)
+
+
+def test_what_could_not_be_read_is_in_the_result_the_decisions_and_the_coverage(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    gone, _ = appended(spark, table_name, 2)
+    gone.unlink()
+    outcome = jobs.run("index", key_sets=[["id"]])
+    (one,) = outcome.result["key_sets"]
+    assert (one["files_indexed"], one["files_unreadable"]) == (1, 1)
+    assert [each["file_path"].rpartition("/")[2] for each in one["unreadable"]] == [gone.name]
+    assert (outcome.health["key_sets"][0]["files_covered"], outcome.health["key_sets"][0]["coverage"]) == (
+        1,
+        0.5,
+    )
+    assert outcome.result["decisions"][-1].endswith("1 could not be read and is not covered.")
+    # What is left can't be indexed, and is not called covered.
+    with pytest.raises(JobError, match=gone.name):
+        jobs.run("index", key_sets=[["id"]])
+    assert not any("every live data file is covered" in sentence for sentence in jobs.reporter.decisions)
+
+
+def test_a_dry_run_of_a_verification_compares_and_leaves_a_wrong_index_as_it_is(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    file, _ = appended(spark, table_name, 2)
+    jobs.run("index", key_sets=[["id"]])
+    other = TableBuilder.create(spark, f"{table_name}_other", format_version=3)
+    (moved,) = other.append([{"id": 1000 + i, "region": "eu", "value": i} for i in range(5)])
+    file.write_bytes(Path(moved.removeprefix("file:")).read_bytes())
+    for _ in range(2):
+        (one,) = jobs.run("verify", dry_run=True).result["key_sets"]
+        assert one["differences"] > 0
+        assert one["rebuilt"] is False
+    (one,) = jobs.run("verify").result["key_sets"]
+    assert (one["differences"] > 0, one["rebuilt"]) == (True, True)
+    assert jobs.run("verify", dry_run=True).result["key_sets"][0]["differences"] == 0
