@@ -133,9 +133,9 @@ def load_table(
     if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
         check_location(path)
     settings = java_properties(catalog_type, properties)
-    if catalog_type == "sql":
-        _check_database(name, properties["uri"])
     dotted = ".".join(identifier)
+    if catalog_type == "sql":
+        _check_database(name, dotted, properties["uri"])
     gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
     if gateway is not None:
         settings = gateway.java_properties(settings)
@@ -191,13 +191,13 @@ def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach,
         ) from None
 
 
-def _check_database(name: str, uri: str) -> None:
+def _check_database(name: str, table: str, uri: str) -> None:
     """Raises CatalogUnreachableError for a file that is not there."""
     path = sqlite_path(uri)
     if path is not None and not Path(path).is_file():
         raise CatalogUnreachableError(
-            f"The database of catalog {name}, {path}, is not there: mount the disk that it lies on, or put "
-            "the file back where it was. None is made in its place."
+            f"Catalog {name} could not open table {table}: its database {path} is not there. Mount the disk "
+            "that it lies on, or put the file back where it was; none is made in its place."
         )
 
 

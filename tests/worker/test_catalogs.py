@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
@@ -243,11 +244,30 @@ class TestCatalogs:
         spark.sql("CREATE TABLE of_hadoop.db.t (id bigint) USING iceberg")
         assert open_table(spark, "hadoop", properties).location().endswith("/db/t")
 
+    def test_a_database_that_is_away_is_not_made_anew(self, spark: SparkSession, tmp_path: Path) -> None:
+        database, away = tmp_path / "cat #1.db", tmp_path / "away.db"
+        properties = {"uri": f"sqlite:///{database}", "warehouse": f"file://{tmp_path}/warehouse"}
+        catalog = SqlCatalog("local", **properties)
+        catalog.create_namespace("db")
+        catalog.create_table("db.t", Schema(NestedField(1, "id", LongType())))
+        catalog.close()
+        assert open_table(spark, "sql", properties).location().endswith("/db/t")
+        database.rename(away)
+        with pytest.raises(CatalogUnreachableError, match="is not there"):
+            open_table(spark, "sql", properties)
+        assert not database.exists()
+        database.touch()
+        with pytest.raises(CatalogUnreachableError, match="iceberg_tables"):
+            open_table(spark, "sql", properties | {"catalog_name": "other"})
+        assert database.stat().st_size == 0
+        away.rename(database)
+        assert open_table(spark, "sql", properties).location().endswith("/db/t")
+
     @pytest.mark.parametrize(
         ("catalog_type", "properties", "cause"),
         [
             ("rest", {"uri": "http://127.0.0.1:1"}, "[Cc]onnect"),
-            ("sql", {"uri": "sqlite:////no/such/folder/cat.db", "warehouse": "/w"}, "folder"),
+            ("sql", {"uri": "sqlite:////no/such/folder/cat.db", "warehouse": "/w"}, "is not there"),
             ("sql", {"uri": "postgresql://u:hidden@127.0.0.1:1/d", "warehouse": "/w"}, "refused"),
             ("hive", {"uri": "thrift://127.0.0.1:1", "warehouse": "/w"}, "refused"),
         ],
