@@ -21,11 +21,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from py4j.java_gateway import JavaObject, JVMView
-from py4j.protocol import Py4JError
+from py4j.java_gateway import GatewayClient, JavaObject, JVMView
+from py4j.protocol import DEFAULT_JVM_ID, Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
@@ -41,68 +43,7 @@ COMMIT_ID = "icestream.commit-id"
 # another round costs far less than a new plan when a streaming writer commits several times a second.
 _COMMIT_ROUNDS = 5
 
-# Whether the snapshots since the plan leave alone what it names by path. Iceberg asks in each of its own
-# tries, about the very snapshot that it is about to build on: so this has to run in Java. Other files pass: a
-# writer who appends is never in the way. Each snapshot is read once.
-_VALIDATOR = """
-import java.util.HashSet;
-import java.util.Iterator;
-import java.util.List;
-import java.util.Set;
-import org.apache.iceberg.ContentFile;
-import org.apache.iceberg.Snapshot;
-import org.apache.iceberg.SnapshotAncestryValidator;
-import org.apache.iceberg.SnapshotChanges;
-import org.apache.iceberg.Table;
-
-public class NothingAddedAgain implements SnapshotAncestryValidator {
-    private final Set passed = new HashSet();
-    private final Table table;
-    private final Set dataFiles;
-    private final Set deleteFiles;
-    private String addedAgain = null;
-
-    public NothingAddedAgain(String startingSnapshotId, Table table, List dataFiles, List deleteFiles) {
-        this.passed.add(Long.valueOf(startingSnapshotId));
-        this.table = table;
-        this.dataFiles = new HashSet(dataFiles);
-        this.deleteFiles = new HashSet(deleteFiles);
-    }
-
-    public boolean validate(Iterable ancestors) {
-        Set read = new HashSet();
-        for (Iterator each = ancestors.iterator(); each.hasNext();) {
-            Snapshot snapshot = (Snapshot) each.next();
-            if (this.passed.contains(Long.valueOf(snapshot.snapshotId()))) {
-                break;
-            }
-            SnapshotChanges changes = SnapshotChanges.builderFor(this.table).snapshot(snapshot).build();
-            if (adds(changes.addedDataFiles(), this.dataFiles)
-                    || adds(changes.addedDeleteFiles(), this.deleteFiles)) {
-                return false;
-            }
-            read.add(Long.valueOf(snapshot.snapshotId()));
-        }
-        this.passed.addAll(read);
-        return true;
-    }
-
-    private boolean adds(Iterable files, Set paths) {
-        for (Iterator each = files.iterator(); each.hasNext();) {
-            String path = ((ContentFile) each.next()).location();
-            if (paths.contains(path)) {
-                this.addedAgain = path;
-                return true;
-            }
-        }
-        return false;
-    }
-
-    public String errorMessage() {
-        return this.addedAgain + " was added again";
-    }
-}
-"""
+_GUARDS = Path(__file__).with_name("CommitGuards.java")
 
 # Files that cross to Java in one text: about 50 MB.
 _SLICE = 100_000
@@ -328,48 +269,11 @@ def _row_delta(
 
 
 def _loading_no_class(java_table: JavaObject) -> JavaObject:
-    """The same table, where Iceberg finds a location provider of its own.
-
-    Whenever it commits deletion vectors it asks for one, and loads the class that the table names by then
-    (`write.location-provider.impl`). It then uses none: ours have their places.
-    """
+    """The same table, where Iceberg finds a location provider of its own and loads no class for one."""
     jvm = jvm_of(java_table)
-    # Each name that py4j looks up is a call.
-    java, reflect, iceberg = jvm.java.lang, jvm.java.lang.reflect, jvm.org.apache.iceberg
-    new_array, class_of = reflect.Array.newInstance, java.Class.forName
-    drop, guard = java.invoke.MethodHandles.dropArguments, java.invoke.MethodHandles.guardWithTest
-    type_of, lookup = java.invoke.MethodType.methodType, java.invoke.MethodHandles.publicLookup()
-    any_object, any_method = class_of("java.lang.Object"), class_of("java.lang.reflect.Method")
-    any_objects, boolean = class_of("[Ljava.lang.Object;"), java.Boolean.TYPE
-    interface = _java_class(java_table, "org.apache.iceberg.TableOperations")
-
-    def array_of(java_class: JavaObject) -> JavaObject:
-        array = new_array(any_object.getClass(), 1)
-        array[0] = java_class
-        return array
-
-    own = iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
-    chosen = java.invoke.MethodHandles.constant(any_object, own)
-    for ignored in (any_objects, any_method):
-        chosen = drop(chosen, 0, array_of(ignored))
-    equals = lookup.findVirtual(any_object, "equals", type_of(boolean, any_object))
-    is_one, called, takes_method = (
-        type_of(boolean, any_method),
-        type_of(any_object, any_objects),
-        array_of(any_method),
-    )
-    operations = java_table.operations()
-    for method in interface.getMethods():
-        if method.getName() != "locationProvider":
-            bound = lookup.unreflect(method).bindTo(operations)
-            does = bound.asSpreader(any_objects, method.getParameterCount()).asType(called)
-            chosen = guard(equals.bindTo(method).asType(is_one), drop(does, 0, takes_method), chosen)
-    handler = java.invoke.MethodHandleProxies.asInterfaceInstance(
-        class_of("java.lang.reflect.InvocationHandler"), drop(chosen, 0, array_of(any_object))
-    )
-    loader = interface.getClassLoader()
-    guarded = reflect.Proxy.newProxyInstance(loader, array_of(interface), handler)
-    return iceberg.BaseTable(guarded, java_table.name(), java_table.reporter())
+    own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
+    operations = _guard(java_table, "LoadingNoClass", java_table.operations(), own)
+    return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
 
 
 def _added_json(file: NewDeleteFile) -> dict[str, Any]:
@@ -473,18 +377,29 @@ def _consumer(
 
 
 def _nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
-    """A `SnapshotAncestryValidator`, compiled by Janino as Spark's own generated code is."""
-    jvm = jvm_of(java_table)
-    interface = _java_class(java_table, "org.apache.iceberg.SnapshotAncestryValidator")
+    removed = _java_list(jvm_of(java_table), [file.path for file in delta.removed])
+    starting = str(delta.starting_snapshot_id)
+    return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
+
+
+def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
+    """An object of a class of CommitGuards.java."""
+    values = jvm_of(java_table).java.util.ArrayList()
+    for argument in arguments:
+        values.add(argument)
+    (constructor,) = _guards(java_table._gateway_client).loadClass(name).getConstructors()
+    return constructor.newInstance(values.toArray())
+
+
+@lru_cache(maxsize=1)
+def _guards(client: GatewayClient) -> JavaObject:
+    """The loader of the classes in CommitGuards.java, made once for a JVM."""
+    jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(interface.getClassLoader())
-    compiler.cook(_VALIDATOR)
-    (constructor,) = compiler.getClassLoader().loadClass("NothingAddedAgain").getConstructors()
-    arguments = jvm.java.util.ArrayList()
-    removed = _java_list(jvm, [file.path for file in delta.removed])
-    for argument in (str(delta.starting_snapshot_id), java_table, referenced, removed):
-        arguments.add(argument)
-    return constructor.newInstance(arguments.toArray())
+    # Iceberg's JARs are known to Spark's own loader only.
+    compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+    compiler.cook(_GUARDS.read_text())
+    return compiler.getClassLoader()
 
 
 def _java_class(neighbour: JavaObject, name: str) -> JavaObject:

@@ -1,0 +1,124 @@
+// What of a commit has to run in Java: Iceberg asks in each of its own tries, about the very metadata that it
+// is about to build on. Compiled by Janino, as Spark's own generated code is, so without type arguments.
+
+import java.util.HashSet;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Set;
+import org.apache.iceberg.ContentFile;
+import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.SnapshotAncestryValidator;
+import org.apache.iceberg.SnapshotChanges;
+import org.apache.iceberg.Table;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.encryption.EncryptionManager;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
+
+/**
+ * Whether the snapshots since the plan leave alone what it names by path. Other files pass: a writer who appends
+ * is never in the way. Each snapshot is read once.
+ */
+public class NothingAddedAgain implements SnapshotAncestryValidator {
+    private final Set passed = new HashSet();
+    private final Table table;
+    private final Set dataFiles;
+    private final Set deleteFiles;
+    private String addedAgain = null;
+
+    public NothingAddedAgain(Table table, String startingSnapshotId, List dataFiles, List deleteFiles) {
+        this.passed.add(Long.valueOf(startingSnapshotId));
+        this.table = table;
+        this.dataFiles = new HashSet(dataFiles);
+        this.deleteFiles = new HashSet(deleteFiles);
+    }
+
+    public boolean validate(Iterable ancestors) {
+        Set read = new HashSet();
+        for (Iterator each = ancestors.iterator(); each.hasNext();) {
+            Snapshot snapshot = (Snapshot) each.next();
+            if (this.passed.contains(Long.valueOf(snapshot.snapshotId()))) {
+                break;
+            }
+            SnapshotChanges changes = SnapshotChanges.builderFor(this.table).snapshot(snapshot).build();
+            if (adds(changes.addedDataFiles(), this.dataFiles)
+                    || adds(changes.addedDeleteFiles(), this.deleteFiles)) {
+                return false;
+            }
+            read.add(Long.valueOf(snapshot.snapshotId()));
+        }
+        this.passed.addAll(read);
+        return true;
+    }
+
+    private boolean adds(Iterable files, Set paths) {
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            String path = ((ContentFile) each.next()).location();
+            if (paths.contains(path)) {
+                this.addedAgain = path;
+                return true;
+            }
+        }
+        return false;
+    }
+
+    public String errorMessage() {
+        return this.addedAgain + " was added again";
+    }
+}
+
+/**
+ * The operations of a table, with a given location provider. Whenever Iceberg commits deletion vectors, it asks
+ * for one, and loads the class that the table names by then (`write.location-provider.impl`). It then uses none:
+ * ours have their places.
+ */
+public class LoadingNoClass implements TableOperations {
+    private final TableOperations operations;
+    private final LocationProvider locations;
+
+    public LoadingNoClass(TableOperations operations, LocationProvider locations) {
+        this.operations = operations;
+        this.locations = locations;
+    }
+
+    public LocationProvider locationProvider() {
+        return this.locations;
+    }
+
+    public TableMetadata current() {
+        return this.operations.current();
+    }
+
+    public TableMetadata refresh() {
+        return this.operations.refresh();
+    }
+
+    public void commit(TableMetadata base, TableMetadata metadata) {
+        this.operations.commit(base, metadata);
+    }
+
+    public FileIO io() {
+        return this.operations.io();
+    }
+
+    public EncryptionManager encryption() {
+        return this.operations.encryption();
+    }
+
+    public String metadataFileLocation(String fileName) {
+        return this.operations.metadataFileLocation(fileName);
+    }
+
+    public TableOperations temp(TableMetadata uncommitted) {
+        return new LoadingNoClass(this.operations.temp(uncommitted), this.locations);
+    }
+
+    public long newSnapshotId() {
+        return this.operations.newSnapshotId();
+    }
+
+    public boolean requireStrictCleanup() {
+        return this.operations.requireStrictCleanup();
+    }
+}
