@@ -245,7 +245,7 @@ def form_error(findings: Sequence[Mapping[str, str]], names: Mapping[str, str] |
         told.append(f"{name[:1].upper()}{name[1:]}: {finding['message'].rstrip('.')}".strip(": "))
     return InvalidError(
         "validation-error",
-        "Something in the form has to be corrected",
+        "The request is not valid",
         ". ".join(told),
         "Correct what is named, and send the form again. Nothing was changed.",
         errors=[dict(finding) for finding in findings],

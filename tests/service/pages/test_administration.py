@@ -90,7 +90,7 @@ def test_a_form_that_is_refused_keeps_what_was_typed_and_says_what_is_wrong_besi
         assert words in beside, field
         assert f'id="{field}" name="{field}" aria-invalid="true"' in refused.html
     # By the names that the form has, and with what a person can do.
-    assert "Something in the form has to be corrected" in refused.text
+    assert "The request is not valid" in refused.text
     assert "At this age of the oldest: This takes a number." in refused.text
     assert "send the form again" in refused.text
     assert "/docs" not in refused.text

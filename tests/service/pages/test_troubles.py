@@ -101,7 +101,7 @@ def test_every_page_and_form_tells_in_words_why_a_request_is_refused(admin: Pers
                 answer = send(admin, route, **data)
                 words = {
                     404: "No such",
-                    422: "Something in the form has to be corrected",
+                    422: "The request is not valid",
                 }  # some ids are numbers
                 assert answer.status_code in words, route
                 check_page(answer, answer.status_code, words[answer.status_code])
