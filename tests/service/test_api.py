@@ -269,6 +269,15 @@ def test_a_dry_run_of_a_kind_that_would_write_is_refused(
     assert service.admin.get("/jobs").json()["items"] == []
 
 
+def test_a_dry_run_of_a_verification_is_taken_and_has_the_index_for_itself(
+    service: Running, table: dict[str, Any]
+) -> None:
+    assert request_job(service, table, kind="verify", dry_run=True)["dry_run"] is True
+    # An index that another job changes meanwhile would look wrong.
+    assert JobKind.VERIFY.writes(dry_run=True)
+    assert not JobKind.CONVERT.writes(dry_run=True)
+
+
 @pytest.mark.parametrize("kind", ["index", "convert", "compact", "rebuild", "verify"])
 def test_every_kind_of_job_is_accepted_and_queued_once(
     service: Running, table: dict[str, Any], kind: str

@@ -74,20 +74,3 @@ def test_what_could_not_be_read_is_in_the_result_the_decisions_and_the_coverage(
     with pytest.raises(JobError, match=gone.name):
         jobs.run("index", key_sets=[["id"]])
     assert not any("every live data file is covered" in sentence for sentence in jobs.reporter.decisions)
-
-
-def test_a_dry_run_of_a_verification_compares_and_leaves_a_wrong_index_as_it_is(
-    spark: SparkSession, jobs: Jobs, table_name: str
-) -> None:
-    file, _ = appended(spark, table_name, 2)
-    jobs.run("index", key_sets=[["id"]])
-    other = TableBuilder.create(spark, f"{table_name}_other", format_version=3)
-    (moved,) = other.append([{"id": 1000 + i, "region": "eu", "value": i} for i in range(5)])
-    file.write_bytes(Path(moved.removeprefix("file:")).read_bytes())
-    for _ in range(2):
-        (one,) = jobs.run("verify", dry_run=True).result["key_sets"]
-        assert one["differences"] > 0
-        assert one["rebuilt"] is False
-    (one,) = jobs.run("verify").result["key_sets"]
-    assert (one["differences"] > 0, one["rebuilt"]) == (True, True)
-    assert jobs.run("verify", dry_run=True).result["key_sets"][0]["differences"] == 0

@@ -16,7 +16,7 @@ from service.tables.models import EnrolledTable
 from service.ui.job_story import stages_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
 from service.webhooks.models import Webhook
-from tests.browser.running_service import convert_result, index_report
+from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Page, Person
@@ -83,6 +83,80 @@ def test_a_dry_run_says_what_would_happen_and_offers_to_do_it(
     admin.send(f"/tables/{table}/jobs")
     real = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
     assert (real["kind"], real["dry_run"]) == ("convert", False)
+
+
+def test_a_dry_run_of_a_blocked_table_says_so_and_is_not_green(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, dry_run=True)
+    refused = {
+        "file_path": "file:///wh/eq.parquet",
+        "code": "unsupported_key_type",
+        "reason": "the key column price is of type double",
+        "remedy": "Have the writer delete by another key.",
+        "equality_field_ids": [3],
+        "record_count": 12,
+    }
+    nothing = {
+        "equality_delete_files_removed": 0,
+        "equality_deletes_resolved": 0,
+        "rows_deleted": 0,
+        "unconvertible": [refused],
+        "estimated_seconds": 0.1,
+    }
+    service.finish(claim(service, worker, job), result=convert_result(dry_run=True) | nothing)
+    told = service.admin.get(f"/jobs/{job}").json()
+    assert told["status"] == "succeeded"
+    assert told["caveat"] == {
+        "title": "1 equality delete file cannot be converted",
+        "detail": "file:///wh/eq.parquet: the key column price is of type double",
+        "remedy": "Have the writer delete by another key.",
+        "did_nothing": True,
+    }
+    page = admin.open(f"/jobs/{job}")
+    assert "Have the writer delete by another key." in words(page)
+    assert 'class="status blocked"' in page.html
+    listed = admin.open("/jobs")
+    row = listed.html.partition(f"/jobs/{job}")[2].partition("</tr>")[0]
+    assert "1 equality delete file cannot be converted" in row
+    assert "would resolve" not in row
+    for each in (page.html, row):
+        assert 'class="status succeeded"' not in each.partition('id="attempts"')[0]
+
+
+def test_a_dry_run_says_in_lists_and_on_its_page_how_long_it_would_take(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, dry_run=True)
+    result = convert_result(dry_run=True) | {"estimated_seconds": 192.4}
+    service.finish(claim(service, worker, job), result=result)
+    assert "Would take about 3 min 12 s" in words(admin.open(f"/jobs/{job}"))
+    assert "delete 47,985 rows, in about 3 min 12 s" in words(admin.open("/jobs"))
+
+
+def test_what_an_index_job_left_out_is_told_alike_by_its_list_its_page_and_the_health(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, kind="index")
+    gone = {"file_path": "file:///wh/gone.parquet", "reason": "the file is missing"}
+    (one,) = index_result()["key_sets"][:1]
+    result = {"key_sets": [one | {"files_unreadable": 1, "unreadable": [gone]}]}
+    # What was reported was true of an empty table.
+    report = index_report(pending=(0, 0))
+    for key_set in report["key_sets"]:
+        key_set |= {"files_total": 0, "files_covered": 0, "coverage": 1.0}
+    service.finish(claim(service, worker, job), result=result, health=report)
+    said = "1 data file could not be read, and is not indexed"
+    assert said in words(admin.open(f"/jobs/{job}"))
+    assert said in admin.open("/jobs").html.partition(f"/jobs/{job}")[2].partition("</tr>")[0]
+    health = service.admin.get(f"/tables/{table}/health").json()
+    assert health["status"] != "healthy"
+    service.poll(table)
+    health = service.admin.get(f"/tables/{table}/health").json()
+    assert said in health["status_reason"]
+    assert health["unindexed_data_files"] > 0
+    assert health["coverage"] < 1
+    assert all(each["coverage"] < 1 for each in health["key_sets"])
 
 
 def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
