@@ -19,6 +19,7 @@ from service.database import Database
 from service.errors import UnauthenticatedError
 from service.jobs import stream
 from service.jobs.models import Event, EventView
+from service.jobs.status import JobKind
 from service.jobs.stream import _after, settled
 from service.routing import IdempotentAnswer
 from tests.patience import PATIENCE_SECONDS
