@@ -164,7 +164,9 @@ class JobSteps(Checks):
         kinds = [str(column.field_type) for column in self.schema.fields]
         fields = [column.field_id for column in self.schema.fields]
         expected = self.model.rows(self.model.head, fields)
-        assert_same(self.table.spark_rows(kinds), expected, "what Spark shows at the end")
+        # Spark reads deletes as Java does: a key of UUIDs is not for it, if one had to stay.
+        if self.java_reads(self.live_deletes(), fields):
+            assert_same(self.table.spark_rows(kinds), expected, "what Spark shows at the end")
         if rng.random() < 0.3:
             self.verify(rng)
         if rng.random() < 0.3:
