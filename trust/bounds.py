@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import socket
 import threading
@@ -112,8 +113,8 @@ class Budget:
     def holding(self, connection: socket.socket) -> Iterator[None]:
         """Cut a connection when the time is over. Raises OutOfTimeError if it is by now."""
         self.check()
-        # Of its own: TLS takes the file descriptor out of the socket that it is made of.
-        held = connection.dup()
+        # Of its own: TLS takes the file descriptor out of the socket that it is made of, and has no `dup`.
+        held = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
             self._sockets.add(held)
             if self._timer is None:
