@@ -1,6 +1,6 @@
 """Try a catalog step by step, and say in words what fails and what to do.
 
-A step that fails ends the check of what rests on it; those are `skipped`. Nothing is left behind.
+A step that fails ends the check of what rests on it; those are `skipped`. Nothing is written.
 """
 
 import os
@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from pyarrow.fs import FileType
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     BadRequestError,
@@ -47,6 +47,7 @@ from service.catalogs.reach import addresses_of
 from service.errors import IcestreamError
 from service.settings import Settings
 from service.wording import counted
+from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index
 from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location
@@ -108,7 +109,7 @@ class CatalogProbe:
                 self._seen.source.close()
         # It does not rest on the catalog.
         self._failed = self._steps[0].status == "failed"
-        self._step("index_warehouse", self._write_index_warehouse)
+        self._step("index_warehouse", self._look_at_index_warehouse)
         return self._verdict(time.monotonic() - started)
 
     def _step(self, name: StepName, act: Callable[[], str | None]) -> None:
@@ -245,9 +246,9 @@ class CatalogProbe:
             io.check(place)
             scheme, netloc, path = io.parse_location(place, io.properties)
             found = io.fs_by_scheme(scheme, netloc).get_file_info(path)
-            if not found.is_file and found.type.name == "NotFound" and self._seen.tables:
+            if not found.is_file and found.type is FileType.NotFound and self._seen.tables:
                 said.append(f"{place} does not exist yet; the tables lie elsewhere.")
-            elif found.type.name == "NotFound":
+            elif found.type is FileType.NotFound:
                 raise StepFailed(
                     f"The warehouse {place} does not exist.",
                     "Check `warehouse`; the bucket or directory must be there, and visible to the service.",
@@ -265,30 +266,34 @@ class CatalogProbe:
                 said.append(f"The metadata of {'.'.join(identifier)} can be read.")
         return " ".join(said) or None
 
-    def _write_index_warehouse(self) -> str:
+    def _look_at_index_warehouse(self) -> str:
+        """Writes nothing: that is up to jobs, and whether they can shows with the first one."""
         place = self._index_warehouse.rstrip("/")
         given = of_index(self._seen.properties, place) or self._seen.properties
         io = GuardedFileIO({**given, SETTINGS: self._settings})
-        location = f"{place}/.icestream-check-{uuid.uuid4().hex}"
-        io.check(location)
+        io.check(place)
+        if (at := parse_location(place)).is_local:
+            return self._look_at_local_index_warehouse(Path(at.path))
         try:
-            scheme, netloc, path = io.parse_location(location, io.properties)
+            scheme, netloc, path = io.parse_location(place, io.properties)
             filesystem = io.fs_by_scheme(scheme, netloc)
-            if (at := parse_location(place)).is_local:
-                return self._look_at_local_index_warehouse(Path(at.path))
-            with filesystem.open_output_stream(path) as sink:
-                sink.write(b"icestream")
-            filesystem.delete_file(path)
+            is_there = filesystem.get_file_info(path).type is not FileType.NotFound
+            bucket = path.partition("/")[0]
+            # Who may write into a bucket of Google's need not be allowed to look at the bucket itself.
+            is_known = is_there or scheme in GOOGLE_SCHEMES
+            if not is_known and filesystem.get_file_info(bucket).type is FileType.NotFound:
+                raise FileNotFoundError(f"there is no {bucket}")
         except OSError as error:
             said = " ".join(str(error).split())[:400]
             cause = _explain_code(error, said)
             raise StepFailed(
-                f"The index warehouse {place} cannot be written to: {said}",
-                "Let the service and the workers write there, or set another index_warehouse on the catalog."
+                f"The index warehouse {place} cannot be used: {said}",
+                "Let the service and the workers use it, or set another index_warehouse on the catalog."
                 if cause is None
                 else cause.remedy,
             ) from None
-        return f"Files can be written to {place} and deleted."
+        seen = f"{place} can be read" if is_there else f"{place} is empty"
+        return f"{seen}; whether workers may write there shows with the first job that indexes."
 
     def _look_at_local_index_warehouse(self, folder: Path) -> str:
         """Writes nothing: where a disk is not mounted, a file or a folder would lie below it."""
