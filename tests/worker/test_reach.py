@@ -1,7 +1,7 @@
 """Whatever a catalog answers, a worker and its Java reach only allowed hosts, and load no code by name."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ from tests.factories import Catalog, TableBuilder
 from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
+from trust.bounds import ANSWER_BYTES
 from trust.rest_answers import SentElsewhereError
 from worker.catalogs import CodeNotAllowedError, file_io_properties, load_table
 from worker.control_plane import Assignment
@@ -344,17 +345,31 @@ class TestJava:
             assert isinstance(loaded, Answer)
             keys = {"s3.access-key-id": "vended", "s3.secret-access-key": "vended"}
             loaded.body["config"] = {trap: ELSEWHERE} | keys
-        assignment = {
+        with pytest.raises(JobError, match=r"169\.254\.169\.254") as caught:
+            run_job(conversion(server, catalog, further), TaskRunner(spark), RecordingReporter())
+        code = "catalog_redirects" if trap in ("redirect", "uri") else "host_not_allowed"
+        assert (caught.value.code, caught.value.retryable) == (code, False)
+
+    def test_a_job_takes_no_more_of_an_answer_than_the_bound(
+        self, spark: SparkSession, catalog: Catalog, server: HttpServer
+    ) -> None:
+        server.answers["/v1/namespaces/db/tables/t"] = Answer(" " * (ANSWER_BYTES + 1))
+        with pytest.raises(JobError) as caught:
+            run_job(conversion(server, catalog), TaskRunner(spark), RecordingReporter())
+        assert (caught.value.code, caught.value.retryable) == ("catalog_limit_exceeded", False)
+
+
+def conversion(server: HttpServer, catalog: Catalog, further: Mapping[str, str] | None = None) -> Assignment:
+    """Of a table of a REST catalog. further: properties of its record."""
+    return Assignment.model_validate(
+        {
             "job": {"id": "job", "kind": "convert"},
             "attempt": 1,
             "lease_seconds": 30,
             "table": {"id": "t", "identifier": ["db", "t"], "table_uuid": "u", "branch": "main"},
-            "catalog": {"name": "c", "type": "rest", "properties": {"uri": server.url} | further},
+            "catalog": {"name": "c", "type": "rest", "properties": {"uri": server.url, **(further or {})}},
             "index": {"warehouse": f"{catalog.warehouse}/index"},
             "allowed_locations": [catalog.warehouse],
             "allowed_hosts": list(LOOPBACK.rules or ()),
         }
-        with pytest.raises(JobError, match=r"169\.254\.169\.254") as caught:
-            run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
-        code = "catalog_redirects" if trap in ("redirect", "uri") else "host_not_allowed"
-        assert (caught.value.code, caught.value.retryable) == (code, False)
+    )
