@@ -25,7 +25,7 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, planned_key_sets
+from worker.job import Job, JobError, Outcome, PinnedTable, indexes, outcome, pin_table, planned_key_sets
 from worker.leftovers import remove_leftovers
 from worker.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
 from worker.session import JobCancelledError
@@ -79,8 +79,7 @@ def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:
         "data_files_unreadable",
         "No data file could be indexed",
         f"{first['file_path']}: {first['reason']}{others}",
-        "Restore what is missing or damaged, or have it removed from the table. What was compacted away"
-        " meanwhile is no loss: the next attempt reads the files that are there by then.",
+        "Restore what is missing or damaged, or have it removed from the table.",
         retryable=True,
     )
 
@@ -251,20 +250,36 @@ def _index_key_set(
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)
         job.reporter.progress("index", rows_indexed, total, "rows")
+    left, gone = _still_live(job, unreadable)
     drop_older_generations(warehouse, table.index_database, index)
     return {
         "equality_field_ids": list(key_set.equality_field_ids),
         "columns": key_set.column_names,
         "files_indexed": files_indexed,
-        "files_unreadable": len(unreadable),
+        "files_unreadable": len(left),
         "unreadable": [
-            {"file_path": path, "reason": reason} for path, reason in islice(unreadable.items(), EXAMPLES)
+            {"file_path": path, "reason": reason} for path, reason in islice(left.items(), EXAMPLES)
         ],
+        "files_gone": gone,
         "rows_indexed": rows_indexed,
         "bytes_written": bytes_written,
         "sorted_runs_written": runs_written,
         "generation": index.generation,
     }
+
+
+def _still_live(job: Job, unreadable: Mapping[str, str]) -> tuple[Mapping[str, str], int]:
+    """Those of the paths that the table still has, and how many it has not: these need no index.
+
+    What is compacted away may expire before it is read.
+    """
+    if not unreadable:
+        return unreadable, 0
+    with job.stage("plan"):
+        live = {file.path for file in pin_table(job).files.data_files.with_paths(unreadable.keys())}
+    return {path: reason for path, reason in unreadable.items() if path in live}, len(
+        unreadable.keys() - live
+    )
 
 
 def _merge_new_runs(
@@ -301,9 +316,12 @@ def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> 
         "earlier_report": "the key of earlier equality deletes",
         "identifier_fields": "the table's identifier fields",
     }[origin]
-    unreadable = result["files_unreadable"]
+    unreadable, gone = result["files_unreadable"], result["files_gone"]
     if not result["files_indexed"] and not unreadable:
-        return f"Key set {key_set} ({found}): nothing to do, every live data file is covered."
+        why = (
+            "the table changed meanwhile and has none of them" if gone else "every live data file is covered"
+        )
+        return f"Key set {key_set} ({found}): nothing to do, {why}."
     return (
         f"Key set {key_set} ({found}): {result['files_indexed']:,} data files with {result['rows_indexed']:,}"
         f" rows indexed in {result['bytes_written']:,} bytes"
