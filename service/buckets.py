@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from service.errors import IcestreamError
-from stores.addresses import unwrapped
+from trust.addresses import unwrapped
 
 REMEMBERED = 10_000
 """Of callers, and of credentials that were good: the ones not seen for longest are forgotten."""

@@ -108,7 +108,7 @@ def login(
 @app.command()
 def worker() -> None:
     """Start a worker; ICESTREAM_URL and ICESTREAM_API_KEY name the service."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker.main"])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "worker.agent.main"])  # noqa: S606
 
 
 @app.command()

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from stores.addresses import literal_addresses, unwrapped
+from trust.addresses import literal_addresses, unwrapped
 
 _HERE = "this machine"
 _PORT = "5432"

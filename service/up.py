@@ -144,12 +144,12 @@ class _Up:
             f"  `icestream login{place}` prints another link.\n"
         )
         shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(data_dir)}
-        worker = Child("worker", ["worker.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
+        worker = Child("worker", ["worker.agent.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
         self._worker = KeptAlive(worker)
         self._worker.start()
         self._teller.start()
         if self._demo is not None:
-            arguments = ["worker.demo", *self._demo.arguments]
+            arguments = ["worker.demo.story", *self._demo.arguments]
             environment = {**shared, "ICESTREAM_API_KEY": self._demo_key()}
             self._writer = Child("demo", arguments, environment, data_dir, speaks=True)
             process = self._writer.start()

@@ -24,7 +24,7 @@ def java_options() -> str:
 
 def main() -> None:
     # Not at the top: whatever runs a test reads what is above, with or without Spark.
-    from worker.session import create_spark
+    from worker.spark.session import create_spark
 
     PATH.unlink(missing_ok=True)
     os.environ["JDK_JAVA_OPTIONS"] = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={PATH} -Xlog:cds*=off"

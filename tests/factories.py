@@ -40,7 +40,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
 from pyspark.sql import Row, SparkSession
 
-from worker.session import create_spark
+from worker.spark.session import create_spark
 
 POSITION_DELETE_SCHEMA = Schema(
     NestedField(2147483546, "file_path", StringType(), required=True),

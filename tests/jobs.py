@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from worker.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
-from worker.job import Outcome
-from worker.pipeline import run_job
-from worker.session import TaskRunner
+from worker.attempt.job import Outcome
+from worker.contract.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
+from worker.jobs.pipeline import run_job
+from worker.spark.session import TaskRunner
 
 _numbers = count(1)
 

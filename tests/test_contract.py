@@ -249,6 +249,6 @@ def resolve(document: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 def test_up_gives_its_worker_the_time_that_it_takes_to_stop() -> None:
     from service.children import STOP_SECONDS
-    from worker import main
+    from worker.agent import main
 
     assert STOP_SECONDS > main.STOP_SECONDS

@@ -16,7 +16,7 @@ from trust.locations import (
     parse_location,
     sqlite_path,
 )
-from worker.storage import Storage
+from worker.io.storage import Storage
 
 
 @pytest.mark.parametrize(

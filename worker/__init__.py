@@ -1,5 +1,5 @@
 """The PySpark worker: claim -> plan -> read -> index | lookup -> deletes -> commit -> report."""
 
-from worker.threads import bound_thread_starts
+from worker.process.threads import bound_thread_starts
 
 bound_thread_starts()

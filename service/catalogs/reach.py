@@ -18,7 +18,7 @@ from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
 from service.settings import Settings
-from stores.addresses import Address, is_internal, literal_addresses, unwrapped
+from trust.addresses import Address, is_internal, literal_addresses, unwrapped
 from trust.locations import (
     AmbiguousLocationError,
     LocationNotAllowedError,

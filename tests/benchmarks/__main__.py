@@ -21,7 +21,7 @@ from tests.benchmarks.readers import read_before_and_after
 from tests.benchmarks.report import Results, machine, write_report
 from tests.benchmarks.small_files import measure_small_files
 from tests.benchmarks.sweep import sweep
-from worker.session import create_spark
+from worker.spark.session import create_spark
 
 _REPORT = Path("docs/benchmarks.md")
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from tests.benchmarks.competitors import look_up, scan
 from tests.benchmarks.datasets import Dataset, Kind
 from tests.benchmarks.measure import Figure, PeakMemory, timed, with_peak_memory
-from worker.compaction import choose_merge
-from worker.job import Outcome
+from worker.attempt.job import Outcome
+from worker.index.compaction import choose_merge
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def measure_index(
     say("building the index")
     build = _measured(dataset, _rebuild)
     say("building the index without merging")
-    with patch("worker.indexing.choose_merge_of_new", return_value=None):
+    with patch("worker.jobs.indexing.choose_merge_of_new", return_value=None):
         unmerged = _measured(dataset, _rebuild)
     before = _lookups(dataset, deletes, rounds, say)
     say("compacting the index")
@@ -97,7 +97,7 @@ def _compact(dataset: Dataset) -> Outcome:
     def everything(files: Any, _: float) -> Any:
         return choose_merge(files, dead_ratio=1)
 
-    with patch("worker.indexing.choose_merge", everything):
+    with patch("worker.jobs.indexing.choose_merge", everything):
         outcome = dataset.jobs.run("compact")
     assert _index_of(outcome)["sorted_runs"] == 1
     return outcome

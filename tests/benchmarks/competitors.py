@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from tests.benchmarks.datasets import Dataset, Pending
 from tests.benchmarks.measure import timed
-from worker.job import Outcome
-from worker.lookup import Matches
-from worker.plan import Source
-from worker.positions import Positions
-from worker.resolution import PendingDeletes
+from worker.attempt.job import Outcome
+from worker.lookup.index_lookup import Matches
+from worker.lookup.positions import Positions
+from worker.lookup.resolution import PendingDeletes
+from worker.table.plan import Source
 
 # Data file -> number of its rows that were found, and the sum of their positions.
 Found: TypeAlias = Mapping[str, tuple[int, int]]
@@ -157,7 +157,7 @@ def _answer(pending: Pending, source: Source) -> Answer:
 
     choice = (source is Source.INDEX, "the benchmark asks for it")
     with (
-        patch("worker.resolution.index_is_cheaper", return_value=choice),
+        patch("worker.lookup.resolution.index_is_cheaper", return_value=choice),
         patch.object(PendingDeletes, "find", clocked_find),
     ):
         outcome = pending.dataset.jobs.run("convert", dry_run=True)

@@ -25,13 +25,13 @@ import typer
 
 from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.report import machine, table
-from worker.footers import footer
-from worker.index import ADDRESS, PARTITION_ID
-from worker.lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
-from worker.read import NULL_MASK
-from worker.row_groups import REQUESTS
-from worker.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
-from worker.storage import Storage
+from worker.index.footers import footer
+from worker.index.key_set_index import ADDRESS, PARTITION_ID
+from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
+from worker.io.row_groups import REQUESTS
+from worker.io.storage import Storage
+from worker.keys.read import NULL_MASK
+from worker.lookup.index_lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
 
 _REPORT = Path("docs/object-stores.md")
 _BUCKET = "index"
@@ -233,7 +233,7 @@ def _measured(
     for _ in range(rounds):  # in turn
         many.append(timed(once)[1])
         if len(single) < 2:
-            with patch("worker.row_groups.side_by_side", map):
+            with patch("worker.io.row_groups.side_by_side", map):
                 single.append(timed(once)[1])
     few = Figure(tuple(single))
     usual = Figure(tuple(many))

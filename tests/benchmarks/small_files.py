@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from tests.benchmarks.measure import Figure, timed
 from tests.factories import sqlite_catalog
 from tests.jobs import Jobs
-from worker.demo_table import KEY, Orders, OrdersWriter
-from worker.plan import Source
-from worker.resolution import PendingDeletes
-from worker.session import create_spark
+from worker.demo.table import KEY, Orders, OrdersWriter
+from worker.lookup.resolution import PendingDeletes
+from worker.spark.session import create_spark
+from worker.table.plan import Source
 
 ROWS = 3_000_000
 CHECKPOINTS = (0, 25, 100, 250, 500)
@@ -100,7 +100,7 @@ def _seconds(jobs: Jobs, source: Source, rounds: int) -> tuple[float, ...]:
 
     choice = (source is Source.INDEX, "the benchmark asks for it")
     with (
-        patch("worker.resolution.index_is_cheaper", return_value=choice),
+        patch("worker.lookup.resolution.index_is_cheaper", return_value=choice),
         patch.object(PendingDeletes, "find", clocked_find),
     ):
         for _ in range(rounds + 1):

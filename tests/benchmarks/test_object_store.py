@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
-from worker.footers import footer
-from worker.lookup import AddressMatches, DeleteKeys
+from worker.index.footers import footer
+from worker.lookup.index_lookup import AddressMatches, DeleteKeys
 
 PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 pytestmark = pytest.mark.integration

@@ -28,8 +28,8 @@ from tests.deployment.chart import (
     template,
 )
 from tests.deployment.pods import SECRETS, given
-from worker.main import WorkerSettings
-from worker.session import DRAIN_SECONDS
+from worker.agent.main import WorkerSettings
+from worker.spark.session import DRAIN_SECONDS
 
 pytestmark = pytest.mark.integration
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 _DRIVER = """
 import json, os
-from worker.session import create_spark
+from worker.spark.session import create_spark
 spark = create_spark(os.environ["ICESTREAM_SPARK_MASTER"])
 squares = spark.sparkContext.parallelize(range(4), 4).map(lambda i: (i * i, os.environ["SPARK_EXECUTOR_ID"]))
 print(json.dumps(squares.collect()))

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import worker.paths
-import worker.positions
-import worker.resolution
+import worker.io.paths
+import worker.lookup.positions
+import worker.lookup.resolution
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.faults.tables import (
     assert_next_attempt_converts,
@@ -27,7 +27,7 @@ from tests.faults.tables import (
     unnamed,
 )
 from tests.jobs import Jobs
-from worker.job import JobError
+from worker.attempt.job import JobError
 
 _numbers = count()
 ROWS = 20_000
@@ -108,7 +108,7 @@ def test_a_full_disk_of_the_index(
     place.resize("1g")
     assert jobs.run("index", job_id="full", attempt=2).result["key_sets"][0]["rows_indexed"] == ROWS
     assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
-    monkeypatch.setattr("worker.compaction.KEEP_SECONDS", 0)
+    monkeypatch.setattr("worker.index.compaction.KEEP_SECONDS", 0)
     for _ in range(2):
         jobs.run("compact")
     assert strays(table, jobs.index_location) == set()
@@ -120,13 +120,13 @@ def temporary_files(
 ) -> Disk:
     """Where what a job does not hold in memory lies."""
     if request.param == "spark":
-        monkeypatch.setattr(worker.resolution, "DRIVER_KEYS", ROWS // 10)
+        monkeypatch.setattr(worker.lookup.resolution, "DRIVER_KEYS", ROWS // 10)
         return spark_disk
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     if request.param == "paths":
-        monkeypatch.setattr(worker.paths, "MEMORY_BYTES", 1)
+        monkeypatch.setattr(worker.io.paths, "MEMORY_BYTES", 1)
     else:
-        monkeypatch.setattr(worker.positions, "MEMORY_POSITIONS", ROWS // 10)
+        monkeypatch.setattr(worker.lookup.positions, "MEMORY_POSITIONS", ROWS // 10)
     return Disk(tmp_path / "temporary")
 
 

@@ -17,10 +17,10 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from worker.control_plane import Assignment
-    from worker.job import Outcome
-    from worker.main import AttemptReporter
-    from worker.session import TaskRunner
+    from worker.agent.main import AttemptReporter
+    from worker.attempt.job import Outcome
+    from worker.contract.control_plane import Assignment
+    from worker.spark.session import TaskRunner
 
 JOURNAL = Path(os.environ["STUB_JOURNAL"])
 HOLD = JOURNAL / "hold"
@@ -90,13 +90,13 @@ def note(name: str, line: str) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    _stand_in("worker.pipeline", run_job=run_job)
-    _stand_in("worker.job", Account=Account, JobError=JobError, Outcome=SimpleNamespace)
+    _stand_in("worker.jobs.pipeline", run_job=run_job)
+    _stand_in("worker.attempt.job", Account=Account, JobError=JobError, Outcome=SimpleNamespace)
     errors = [type(name, (Exception,), {}) for name in ("Cancelled", "TimedOut", "Unfit")]
     cancelled, timed_out, unfit = errors
-    _stand_in("worker.executors", UnfitExecutorsError=unfit, check_executors=None)
+    _stand_in("worker.spark.executors", UnfitExecutorsError=unfit, check_executors=None)
     _stand_in(
-        "worker.session",
+        "worker.spark.session",
         JobCancelledError=cancelled,
         JobTimedOutError=timed_out,
         TaskRunner=object,
@@ -105,12 +105,12 @@ def main() -> None:
         create_spark=None,
     )
 
-    import worker.main
-    from worker.control_plane import ControlPlane
-    from worker.main import Worker, WorkerSettings
+    import worker.agent.main
+    from worker.agent.main import Worker, WorkerSettings
+    from worker.contract.control_plane import ControlPlane
 
     # Jobs take a moment here, so what lies between two tries is short, too.
-    worker.main.RETRY_SECONDS = 0.2
+    worker.agent.main.RETRY_SECONDS = 0.2
     settings = WorkerSettings()
     control_plane = ControlPlane(settings.url, settings.api_key)
     stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_usable=True)))

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
-from worker.index import database_name
-from worker.storage import Storage
+from worker.index.key_set_index import database_name
+from worker.io.storage import Storage
 
 
 def local(location: str) -> Path:

@@ -20,9 +20,9 @@ from tests.faults.proxy import CUT, PASS, Proxy, truncate
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3, s3_server
-from worker import index as indexes
-from worker.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
-from worker.index import (
+from worker.index import key_set_index as indexes
+from worker.index.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
+from worker.index.key_set_index import (
     DamagedIndexError,
     KeySetIndex,
     assign_addresses,
@@ -30,10 +30,10 @@ from worker.index import (
     commit_index,
     open_index,
 )
-from worker.plan import DataFile, DataFiles, PartitionKey
-from worker.read import KeyColumn, KeyReader, KeySet
-from worker.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
-from worker.storage import Storage
+from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
+from worker.io.storage import Storage
+from worker.keys.read import KeyColumn, KeyReader, KeySet
+from worker.table.plan import DataFile, DataFiles, PartitionKey
 
 DATABASE = "t_1"
 KEY_SET = KeySet((KeyColumn(1, "id", (1,), LongType(), pa.int64()),))
@@ -210,7 +210,7 @@ def test_files_whose_entries_compaction_has_dropped_are_not_covered_by_a_late_co
 def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.compaction.TASK_ROWS", 10)
+    monkeypatch.setattr("worker.index.compaction.TASK_ROWS", 10)
     kept, late = data_file(tmp_path, "kept", range(10)), data_file(tmp_path, "late", range(10, 20))
     Writer(place).add([kept], 0)
     sleeper = Writer(place)
@@ -321,7 +321,7 @@ def test_a_late_commit_to_an_index_that_was_dropped_is_none_to_the_one_in_its_pl
 def test_an_index_of_a_version_without_ids_is_read_and_goes_on(
     local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.sorted_runs.TABLE_ID", "icestream.not-known-yet")
+    monkeypatch.setattr("worker.index.sorted_runs.TABLE_ID", "icestream.not-known-yet")
     Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
     monkeypatch.undo()
     Writer(local).add([data_file(tmp_path, "g", range(10))], 100)
@@ -334,7 +334,7 @@ def test_an_index_whose_paths_find_no_room_on_the_workers_disk_is_not_damaged(
 ) -> None:
     Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("worker.paths.tempfile.SpooledTemporaryFile", full)
+    monkeypatch.setattr("worker.io.paths.tempfile.SpooledTemporaryFile", full)
     with pytest.raises(OSError, match="No space left on device"):
         fresh(local)
 
@@ -422,7 +422,7 @@ def test_an_exclusive_write_that_never_ends_is_given_up(
 ) -> None:
     """The system may refuse obstore the thread that it waits for."""
     is_over = threading.Event()
-    monkeypatch.setattr("worker.storage._CREATE_SECONDS", 0.05)
+    monkeypatch.setattr("worker.io.storage._CREATE_SECONDS", 0.05)
     monkeypatch.setattr("obstore.put", lambda *_, **__: is_over.wait())
     with pytest.raises(OSError, match="could not be written: there was no answer"):
         Storage().create(f"{tmp_path}/snapshot-1", b"")

@@ -23,8 +23,8 @@ from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless
-from worker.deletes import FILES_AT_ONCE
-from worker.job import JobError
+from worker.attempt.job import JobError
+from worker.table.deletes import FILES_AT_ONCE
 
 pytestmark = pytest.mark.integration
 
@@ -178,7 +178,7 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
 
     if stage == "commit_index":
         assert strays(table, s3_jobs.index_location, server.properties())
-    monkeypatch.setattr("worker.compaction.KEEP_SECONDS", 0)
+    monkeypatch.setattr("worker.index.compaction.KEEP_SECONDS", 0)
     for kind in ("index", "compact", "compact"):
         s3_jobs.run(kind)
     assert strays(table, s3_jobs.index_location, server.properties()) == set()

@@ -85,7 +85,7 @@ def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
     }
-    process = cluster.start(["-m", "worker.main"], "unfit", {"ICESTREAM_WORKER_NAME": "unfit", **place})
+    process = cluster.start(["-m", "worker.agent.main"], "unfit", {"ICESTREAM_WORKER_NAME": "unfit", **place})
     assert process.wait(timeout=PATIENCE_SECONDS) == 1
     (told,) = cluster.get("/workers", search="unfit")["items"]
     assert f"{python} on " in told["problem"]

@@ -43,8 +43,8 @@ from tests.faults.tables import (
 from tests.integration.icestream import Json
 from tests.patience import wait_until
 from tests.thorough import thorough_unless
-from worker.deletes import FILES_AT_ONCE
-from worker.index import database_name
+from worker.index.key_set_index import database_name
+from worker.table.deletes import FILES_AT_ONCE
 
 pytestmark = pytest.mark.integration
 
@@ -883,7 +883,7 @@ def test_the_index_is_whole_and_its_place_holds_nothing_else(
 
 def test_a_real_worker_knows_nothing_of_faults() -> None:
     code = (
-        "import sys, worker.main; from worker.main import WorkerSettings;"
+        "import sys, worker.agent.main; from worker.agent.main import WorkerSettings;"
         "assert not any('fault' in name for name in WorkerSettings.model_fields);"
         "assert not any('fault' in name for name in sys.modules if name.startswith('worker'))"
     )

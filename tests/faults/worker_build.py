@@ -23,21 +23,21 @@ from typing import Any
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 
-import worker.commit
-import worker.compaction
-import worker.conversion
-import worker.deletes
-import worker.index
-import worker.leftovers
-import worker.lookup
-import worker.main
-import worker.session
+import worker.agent.main
+import worker.index.compaction
+import worker.index.key_set_index
+import worker.jobs.conversion
+import worker.jobs.leftovers
+import worker.lookup.index_lookup
+import worker.spark.session
+import worker.table.commit
+import worker.table.deletes
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
-from worker.control_plane import AttemptReport, ControlPlane, ControlPlaneError
-from worker.job import Job
-from worker.session import TaskRunner
-from worker.sorted_runs import IndexWarehouse, RunTable, RunWriter
-from worker.storage import Storage
+from worker.attempt.job import Job
+from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
+from worker.index.sorted_runs import IndexWarehouse, RunTable, RunWriter
+from worker.io.storage import Storage
+from worker.spark.session import TaskRunner
 
 Failure = Callable[[], Exception]
 Sort = Callable[[pa.Table], pa.Table]
@@ -112,7 +112,7 @@ def choose_place(runner: TaskRunner) -> None:
     if Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("on-spark").exists():
         runner.local_rows = -1
     else:
-        runner.local_rows = worker.session.LOCAL_ROWS
+        runner.local_rows = worker.spark.session.LOCAL_ROWS
 
 
 def part_of_index(table: RunTable) -> str:
@@ -141,7 +141,7 @@ def inject() -> None:
 
     setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
-    for sorts in (worker.index, worker.lookup):
+    for sorts in (worker.index.key_set_index, worker.lookup.index_lookup):
         setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))  # noqa: B010 - both import it by name
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
     wrap(AttemptReport, "grant_addresses", "addresses", no_service)
@@ -149,13 +149,13 @@ def inject() -> None:
     wrap(RunWriter, "close", "run", disk_full)
     wrap(RunTable, "commit_files", part_of_index, no_answer)
     wrap(Storage, "create", "snapshot", no_answer)
-    wrap(worker.conversion, "write_planned", "delete-files", disk_full)
+    wrap(worker.jobs.conversion, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_deletion_vector"):
-        wrap(worker.deletes, write, "delete-file", disk_full)
-    wrap(worker.leftovers, "written_files", "leftovers", no_answer)
+        wrap(worker.table.deletes, write, "delete-file", disk_full)
+    wrap(worker.jobs.leftovers, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
-    row_delta, stage = worker.commit._row_delta, Job.stage
-    worker.commit._row_delta = lambda *arguments: Commit(row_delta(*arguments))
+    row_delta, stage = worker.table.commit._row_delta, Job.stage
+    worker.table.commit._row_delta = lambda *arguments: Commit(row_delta(*arguments))
 
     @contextmanager
     def faulty_stage(job: Job, name: str) -> Iterator[None]:
@@ -172,9 +172,9 @@ if __name__ == "__main__":
     threading.stack_size(1024**2)
     inject()
     # Clean-up runs after seconds, not an hour.
-    worker.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
+    worker.index.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
     # And a JVM is hung after seconds, not a minute.
-    worker.session.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
+    worker.spark.session.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
     # So is a job that outlives its attempt.
-    worker.main.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
-    sys.exit(worker.main.main())
+    worker.agent.main.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
+    sys.exit(worker.agent.main.main())

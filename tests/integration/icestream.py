@@ -89,7 +89,7 @@ class Icestream:
         }
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "worker.main"], env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", "worker.agent.main"], env=environment, stdout=log, stderr=log
             )
         try:
             yield

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog
 from tests.integration.icestream import Icestream, Json
 from tests.patience import wait_until
-from worker.demo import Reader
-from worker.demo_table import Orders, OrdersWriter, keep_up, to_arrow
+from worker.demo.story import Reader
+from worker.demo.table import Orders, OrdersWriter, keep_up, to_arrow
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-import worker.main
+import worker.agent.main
 from service.app import prepare
 from service.cli import app
 from service.openapi import render
@@ -153,12 +153,12 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(
         monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
     else:
         monkeypatch.setenv("ICESTREAM_API_KEY", key)
-    monkeypatch.setattr("worker.main.START_SECONDS", 0.0)
-    monkeypatch.setattr("worker.main.check_jars", lambda _: None)
+    monkeypatch.setattr("worker.agent.main.START_SECONDS", 0.0)
+    monkeypatch.setattr("worker.agent.main.check_jars", lambda _: None)
     with running(Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False)) as service:
         monkeypatch.setenv("ICESTREAM_URL", service.url if url is None else url)
         with pytest.raises(SystemExit) as ended:
-            worker.main.main()
+            worker.agent.main.main()
     assert ended.value.code == 2
     # The service of this test writes to the same log.
     said = capsys.readouterr().err

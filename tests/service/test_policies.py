@@ -13,7 +13,7 @@ from service.index_health.models import TableHealth
 from service.settings import Settings
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
-from worker.control_plane import Assignment
+from worker.contract.control_plane import Assignment
 
 # Policies are validated, merged and previewed in Python; where rows are locked, both databases are asked.
 database_kind = alike_on_both

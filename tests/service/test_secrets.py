@@ -11,16 +11,16 @@ from urllib.parse import parse_qs
 import pytest
 from sqlalchemy import MetaData, create_engine, select
 
-import worker.main
+import worker.agent.main
 from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
-from worker import catalogs
-from worker.control_plane import Assignment, ControlPlane
-from worker.rest_gateway import open_gateway
+from worker.contract.control_plane import Assignment, ControlPlane
+from worker.table import catalogs
+from worker.table.rest_gateway import open_gateway
 
 # What is said and logged is the same whatever the database; what is stored is looked for in both.
 database_kind = alike_on_both
@@ -235,9 +235,9 @@ def fail_at_work(
         is_usable = True
 
     runner: Any = Runner()
-    monkeypatch.setattr(worker.main, "run_job", fail)
+    monkeypatch.setattr(worker.agent.main, "run_job", fail)
     control_plane = ControlPlane(service.url, ADMIN_KEY)
-    assert worker.main.Worker(control_plane, runner).run_attempt(Assignment.model_validate(assignment))
+    assert worker.agent.main.Worker(control_plane, runner).run_attempt(Assignment.model_validate(assignment))
     control_plane.close()
     monkeypatch.setenv("CATALOG_SECRET", secret)
 

@@ -17,11 +17,11 @@ from tests.service.conftest import ADMIN_KEY, running
 from tests.service.queue_calls import add_tables
 from tests.traces import attributes
 from tests.traces import collected as collected
-from worker import main
-from worker.control_plane import Assignment, ControlPlane
-from worker.job import Account, JobError, Outcome
-from worker.job import Job as RunningJob
-from worker.main import Worker
+from worker.agent import main
+from worker.agent.main import Worker
+from worker.attempt.job import Account, JobError, Outcome
+from worker.attempt.job import Job as RunningJob
+from worker.contract.control_plane import Assignment, ControlPlane
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"

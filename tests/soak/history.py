@@ -54,25 +54,28 @@ class History(WriterSteps, SchemaSteps, MaintenanceSteps, SparkSteps, JobSteps):
         bounds: dict[str, Any] = {}
         if self.setup.small_bounds:
             bounds |= {
-                "worker.file_formats.BATCH_ROWS": 3,
-                "worker.read.BATCH_ROWS": 3,
-                "worker.sorted_runs.ROW_GROUP_ROWS": 2,
-                "worker.lookup._READ_ROWS": 5,
-                "worker.lookup._TASK_ROWS": 4,
-                "worker.index.RUN_ROWS": 8,
-                "worker.index.MIN_TASK_ROWS": 8,
-                "worker.index.COMMIT_ROWS": 20,
-                "worker.index.DICTIONARY_FILES": 2,
-                "worker.compaction.TASK_ROWS": 8,
-                "worker.compaction.FILE_ROWS": 4,
-                "worker.compaction.RUNS_KEPT": 2,
-                "worker.conversion.FILES_PER_DELETES_TASK": 2,
-                "worker.conversion.MEMORY_POSITIONS": 4,
-                "worker.positions.MEMORY_POSITIONS": 4,
-                "worker.deletes._ROW_GROUP_ROWS": 2,
+                "worker.io.file_formats.BATCH_ROWS": 3,
+                "worker.keys.read.BATCH_ROWS": 3,
+                "worker.index.sorted_runs.ROW_GROUP_ROWS": 2,
+                "worker.lookup.index_lookup._READ_ROWS": 5,
+                "worker.lookup.index_lookup._TASK_ROWS": 4,
+                "worker.index.key_set_index.RUN_ROWS": 8,
+                "worker.index.key_set_index.MIN_TASK_ROWS": 8,
+                "worker.index.key_set_index.COMMIT_ROWS": 20,
+                "worker.index.key_set_index.DICTIONARY_FILES": 2,
+                "worker.index.compaction.TASK_ROWS": 8,
+                "worker.index.compaction.FILE_ROWS": 4,
+                "worker.index.compaction.RUNS_KEPT": 2,
+                "worker.jobs.conversion.FILES_PER_DELETES_TASK": 2,
+                "worker.jobs.conversion.MEMORY_POSITIONS": 4,
+                "worker.lookup.positions.MEMORY_POSITIONS": 4,
+                "worker.table.deletes._ROW_GROUP_ROWS": 2,
             }
         if self.setup.shuffles:
-            bounds |= {"worker.resolution.DRIVER_KEYS": 3, "worker.resolution.SAMPLES_PER_RANGE": 4}
+            bounds |= {
+                "worker.lookup.resolution.DRIVER_KEYS": 3,
+                "worker.lookup.resolution.SAMPLES_PER_RANGE": 4,
+            }
         patches = [patch(name, value) for name, value in bounds.items()]
         try:
             for one in patches:

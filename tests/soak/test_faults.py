@@ -12,11 +12,11 @@ from pyroaring import BitMap64
 
 from tests.soak.seeds import run_seed
 from tests.soak.world import World
-from worker.deletes import ExistingDeletes, plan_deletes
-from worker.lookup import GLOBAL, DeleteKeys
-from worker.plan import DataFile, DataFiles
-from worker.positions import union
-from worker.read import NULL_MASK, KeyReader
+from worker.keys.read import NULL_MASK, KeyReader
+from worker.lookup.index_lookup import GLOBAL, DeleteKeys
+from worker.lookup.positions import union
+from worker.table.deletes import ExistingDeletes, plan_deletes
+from worker.table.plan import DataFile, DataFiles
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +25,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def _drop_a_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("worker.conversion.union", lambda found, file: union(found, file)[1:])
+    patch.setattr("worker.jobs.conversion.union", lambda found, file: union(found, file)[1:])
 
 
 def _ignore_sequence_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
         }
         return plan_deletes(new_positions, known, *how, moves=moves)
 
-    patch.setattr("worker.conversion.plan_deletes", forgetful)
+    patch.setattr("worker.jobs.conversion.plan_deletes", forgetful)
 
 
 def _overlook_files_of_the_same_path(patch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from sqlalchemy import text
 
 from tests.jobs import RecordingReporter
 from trust.locations import AmbiguousLocationError, LocationNotAllowedError
-from worker.control_plane import Assignment
-from worker.job import JobError
-from worker.pipeline import run_job
-from worker.session import TaskRunner
-from worker.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
+from worker.attempt.job import JobError
+from worker.contract.control_plane import Assignment
+from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
+from worker.jobs.pipeline import run_job
+from worker.spark.session import TaskRunner
 
 CALLS: list[Callable[[Storage, str], Any]] = [
     Storage.open_input,

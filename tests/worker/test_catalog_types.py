@@ -26,11 +26,11 @@ from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.worker.catalog_servers import hive_metastore, rest_server
-from worker.catalogs import CatalogUnreachableError, load_table, resolve_secrets
-from worker.control_plane import Assignment
-from worker.job import JobError
-from worker.pipeline import run_job
-from worker.session import TaskRunner
+from worker.attempt.job import JobError
+from worker.contract.control_plane import Assignment
+from worker.jobs.pipeline import run_job
+from worker.spark.session import TaskRunner
+from worker.table.catalogs import CatalogUnreachableError, load_table, resolve_secrets
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.rest_catalog import running_rest_catalog
 from tests.service.postgresql import running_server
-from worker.catalogs import (
+from worker.table.catalogs import (
     CatalogUnreachableError,
     SecretUnresolvedError,
     StoreNotSupportedError,

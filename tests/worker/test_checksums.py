@@ -19,15 +19,22 @@ import pytest
 
 from tests.benchmarks.object_store import SlowStore
 from tests.worker.test_lookup import key_set_of, write_data_file
-from worker import checksums, sorted_runs
-from worker.checksums import CheckedFiles, read_footer
-from worker.footers import footer
-from worker.index import DamagedIndexError, assign_addresses, build_tasks, commit_index, decode, open_index
-from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
-from worker.plan import DataFile, DataFiles
-from worker.read import KeyReader
-from worker.sorted_runs import IndexWarehouse, write_run
-from worker.storage import Storage
+from worker.index import checksums, sorted_runs
+from worker.index.checksums import CheckedFiles, read_footer
+from worker.index.footers import footer
+from worker.index.key_set_index import (
+    DamagedIndexError,
+    assign_addresses,
+    build_tasks,
+    commit_index,
+    decode,
+    open_index,
+)
+from worker.index.sorted_runs import IndexWarehouse, write_run
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader
+from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
+from worker.table.plan import DataFile, DataFiles
 
 TYPES = ("string", "long")
 KEY_SET = key_set_of(*TYPES)

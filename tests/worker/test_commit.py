@@ -14,12 +14,16 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-import worker.commit
+import worker.table.commit
 from tests.factories import Catalog, TableBuilder, WrittenFile, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
-from worker.catalogs import load_table
-from worker.commit import (
+from worker.attempt.job import JobError
+from worker.contract.control_plane import StaleAttemptError
+from worker.io.storage import Storage
+from worker.spark.session import JobTimedOutError
+from worker.table.catalogs import load_table
+from worker.table.commit import (
     ClockBehindError,
     CommitConflictError,
     CommitError,
@@ -28,13 +32,9 @@ from worker.commit import (
     commit_row_delta,
     find_commits,
 )
-from worker.control_plane import StaleAttemptError
-from worker.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
-from worker.job import JobError
-from worker.manifests import read_snapshot_files
-from worker.plan import DataFile, PartitionKey
-from worker.session import JobTimedOutError
-from worker.storage import Storage
+from worker.table.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
+from worker.table.manifests import read_snapshot_files
+from worker.table.plan import DataFile, PartitionKey
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +92,7 @@ class Plan:
 
     def deletes_again(self) -> WrittenFile:
         """The equality deletes that go, likewise."""
-        return WrittenFile(worker.commit._removed_json(self.delta.removed[0]))
+        return WrittenFile(worker.table.commit._removed_json(self.delta.removed[0]))
 
     @property
     def rows(self) -> dict[Any, int]:
@@ -178,7 +178,7 @@ def test_equality_deletes_go_without_new_deletes_and_compaction_sees_it(new_plan
 def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
     new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.commit, "_SLICE", 3_000)
+    monkeypatch.setattr(worker.table.commit, "_SLICE", 3_000)
     plan = new_plan(2)
     partition = PartitionKey(0, "[]")
     added = [
@@ -205,7 +205,7 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
     # Among them are some with which py4j gives collected objects back to Java.
     assert len(lengths) < 1000
     # As Java's strings are: no text holds them all.
-    of_one = len(json.dumps(worker.commit._added_json(added[0])))
+    of_one = len(json.dumps(worker.table.commit._added_json(added[0])))
     assert 3_000 * of_one <= max(lengths) < 6_000 * of_one
     assert sum(length > 1_000 * len(plan.first.path) for length in lengths) == 8
 
@@ -461,7 +461,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
     """Its delete files are in a snapshot that anybody may still read, or go back to."""
     plan = new_plan()
     before = plan.table.snapshot_id
-    row_delta = worker.commit._row_delta
+    row_delta = worker.table.commit._row_delta
 
     class RolledBack:
         def __init__(self, operation: Any) -> None:
@@ -472,7 +472,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
             plan.table.java.manageSnapshots().rollbackTo(before).commit()
             plan.table.java.manageSnapshots().rollbackTo(1)  # a conflict, as a repeated statement may end
 
-    monkeypatch.setattr(worker.commit, "_row_delta", lambda *how: RolledBack(row_delta(*how)))
+    monkeypatch.setattr(worker.table.commit, "_row_delta", lambda *how: RolledBack(row_delta(*how)))
     with pytest.raises(CommitStateUnknownError, match="branch main was moved away from it"):
         commit_row_delta(plan.java_table, plan.delta)
     head = plan.table.metadata.snapshots[-1].snapshot_id
@@ -514,7 +514,7 @@ class TestClocks:
         """Iceberg's own words are understood."""
         plan = new_plan()
         commit_ahead(plan.table, 600)
-        monkeypatch.setattr(worker.commit, "check_clock", lambda _: None)
+        monkeypatch.setattr(worker.table.commit, "check_clock", lambda _: None)
         with pytest.raises(ClockBehindError, match=r"sorted snapshot log|Invalid update timestamp"):
             commit_row_delta(plan.java_table, plan.delta)
         assert find_commits(plan.java_table, "main", "job-1") == []

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
-from worker import compaction
-from worker.compaction import (
+from worker.index import compaction
+from worker.index.compaction import (
     DEAD_RATIO,
     RUNS_KEPT,
     TASK_ROWS,
@@ -25,10 +25,10 @@ from worker.compaction import (
     choose_merge,
     choose_merge_of_new,
 )
-from worker.index import RUN_ROWS, entries_schema, sort_entries
-from worker.read import KeyColumn, KeySet
-from worker.sorted_runs import TOP_LEVEL, RunFile, write_run
-from worker.storage import Storage
+from worker.index.key_set_index import RUN_ROWS, entries_schema, sort_entries
+from worker.index.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.io.storage import Storage
+from worker.keys.read import KeyColumn, KeySet
 
 _names = count()
 TRIGGER = 16  # sorted runs at which the standard policy starts a compaction

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, garble
 from tests.jobs import Jobs
-from worker import footers
+from worker.index import footers
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker import paths as paths_module
-from worker.paths import Paths
-from worker.plan import DataFile, DataFiles, PartitionKey, balanced
+from worker.io import paths as paths_module
+from worker.io.paths import Paths
+from worker.table.plan import DataFile, DataFiles, PartitionKey, balanced
 
 TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
 PARTITIONS = st.builds(PartitionKey, st.integers(0, 1), st.sampled_from(["[]", "[1]", "[2]"]))

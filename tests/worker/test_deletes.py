@@ -23,10 +23,11 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
 from tests.patience import PATIENCE_SECONDS
 from tests.worker.test_read import FlakyStorage
-from worker.catalogs import load_table
-from worker.commit import RowDelta, commit_row_delta
-from worker.conversion import DeletesTask, _deletes_by_scope, _deletes_of
-from worker.deletes import (
+from worker.io.storage import Storage
+from worker.jobs.conversion import DeletesTask, _deletes_by_scope, _deletes_of
+from worker.table.catalogs import load_table
+from worker.table.commit import RowDelta, commit_row_delta
+from worker.table.deletes import (
     FILES_AT_ONCE,
     DeleteFileLocations,
     DeleteGranularity,
@@ -45,10 +46,9 @@ from worker.deletes import (
     write_position_deletes,
     written_files,
 )
-from worker.manifests import read_snapshot_files
-from worker.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
-from worker.puffin import Positions
-from worker.storage import Storage
+from worker.table.manifests import read_snapshot_files
+from worker.table.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.puffin import Positions
 
 UNPARTITIONED = PartitionKey(0, "[]")
 
@@ -477,7 +477,7 @@ class TestWrite:
     def test_a_stray_run_that_ends_in_the_middle_leaves_what_another_wrote(
         self, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("worker.deletes._ROW_GROUP_ROWS", 50)
+        monkeypatch.setattr("worker.table.deletes._ROW_GROUP_ROWS", 50)
         new = {data_file(f"f{n}"): BitMap64(range(0, 100, 3)) for n in range(4)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
 
@@ -497,8 +497,10 @@ class TestWrite:
         assert {path: Path(path).read_bytes() for path in committed} == committed
         # Before that, with the first rows.
         rows = _position_delete_rows([("f0", np.array([1]))])
-        monkeypatch.setattr("worker.deletes._position_delete_rows", Mock(side_effect=[rows, MemoryError]))
-        monkeypatch.setattr("worker.puffin._footer", Mock(side_effect=MemoryError))
+        monkeypatch.setattr(
+            "worker.table.deletes._position_delete_rows", Mock(side_effect=[rows, MemoryError])
+        )
+        monkeypatch.setattr("worker.table.puffin._footer", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             run()
         assert {path: Path(path).read_bytes() for path in committed} == committed
@@ -548,7 +550,7 @@ class TestWrite:
     def test_rows_are_sorted_by_path_and_position_across_row_groups(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("worker.deletes._ROW_GROUP_ROWS", 4)
+        monkeypatch.setattr("worker.table.deletes._ROW_GROUP_ROWS", 4)
         new = {data_file(path): BitMap64([9, 1, 5]) for path in ("c", "a", "b")}
         [written] = write_position_deletes(
             Storage(), lambda file: f"{tmp_path}/{file.path}.parquet", new, DeleteGranularity.PARTITION

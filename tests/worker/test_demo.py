@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.factories import live_delete_files, sqlite_catalog, visible_rows
-from worker.demo_table import Checkpoint, Orders, OrdersWriter, Rows, keep_up, to_arrow
+from worker.demo.table import Checkpoint, Orders, OrdersWriter, Rows, keep_up, to_arrow
 
 
 def as_tuples(rows: Rows) -> list[tuple[Any, ...]]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from worker import executors
-from worker.executors import UnfitExecutorsError, check_executors
-from worker.session import TaskRunner
+from worker.spark import executors
+from worker.spark.executors import UnfitExecutorsError, check_executors
+from worker.spark.session import TaskRunner
 
 pytestmark = pytest.mark.integration
 

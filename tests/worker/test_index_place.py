@@ -9,11 +9,11 @@ from tests.factories import Catalog, visible_rows
 from tests.faults.tables import table_with_deletes
 from tests.jobs import Jobs, SqlCatalog
 from tests.s3 import s3_server
-from worker.control_plane import Assignment
-from worker.job import index_storage
-from worker.reach import HostNotAllowedError
-from worker.session import TaskRunner
-from worker.storage import ALLOWED_LOCATIONS, Storage
+from trust.egress import HostNotAllowedError
+from worker.attempt.job import index_storage
+from worker.contract.control_plane import Assignment
+from worker.io.storage import ALLOWED_LOCATIONS, Storage
+from worker.spark.session import TaskRunner
 
 ROWS = 300
 NOBODY = "http://127.0.0.1:1"  # refuses connections

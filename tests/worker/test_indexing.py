@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
-from worker.index import MIN_TASK_FILES
-from worker.job import JobError
+from worker.attempt.job import JobError
+from worker.index.key_set_index import MIN_TASK_FILES
 
 pytestmark = pytest.mark.integration
 

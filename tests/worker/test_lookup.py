@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
-from worker import index as index_module
-from worker import sorted_runs
-from worker.footers import footer
-from worker.index import (
+from worker.index import key_set_index as index_module
+from worker.index import sorted_runs
+from worker.index.footers import footer
+from worker.index.key_set_index import (
     addresses_needed,
     assign_addresses,
     build_tasks,
@@ -26,11 +26,11 @@ from worker.index import (
     open_index,
     uncovered_files,
 )
-from worker.lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
-from worker.plan import DataFile, DataFiles, PartitionKey
-from worker.read import KeyColumn, KeyReader, KeySet
-from worker.sorted_runs import IndexWarehouse
-from worker.storage import Storage
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage
+from worker.keys.read import KeyColumn, KeyReader, KeySet
+from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
+from worker.table.plan import DataFile, DataFiles, PartitionKey
 
 TYPES: dict[str, tuple[PrimitiveType, pa.DataType]] = {
     "long": (LongType(), pa.int64()),

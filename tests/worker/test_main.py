@@ -18,8 +18,11 @@ import pytest
 
 from telemetry.logs import JsonFormatter
 from tests.patience import PATIENCE_SECONDS
-from worker import main, session
-from worker.control_plane import (
+from worker.agent import main
+from worker.agent.log_lines import LONGEST_LINE, MOST_LINES
+from worker.agent.main import AttemptReporter, Worker
+from worker.attempt.job import Outcome
+from worker.contract.control_plane import (
     Assignment,
     AttemptId,
     AttemptReport,
@@ -27,11 +30,9 @@ from worker.control_plane import (
     Event,
     StaleAttemptError,
 )
-from worker.job import Outcome
-from worker.log_lines import LONGEST_LINE, MOST_LINES
-from worker.main import AttemptReporter, Worker
-from worker.redaction import Redaction
-from worker.session import JvmWatch, TaskRunner
+from worker.process.redaction import Redaction
+from worker.spark import session
+from worker.spark.session import JvmWatch, TaskRunner
 
 ASSIGNMENT = Assignment.model_validate(
     {
@@ -400,8 +401,8 @@ SPARK_THAT_ENDS = """
 import json
 from pyspark.sql import SparkSession
 from tests.worker.test_main import ASSIGNMENT, Service
-from worker import main
-from worker.session import TaskRunner
+from worker.agent import main
+from worker.spark.session import TaskRunner
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 runner, service = TaskRunner(spark), Service()
@@ -433,7 +434,7 @@ def test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_clai
 
 def test_a_worker_that_is_asked_to_stop_ends_whatever_hangs() -> None:
     code = (
-        "import threading; from worker import main;"
+        "import threading; from worker.agent import main;"
         "main.STOP_SECONDS = 0.2;"
         "jvm = type('Jvm', (), {'kill_jvm': lambda self: print('ended', flush=True)})();"
         "main._end_in_time(jvm); threading.Event().wait()"

@@ -18,19 +18,19 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.worker.test_lookup import key_set_of, write_data_file
-from worker import catalogs, commit
-from worker.compaction import CompactionTask
-from worker.control_plane import Assignment
-from worker.conversion import DeletesTask
-from worker.footers import comparable
-from worker.index import assign_addresses, build_tasks
-from worker.job import MAX_HALVINGS, Job, JobError
-from worker.pipeline import lacks_memory
-from worker.positions import Positions
-from worker.read import KeyReader
-from worker.session import TaskRunner
-from worker.sorted_runs import RunWriter
-from worker.storage import Storage
+from worker.attempt.job import MAX_HALVINGS, Job, JobError
+from worker.contract.control_plane import Assignment
+from worker.index.compaction import CompactionTask
+from worker.index.footers import comparable
+from worker.index.key_set_index import assign_addresses, build_tasks
+from worker.index.sorted_runs import RunWriter
+from worker.io.storage import Storage
+from worker.jobs.conversion import DeletesTask
+from worker.jobs.pipeline import lacks_memory
+from worker.keys.read import KeyReader
+from worker.lookup.positions import Positions
+from worker.spark.session import TaskRunner
+from worker.table import catalogs, commit
 
 
 def caused_by(cause: BaseException) -> Exception:
@@ -128,8 +128,8 @@ def test_each_attempt_that_may_have_lacked_memory_halves_the_next(
 def test_a_build_that_holds_less_writes_more_and_smaller_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.RUN_ROWS", 40)
-    monkeypatch.setattr("worker.file_formats.BATCH_ROWS", 5)
+    monkeypatch.setattr("worker.index.key_set_index.RUN_ROWS", 40)
+    monkeypatch.setattr("worker.io.file_formats.BATCH_ROWS", 5)
     file = write_data_file(tmp_path, "f.parquet", ("long",), [(i,) for i in range(100)], "p", 1)
     reader = KeyReader(Storage(), key_set_of("long"), None, {})
 
@@ -175,9 +175,9 @@ class Meter:
 def test_a_conversion_that_holds_less_works_in_more_parts(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.resolution.DRIVER_KEYS", 100)
-    monkeypatch.setattr("worker.positions.MEMORY_POSITIONS", 100)
-    monkeypatch.setattr("worker.conversion.MEMORY_POSITIONS", 480)
+    monkeypatch.setattr("worker.lookup.resolution.DRIVER_KEYS", 100)
+    monkeypatch.setattr("worker.lookup.positions.MEMORY_POSITIONS", 100)
+    monkeypatch.setattr("worker.jobs.conversion.MEMORY_POSITIONS", 480)
     table = TableBuilder.create(spark, table_name, format_version=3)
     for load in range(4):
         table.append([{"id": i, "region": "eu", "value": load} for i in range(load * 50, load * 50 + 50)])
@@ -207,10 +207,10 @@ def test_a_conversion_that_holds_less_works_in_more_parts(
 def test_index_jobs_that_hold_less_work_in_more_parts(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.RUN_ROWS", 200)
-    monkeypatch.setattr("worker.compaction.TASK_ROWS", 200)
-    monkeypatch.setattr("worker.file_formats.BATCH_ROWS", 10)
-    monkeypatch.setattr("worker.sorted_runs.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("worker.index.key_set_index.RUN_ROWS", 200)
+    monkeypatch.setattr("worker.index.compaction.TASK_ROWS", 200)
+    monkeypatch.setattr("worker.io.file_formats.BATCH_ROWS", 10)
+    monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 10)
     table = TableBuilder.create(spark, table_name, format_version=3)
     table.append([{"id": i, "region": "eu", "value": 0} for i in range(200)])
 

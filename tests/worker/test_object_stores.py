@@ -13,9 +13,9 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import RecordingReporter
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.service.conftest import ADMIN_KEY, Running, running
-from worker.control_plane import Assignment
-from worker.pipeline import run_job
-from worker.session import TaskRunner
+from worker.contract.control_plane import Assignment
+from worker.jobs.pipeline import run_job
+from worker.spark.session import TaskRunner
 
 # They need the JARs of ICESTREAM_STORES, and Azurite: `make thorough` has both.
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]

@@ -17,11 +17,13 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
-from worker import compaction, conversion, footers, positions, resolution
-from worker.job import JobError
-from worker.plan import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
-from worker.session import JobCancelledError, TaskRunner
-from worker.sorted_runs import TOP_LEVEL
+from worker.attempt.job import JobError
+from worker.index import compaction, footers
+from worker.index.sorted_runs import TOP_LEVEL
+from worker.jobs import conversion
+from worker.lookup import positions, resolution
+from worker.spark.session import JobCancelledError, TaskRunner
+from worker.table.plan import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 
 pytestmark = pytest.mark.integration
 
@@ -281,8 +283,10 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
 ) -> None:
     monkeypatch.setattr(compaction, "TASK_ROWS", 40)
     monkeypatch.setattr(compaction, "RUNS_KEPT", 3)
-    monkeypatch.setattr("worker.sorted_runs.ROW_GROUP_ROWS", 8)
-    monkeypatch.setattr("worker.plan.INDEX_FILE_SECONDS", 0)  # so many tiny files are not worth a lookup
+    monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 8)
+    monkeypatch.setattr(
+        "worker.table.plan.INDEX_FILE_SECONDS", 0
+    )  # so many tiny files are not worth a lookup
     table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
     levels = set()
     for commit, rows in enumerate((300, 90, 30, 30, 10, 10, 10, 500, 5)):
@@ -342,7 +346,7 @@ def test_compaction_deletes_what_no_snapshot_of_the_index_needs(
 def test_the_dictionary_is_merged_as_it_grows(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.DICTIONARY_FILES", 3)
+    monkeypatch.setattr("worker.index.key_set_index.DICTIONARY_FILES", 3)
     table = TableBuilder.create(spark, table_name, format_version=3)
     sizes = []
     for commit in range(6):
@@ -471,7 +475,7 @@ def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "TASK_ROWS", 40)
-    monkeypatch.setattr("worker.index.MIN_TASK_ROWS", 40)
+    monkeypatch.setattr("worker.index.key_set_index.MIN_TASK_ROWS", 40)
     table = TableBuilder.create(spark, table_name, format_version=3)
     table.append([{"id": i, "region": "eu", "value": i} for i in range(50)])
     jobs.run("index", key_sets=[["id"]])

@@ -14,7 +14,8 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
-from worker.puffin import (
+from worker.io.storage import Storage
+from worker.table.puffin import (
     CorruptDeletionVectorError,
     PuffinWriter,
     bitmap_of,
@@ -23,7 +24,6 @@ from worker.puffin import (
     positions_of,
     read_deletion_vector,
 )
-from worker.storage import Storage
 
 # Positions in several 32-bit bitmaps, dense runs and single rows.
 position_sets = st.sets(

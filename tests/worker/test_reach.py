@@ -13,15 +13,15 @@ from tests.http_server import Answer, HttpServer, Request, answering, rest_catal
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES
+from trust.egress import HostNotAllowedError, Reach
 from trust.rest_answers import SentElsewhereError
-from worker.catalogs import CodeNotAllowedError, file_io_properties, load_table
-from worker.control_plane import Assignment
-from worker.job import JobError
-from worker.pipeline import run_job
-from worker.reach import HostNotAllowedError, Reach
-from worker.rest_gateway import RestGateway, open_gateway
-from worker.session import TaskRunner
-from worker.slots import Slot
+from worker.attempt.job import JobError
+from worker.contract.control_plane import Assignment
+from worker.jobs.pipeline import run_job
+from worker.process.slots import Slot
+from worker.spark.session import TaskRunner
+from worker.table.catalogs import CodeNotAllowedError, file_io_properties, load_table
+from worker.table.rest_gateway import RestGateway, open_gateway
 
 PUBLIC = Reach(("*",))
 LOOPBACK = Reach(("*", "127.0.0.0/8", "::1"))

@@ -39,9 +39,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
-from worker.read import KeyColumnError, key_reader, resolve_key_set
-from worker.storage import Storage
+from worker.io.storage import Storage
+from worker.keys.read import KeyColumnError, key_reader, resolve_key_set
+from worker.table.plan import DataFile, DeleteFile, FileContent, PartitionKey
 
 
 def table(

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.patience import PATIENCE_SECONDS
-from worker import session
-from worker.job import Account
-from worker.pipeline import run_job
-from worker.session import JobCancelledError, TaskRunner
+from worker.attempt.job import Account
+from worker.jobs.pipeline import run_job
+from worker.spark import session
+from worker.spark.session import JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 

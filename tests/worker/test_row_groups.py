@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from worker.footers import footers
-from worker.index import ADDRESS, PARTITION_ID, decode
-from worker.read import NULL_MASK
-from worker.row_groups import REQUESTS, RowGroups
-from worker.sorted_runs import write_run
-from worker.storage import Storage
+from worker.index.footers import footers
+from worker.index.key_set_index import ADDRESS, PARTITION_ID, decode
+from worker.index.sorted_runs import write_run
+from worker.io.row_groups import REQUESTS, RowGroups
+from worker.io.storage import Storage
+from worker.keys.read import NULL_MASK
 
 ROWS = 64_000
 GROUPS = 64
@@ -70,7 +70,7 @@ def test_neighbours_are_one_request(path: Path) -> None:
 def test_what_a_request_brought_along_is_not_asked_for_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.row_groups._GAP_BYTES", 1024**2)
+    monkeypatch.setattr("worker.io.row_groups._GAP_BYTES", 1024**2)
     metadata = pq.read_metadata(path)
     remote = Remote(path.read_bytes(), 1)
     row_groups = RowGroups(remote, metadata)
@@ -82,7 +82,7 @@ def test_what_a_request_brought_along_is_not_asked_for_again(
 
 
 def test_what_was_not_foreseen_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.row_groups._column_chunks", lambda *_: [(0, 100), (5_000, 5_100)])
+    monkeypatch.setattr("worker.io.row_groups._column_chunks", lambda *_: [(0, 100), (5_000, 5_100)])
     remote = Remote(path.read_bytes(), 1)
     rows = RowGroups(remote, pq.read_metadata(path)).read([3, 1], ["name", "id"])
     assert rows.equals(pq.ParquetFile(path).read_row_groups([3, 1], columns=["name", "id"]))
@@ -109,7 +109,7 @@ def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: 
         barrier.wait(PATIENCE_SECONDS)
         return iter(())
 
-    monkeypatch.setattr("worker.footers.footer", read)
+    monkeypatch.setattr("worker.index.footers.footer", read)
     monkeypatch.setattr(Storage, "is_local", lambda *_: False)
     assert len(list(footers(Storage(), [f"{path}{i}" for i in range(8)], ()))) == 8
 

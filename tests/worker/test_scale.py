@@ -17,17 +17,19 @@ from werkzeug.serving import make_server
 from tests.benchmarks import planning
 from tests.benchmarks.planning import ROWS_PER_FILE, measure_planning
 from tests.s3 import S3
-from worker import manifests, paths, session
-from worker.compaction import FILE_ROWS
-from worker.deletes import NewDeleteFile, write_deletion_vectors
-from worker.index import COMMIT_ROWS, RUN_ROWS, IndexedFile, build_tasks, commit_batches
-from worker.plan import DataFile, DeleteFile, FileContent, PartitionKey
-from worker.positions import MEMORY_POSITIONS
-from worker.puffin import read_deletion_vector
-from worker.read import KeyReader
-from worker.resolution import DRIVER_KEYS
-from worker.sorted_runs import ROW_GROUP_ROWS
-from worker.storage import Storage
+from worker.index.compaction import FILE_ROWS
+from worker.index.key_set_index import COMMIT_ROWS, RUN_ROWS, IndexedFile, build_tasks, commit_batches
+from worker.index.sorted_runs import ROW_GROUP_ROWS
+from worker.io import paths
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader
+from worker.lookup.positions import MEMORY_POSITIONS
+from worker.lookup.resolution import DRIVER_KEYS
+from worker.spark import session
+from worker.table import manifests
+from worker.table.deletes import NewDeleteFile, write_deletion_vectors
+from worker.table.plan import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.table.puffin import read_deletion_vector
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from worker.main import main
-from worker.session import cached_jars, check_jars, is_local, remember_jars, spark_settings
+from worker.agent.main import main
+from worker.spark.session import cached_jars, check_jars, is_local, remember_jars, spark_settings
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -88,7 +88,7 @@ def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
     monkeypatch.setenv("ICESTREAM_STORES", stores)
     monkeypatch.setenv("ICESTREAM_JARS_DIR", folder or str(tmp_path))
     with monkeypatch.context() as without:
-        without.setattr("worker.main.create_spark", None)
+        without.setattr("worker.agent.main.create_spark", None)
         assert main() == 1
     assert re.search(cause, capsys.readouterr().err)
     check_jars({"ICESTREAM_STORES": "gcs", "ICESTREAM_JARS_DIR": str(tmp_path / "new")})

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.plan import DeleteFile, FileContent, PartitionKey
-from worker.read import KeyReader, KeySet
-from worker.shuffle import KeyBatch, ReadTask, cuts_between, ranges_of
-from worker.storage import Storage
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader, KeySet
+from worker.lookup.shuffle import KeyBatch, ReadTask, cuts_between, ranges_of
+from worker.table.plan import DeleteFile, FileContent, PartitionKey
 
 _SCHEMA = pa.schema(
     [

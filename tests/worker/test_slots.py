@@ -33,14 +33,14 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.http_server import Answer, Request, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.worker.test_main import ASSIGNMENT, Runner, Service
-from worker import main
-from worker.control_plane import OUT_OF_MEMORY, Assignment
-from worker.job import Job, Outcome
-from worker.main import AttemptReporter, Worker, WorkerSettings, run_workers
-from worker.pipeline import run_job
-from worker.redaction import Redaction
-from worker.session import TaskRunner, Work
-from worker.slots import ALONE, Slot, Threads
+from worker.agent import main
+from worker.agent.main import AttemptReporter, Worker, WorkerSettings, run_workers
+from worker.attempt.job import Job, Outcome
+from worker.contract.control_plane import OUT_OF_MEMORY, Assignment
+from worker.jobs.pipeline import run_job
+from worker.process.redaction import Redaction
+from worker.process.slots import ALONE, Slot, Threads
+from worker.spark.session import TaskRunner, Work
 
 SLOTS = Slot(1, 2), Slot(2, 2)
 _addresses = count(0, 1_000_000)
@@ -441,7 +441,7 @@ def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str
         settings = {"URL": service.url, "API_KEY": "k", "SPARK_MASTER": "local[1]", "WORKER_NAME": "w"}
         settings |= {"WORKER_SLOTS": str(len(names)), "DRIVER_MEMORY": "512m"}
         environment = os.environ | {f"ICESTREAM_{key}": value for key, value in settings.items()}
-        command = [sys.executable, "-m", "worker.main"]
+        command = [sys.executable, "-m", "worker.agent.main"]
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
             try:
                 waiting = [silent.accept()[0] for _ in names]

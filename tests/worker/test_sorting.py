@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.sorting import sort_order, take
+from worker.io.sorting import sort_order, take
 
 _LETTERS = st.sampled_from(["", "a", "b", "aé", "\x00", "a\x00", "Z" * 70, "Z" * 69 + "a"])
 _COLUMNS: dict[pa.DataType, st.SearchStrategy[Any]] = {

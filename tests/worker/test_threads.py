@@ -6,20 +6,20 @@ import sys
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from worker import threads
-from worker.threads import outliving_shortage
+from worker.process import threads
+from worker.process.threads import outliving_shortage
 
 _STARTS_WITHOUT_MEMORY = """
 import os, re, resource, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import worker.threads
+import worker.process.threads
 
 def limit(number_of_bytes):
     resource.setrlimit(resource.RLIMIT_DATA, (number_of_bytes, resource.RLIM_INFINITY))
 
-worker.threads.START_SECONDS = 0.2
+worker.process.threads.START_SECONDS = 0.2
 known, pool = threading.enumerate(), ThreadPoolExecutor(1)
 # Its stack is used again: the limit leaves nothing for what else the next one takes.
 first = threading.Thread(target=int)
@@ -32,7 +32,7 @@ try:
     pool.submit(int)
 except RuntimeError as error:
     limit(resource.RLIM_INFINITY)
-    assert str(error) == worker.threads.CANT_START
+    assert str(error) == worker.process.threads.CANT_START
 else:
     sys.exit("it began")
 assert threading.enumerate() == known
@@ -69,7 +69,7 @@ def test_a_loop_that_others_rely_on_goes_on_after_it_ran_out_of_memory(
 
 _HASHES = """
 from pathlib import Path
-from worker.matching import KeyMatcher
+from worker.lookup.matching import KeyMatcher
 import pyarrow as pa
 
 def threads():

@@ -10,9 +10,9 @@ from telemetry.traces import start_traces, stop_traces
 from tests.jobs import RecordingReporter
 from tests.traces import attributes
 from tests.traces import collected as collected
-from worker.control_plane import Assignment
-from worker.job import Job
-from worker.session import TaskRunner
+from worker.attempt.job import Job
+from worker.contract.control_plane import Assignment
+from worker.spark.session import TaskRunner
 
 pytestmark = pytest.mark.integration
 ASSIGNMENT = {

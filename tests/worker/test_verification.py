@@ -22,13 +22,16 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.worker.test_paimon_readers import COLUMNS, KEYS, row
-from worker import checksums, compaction, footers, index, resolution, sorted_runs, verification
-from worker.fingerprints import Blocks
-from worker.index import owners
-from worker.lookup import LiveRows, Matches
-from worker.session import JobCancelledError, TaskRunner
-from worker.sorted_runs import TOP_LEVEL, IndexWarehouse, RunFile, RunTable
-from worker.storage import Storage
+from worker.index import checksums, compaction, footers, sorted_runs
+from worker.index import key_set_index as index
+from worker.index.fingerprints import Blocks
+from worker.index.key_set_index import owners
+from worker.index.sorted_runs import TOP_LEVEL, IndexWarehouse, RunFile, RunTable
+from worker.io.storage import Storage
+from worker.jobs import verification
+from worker.lookup import resolution
+from worker.lookup.index_lookup import LiveRows, Matches
+from worker.spark.session import JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -153,7 +156,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few rows take several blocks, pieces, and reads."""
     for name, rows in (("BLOCK_ROWS", 16), ("PIECE_ROWS", 10), ("_READ_ROWS", 20)):
         monkeypatch.setattr(verification, name, rows)
-    monkeypatch.setattr("worker.fingerprints.BLOCK_ROWS", 16)
+    monkeypatch.setattr("worker.index.fingerprints.BLOCK_ROWS", 16)
 
 
 def test_the_index_that_the_tests_make_wrong_is_right(jobs: Jobs) -> None:

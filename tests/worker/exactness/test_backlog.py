@@ -10,8 +10,8 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
-from worker.control_plane import AttemptId, Leftovers
-from worker.job import Outcome
+from worker.attempt.job import Outcome
+from worker.contract.control_plane import AttemptId, Leftovers
 
 pytestmark = pytest.mark.integration
 VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
@@ -108,7 +108,7 @@ def dies_in_its_third_commit(exactly: Exactness) -> Leftovers:
 
     exactly.jobs.reporter.before_commit = die
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("worker.conversion.remove_written", lambda *_: 0)
+        patched.setattr("worker.jobs.conversion.remove_written", lambda *_: 0)
         with pytest.raises(SystemExit):
             convert(exactly, 2, job_id="backlog")
     exactly.jobs.reporter.before_commit = lambda: None

@@ -1,0 +1,1 @@
+"""Claims jobs, keeps their leases, reports: the process that `icestream worker` is."""

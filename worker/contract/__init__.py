@@ -1,0 +1,1 @@
+"""What worker and service say to each other over HTTP; the OpenAPI document is the contract."""

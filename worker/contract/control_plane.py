@@ -1,0 +1,378 @@
+"""The worker's only HTTP: claims jobs, keeps their lease, reports. The OpenAPI document is the contract.
+
+Invariant: every report names its attempt; after a 409 the attempt is no longer the job's, and nothing more
+is done in its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from telemetry.logs import add_process_ids
+from telemetry.traces import HEADER, current_traceparent
+from trust.egress import Reach
+from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES
+from worker.process.redaction import Redaction
+
+log = logging.getLogger(__name__)
+_TIMEOUT_SECONDS = 10.0
+_LEAVE_TIMEOUT_SECONDS = 3.0
+"""A process that ends has little time, and the service goes on without it."""
+OUT_OF_MEMORY = "out_of_memory"
+JVM_LOST = "jvm_lost"
+
+
+class StaleAttemptError(Exception):
+    """The attempt was taken from this worker (lease expired, job cancelled or done elsewhere)."""
+
+
+class ControlPlaneError(Exception):
+    """The service can't be reached or answered with an error; a retry can help."""
+
+
+class RefusedKeyError(ControlPlaneError):
+    """The service does not take the worker's key, or not from a worker."""
+
+
+class RefusedReportError(ControlPlaneError):
+    """The service understood a call and refused it as malformed: the same call will never succeed."""
+
+
+class UnknownToServiceError(ControlPlaneError):
+    """The service does not know the worker or the job that a call names."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+B = TypeVar("B", bound=_Body)
+
+
+class AssignedJob(_Body):
+    id: str
+    kind: str
+    dry_run: bool = False
+    parameters: dict[str, Any] = {}
+
+
+class AssignedTable(_Body):
+    id: str
+    identifier: list[str]
+    table_uuid: str = ""
+    branch: str
+    key_sets: list[list[str]] | None = None
+    seen_equality_field_ids: list[list[int]] = []
+
+
+class AssignedCatalog(_Body):
+    name: str
+    type: str
+    properties: dict[str, str]
+
+
+class AssignedIndex(_Body):
+    warehouse: str
+
+
+class AssignedConvertPolicy(_Body):
+    max_delete_files_per_commit: int = 0
+    """Equality delete files that one commit removes at most; 0 for no bound."""
+
+
+class AssignedResources(_Body):
+    max_tasks: int = 0
+    """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
+    memory_fraction: float = 1.0
+    """Of what a job usually holds in memory at once."""
+
+
+class AssignedPolicy(_Body):
+    convert: AssignedConvertPolicy = AssignedConvertPolicy()
+    resources: AssignedResources = AssignedResources()
+
+
+class PreviousAttempt(_Body):
+    status: str = ""
+    error: dict[str, Any] | None = None
+
+    @property
+    def told_lack_of_memory(self) -> bool:
+        return (self.error or {}).get("code") in (OUT_OF_MEMORY, JVM_LOST)
+
+    @property
+    def may_lack_memory(self) -> bool:
+        """It said so, or its worker vanished, as one does that the system kills for taking too much."""
+        was_lost = self.status == "lost" and (self.error or {}).get("code") == "worker_lost"
+        return was_lost or self.told_lack_of_memory
+
+
+class AttemptId(_Body):
+    job_id: str
+    attempt: int
+
+
+class AnnouncedPlan(_Body):
+    """Delete files that an attempt is about to write, or then to commit; see worker.jobs.leftovers.
+
+    number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
+    removes: the path of an equality delete file that the commit removes; None as long as none is about to be
+    made. location, properties: of the table, as far as the files' names depend on them.
+    """
+
+    number: int
+    tasks: int
+    files_per_task: int
+    removes: str | None = None
+    location: str
+    properties: dict[str, str] = {}
+
+
+class Leftovers(AttemptId):
+    """Of an attempt that ended, and what it had announced."""
+
+    plans: list[AnnouncedPlan]
+
+
+class Assignment(_Body):
+    """A job that this worker holds the lease of."""
+
+    job: AssignedJob
+    traceparent: str | None = None
+    attempt: int
+    previous_attempts: list[PreviousAttempt] = []
+    leftovers: list[Leftovers] = []
+    lease_seconds: float
+    timeout_seconds: float = 0
+    """After which the attempt ends; 0 for any time."""
+    table: AssignedTable
+    catalog: AssignedCatalog
+    index: AssignedIndex
+    policy: AssignedPolicy = AssignedPolicy()
+    allowed_locations: list[str] | None = None
+    allowed_hosts: list[str] | None = None
+    allowed_secrets: list[str] | None = None
+    own_files: list[str] = []
+
+    @property
+    def reach(self) -> Reach:
+        """The hosts that the service lets the catalog lead to."""
+        return Reach(None if self.allowed_hosts is None else tuple(self.allowed_hosts))
+
+    @property
+    def location_limits(self) -> dict[str, str]:
+        """What limits a `Storage` to the places that the service allows."""
+        allowed = self.allowed_locations
+        roots = {} if allowed is None else {ALLOWED_LOCATIONS: "\n".join(allowed)}
+        return roots | ({OWN_FILES: "\n".join(self.own_files)} if self.own_files else {})
+
+
+class _Registered(_Body):
+    id: str
+
+
+class _Caller(_Body):
+    name: str
+    role: str
+
+
+class _HeartbeatAnswer(_Body):
+    now: AwareDatetime
+    cancel_requested: bool
+
+
+class _AddressRange(_Body):
+    base_address: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the job decided or met, or a line of the worker's log, for the job's history."""
+
+    level: str  # info, warning, error
+    message: str
+    kind: str = "message"  # or log
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ControlPlane:
+    """One worker's side of the service's API. Thread-safe."""
+
+    def __init__(self, url: str, api_key: str, name_lines: Callable[..., None] = add_process_ids) -> None:
+        """name_lines: lets log lines name the `worker_id`, once it is known."""
+        self._name_lines = name_lines
+        try:
+            self._client = httpx.Client(
+                base_url=f"{url.rstrip('/')}/api/v1/",
+                headers={"Authorization": f"Bearer {api_key}"},
+                timeout=_TIMEOUT_SECONDS,
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise ControlPlaneError(f"a call can't be made of this address and key: {error}") from error
+        self._worker_id: str | None = None
+
+    def check_key(self) -> None:
+        """Raises RefusedKeyError unless the key is a worker's, ControlPlaneError if nobody can say."""
+        try:
+            answer = self._client.get("me")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ControlPlaneError(f"the service does not answer: {error}") from error
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise RefusedKeyError(f"the service answered {answer.status_code}: {_detail(answer)}")
+        if answer.is_error:
+            raise ControlPlaneError(f"the service answered {answer.status_code}: {_detail(answer)}")
+        caller = _understood(answer, _Caller)
+        if caller.role not in ("worker", "admin"):
+            raise RefusedKeyError(f"{caller.name!r} has the role {caller.role}")
+
+    def register(self, name: str, problem: str | None = None) -> None:
+        """Makes this process known, and why it can't run jobs, if so. Raises ControlPlaneError."""
+        body = {
+            "name": name,
+            "hostname": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("icestream"),
+            "problem": problem,
+        }
+        self._worker_id = _understood(self._post("workers", body), _Registered).id
+        self._name_lines(worker_id=self._worker_id)
+
+    def claim(self, wait_seconds: float, given_up: Sequence[AttemptId] = ()) -> Assignment | None:
+        """The next job, or None after waiting. Raises UnknownToServiceError if it forgot this worker.
+
+        given_up: attempts that this worker ran and could not report.
+        """
+        assert self._worker_id is not None
+        response = self._post(
+            f"workers/{self._worker_id}/claim",
+            {"wait_seconds": wait_seconds, "given_up": [one.model_dump() for one in given_up]},
+            timeout=wait_seconds + _TIMEOUT_SECONDS,
+        )
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None
+        return _understood(response, Assignment)
+
+    def leave(self, given_up: Sequence[AttemptId] = ()) -> None:
+        """Hands back what the service gave to this worker and no claim's answer brought in time.
+
+        given_up: attempts that this worker ran and could not report.
+        """
+        assert self._worker_id is not None
+        body = {
+            "wait_seconds": 0.0,
+            "given_up": [one.model_dump() for one in given_up],
+            "is_stopping": True,
+        }
+        self._post(f"workers/{self._worker_id}/claim", body, timeout=_LEAVE_TIMEOUT_SECONDS)
+
+    def attempt(self, assignment: Assignment, redaction: Redaction) -> AttemptReport:
+        return AttemptReport(self, assignment, redaction)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _post(self, path: str, body: Mapping[str, Any], timeout: float = _TIMEOUT_SECONDS) -> httpx.Response:
+        try:
+            # Of an attempt, the calls are parts of its trace.
+            traceparent = current_traceparent()
+            headers = {HEADER: traceparent} if traceparent else {}
+            response = self._client.post(path, json=body, headers=headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise ControlPlaneError(f"the service does not answer: {error}") from error
+        if response.status_code == httpx.codes.CONFLICT:
+            raise StaleAttemptError(_detail(response))
+        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+            raise RefusedReportError(f"the service refused the report: {_detail(response)}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise UnknownToServiceError(f"the service knows no such thing: {_detail(response)}")
+        if response.is_error:
+            raise ControlPlaneError(f"the service answered {response.status_code}: {_detail(response)}")
+        return response
+
+
+class AttemptReport:
+    """The calls of one attempt; each raises StaleAttemptError once the attempt is no longer the job's.
+
+    Whatever a job tells goes through here, and `redaction` is of its catalog's secrets.
+    """
+
+    def __init__(self, control_plane: ControlPlane, assignment: Assignment, redaction: Redaction) -> None:
+        self._control_plane = control_plane
+        self._redaction = redaction
+        self._path = f"jobs/{assignment.job.id}/attempts/{assignment.attempt}"
+        self.seconds_ahead = 0.0
+        """Of this machine's clock, at least, before the service's at the last heartbeat."""
+
+    def heartbeat(
+        self,
+        progress: Mapping[str, Any] | None,
+        events: Sequence[Event],
+        plan: AnnouncedPlan | None = None,
+    ) -> bool:
+        """Renews the lease; whether the job's cancellation was asked for."""
+        body = {
+            "progress": self._redaction.report(progress),
+            "events": self._redaction.report([asdict(event) for event in events]),
+            "plan": plan.model_dump() if plan is not None else None,
+        }
+        sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
+        response = self._control_plane._post(f"{self._path}/heartbeat", body)
+        answer = _understood(response, _HeartbeatAnswer)
+        self.seconds_ahead = (sent_at - answer.now).total_seconds()
+        return answer.cancel_requested
+
+    def grant_addresses(self, rows: int, at_least: int) -> int:
+        """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""
+        body = {"rows": rows, "at_least": at_least}
+        answer = self._control_plane._post(f"{self._path}/address-ranges", body)
+        return _understood(answer, _AddressRange).base_address
+
+    def finish(
+        self,
+        status: str,
+        *,
+        result: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        health: Mapping[str, Any] | None = None,
+        cleared: Sequence[AttemptId] = (),
+        stages: Sequence[Mapping[str, Any]] = (),
+        rows: int = 0,
+        bytes: int = 0,  # noqa: A002 - as the contract names it
+    ) -> None:
+        body = {
+            "status": status,
+            "result": self._redaction.report(result),
+            "error": self._redaction.report(error),
+            "health": self._redaction.report(health),
+            "cleared": [one.model_dump() for one in cleared],
+            "stages": list(stages),
+            "rows": rows,
+            "bytes": bytes,
+        }
+        self._control_plane._post(f"{self._path}/finish", body)
+
+
+def _understood(response: httpx.Response, kind: type[B]) -> B:
+    """The body of an answer. Raises ControlPlaneError: something else may have answered for the service."""
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise ControlPlaneError(f"the service's answer can't be understood: {error}") from error
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        problem = response.json()
+    except ValueError:
+        return response.text[:200]
+    return str(problem.get("detail") or problem.get("title") or problem)

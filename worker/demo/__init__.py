@@ -1,0 +1,1 @@
+"""`icestream demo`: its story, and its table with a model of its rows."""

@@ -1,0 +1,151 @@
+"""Footers of the index's Parquet files: what each row group may hold, as arrays, kept between jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from worker.index.checksums import read_footer
+from worker.index.key_set_index import PARTITION_ID
+from worker.index.sorted_runs import DECODED_BYTES
+from worker.io.row_groups import side_by_side
+from worker.io.sorting import Int64Array
+from worker.io.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """What each of some pieces of the index (row groups, or files) may hold.
+
+    Bounds are inclusive, one array per key column, up to the first column of which some piece tells none.
+    """
+
+    partition_low: Int64Array
+    partition_high: Int64Array
+    mask_low: Int64Array
+    mask_high: Int64Array
+    key_low: tuple[npt.NDArray[Any], ...]
+    key_high: tuple[npt.NDArray[Any], ...]
+
+    @classmethod
+    def of(
+        cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_types: Sequence[pa.DataType]
+    ) -> KeyRanges:
+        """low and high: of each piece the bounds of partition_id, null mask and keys (None: unknown)."""
+        known = 0
+        while known < len(key_types) and all(b[2 + known] is not None for b in (*low, *high)):
+            known += 1
+        keys = [
+            tuple(
+                comparable(pa.array([bounds[2 + column] for bounds in side], key_type))
+                for column, key_type in enumerate(key_types[:known])
+            )
+            for side in (low, high)
+        ]
+        return cls(
+            np.array([bounds[0] for bounds in low], np.int64),
+            np.array([bounds[0] for bounds in high], np.int64),
+            np.array([bounds[1] for bounds in low], np.int64),
+            np.array([bounds[1] for bounds in high], np.int64),
+            keys[0],
+            keys[1],
+        )
+
+    def __len__(self) -> int:
+        return len(self.partition_low)
+
+    def uniform(self) -> npt.NDArray[np.bool_]:
+        """Where all entries have the same partition and null mask."""
+        same: npt.NDArray[np.bool_] = (self.partition_low == self.partition_high) & (
+            self.mask_low == self.mask_high
+        )
+        return same
+
+    def prefixes(self, piece: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What the first and last entries of a piece begin with, as far as its bounds tell.
+
+        Entries are sorted: where the columns so far are constant, the next one's bounds are its first and
+        last value, and those of the columns after it say nothing.
+        """
+        first, last = [], []
+        for low, high in (
+            (self.partition_low, self.partition_high),
+            (self.mask_low, self.mask_high),
+            *zip(self.key_low, self.key_high, strict=True),
+        ):
+            first.append(low[piece])
+            last.append(high[piece])
+            if low[piece] != high[piece]:
+                break
+        return tuple(first), tuple(last)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The footer of one index file, with what its readers need as arrays in the order of row groups."""
+
+    metadata: pq.FileMetaData
+    ranges: KeyRanges
+    rows: Int64Array
+    key_bytes: Int64Array  # compressed, of all the table's own columns but the last, which is the address
+    address_bytes: Int64Array
+    decoded_bytes: Int64Array  # in memory, of all the table's own columns
+
+    @classmethod
+    def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Footer:
+        names = metadata.schema.names
+        first = names.index(PARTITION_ID)
+        low, high, sizes = [], [], []
+        for i in range(metadata.num_row_groups):
+            group = metadata.row_group(i)
+            columns = [group.column(c) for c in range(first, len(names))]
+            statistics = [column.statistics for column in columns[: 2 + len(key_types)]]
+            bounded = [s is not None and s.has_min_max for s in statistics]
+            low.append([s.min if known else None for s, known in zip(statistics, bounded, strict=True)])
+            high.append([s.max if known else None for s, known in zip(statistics, bounded, strict=True)])
+            compressed = [column.total_compressed_size for column in columns]
+            sizes.append((group.num_rows, sum(compressed[:-1]), compressed[-1]))
+        rows, key_bytes, address_bytes = np.array(sizes, np.int64).reshape(-1, 3).T
+        decoded = int((metadata.metadata or {}).get(DECODED_BYTES.encode(), 0))
+        decoded_bytes = rows * decoded // max(1, metadata.num_rows)
+        return cls(
+            metadata, KeyRanges.of(low, high, key_types), rows, key_bytes, address_bytes, decoded_bytes
+        )
+
+
+@lru_cache(maxsize=128)
+def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
+    """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
+    with storage.open_input(location) as source:
+        return Footer.of(read_footer(source), key_types)
+
+
+def footers(
+    storage: Storage, locations: Iterable[str], key_types: tuple[pa.DataType, ...]
+) -> Iterator[Footer]:
+    """In order. Those of remote files are asked for side by side."""
+    asked = list(locations)
+
+    def read(location: str) -> Footer:
+        return footer(storage, location, key_types)
+
+    return map(read, asked) if all(map(storage.is_local, asked)) else side_by_side(read, asked)
+
+
+def comparable(values: pa.Array) -> npt.NDArray[Any]:
+    """Values as a numpy array that compares like Arrow sorts; strings as bytes (byte order)."""
+    if pa.types.is_string(values.type):
+        values = values.cast(pa.binary())
+    try:
+        array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        # Arrow can't make a Python object of some bytes, for which there is no other reason.
+        raise MemoryError(str(error)) from error
+    return array

@@ -1,0 +1,1 @@
+"""Files on any store, columns of their formats, and sorting."""

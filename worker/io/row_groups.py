@@ -1,0 +1,130 @@
+"""Reads row groups of Parquet files; from a store where every request waits, with many requests at a time.
+
+Arrow asks for one column chunk after the other as it decodes them, with `pre_buffer`, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stores.ranges import RangeReader
+from worker.io.sorting import is_bytes
+from worker.process.slots import Threads
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+REQUESTS = 32  # at a time, of all tasks of a process: a request costs its latency, and hardly any CPU
+_GAP_BYTES = 64 * 1024  # are read rather than left out: this takes no longer than another request of many
+_REQUEST_BYTES = 8 * 1024**2  # at most, if more than one column chunk is asked for
+
+_threads = Threads(REQUESTS, "fetch")
+
+
+class RowGroups:
+    """The row groups of one file. What was read of a remote file is kept, encoded, for what is read next."""
+
+    def __init__(self, source: pa.NativeFile, metadata: pq.FileMetaData) -> None:
+        self._metadata = metadata
+        self._remote = None if isinstance(source, pa.MemoryMappedFile) else _Fetched(source)
+        self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
+
+    def read(self, row_groups: Iterable[int], names: Sequence[str]) -> pa.Table:
+        """The columns `names`, none of them nested, of row groups in their order. Raises as Arrow does."""
+        groups = list(row_groups)
+        if self._remote is not None:
+            self._remote.fetch(_column_chunks(self._metadata, groups, names))
+        parquet = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
+        rows = parquet.read_row_groups(groups, columns=list(names), use_threads=False)
+        for name in names:
+            if is_bytes(rows.schema.field(name).type):
+                self._check_encoding(rows[name], groups, name)
+        return rows
+
+    def _check_encoding(self, values: pa.ChunkedArray, groups: Sequence[int], name: str) -> None:
+        """Raises pa.ArrowInvalid when a page was decoded by another encoding than it has.
+
+        The header of a page has no checksum, and one bit of it tells the two delta encodings of bytes apart.
+        Decoded by the wrong one, a page begins with an empty value: only then are bounds compared.
+        """
+        if pc.min(pc.binary_length(values)).as_py() != 0:
+            return
+        column, start = self._metadata.schema.names.index(name), 0
+        for group in map(self._metadata.row_group, groups):
+            bounds = pc.min_max(values.slice(start, group.num_rows).cast(pa.binary())).as_py()
+            start += group.num_rows
+            told = group.column(column).statistics
+            if told is not None and told.has_min_max:
+                low, high = (v.encode() if isinstance(v, str) else v for v in (told.min, told.max))
+                if (bounds["min"], bounds["max"]) != (low, high):
+                    raise pa.ArrowInvalid(f"values of {name} lie outside the bounds of their row group")
+
+
+def side_by_side(request: Callable[[A], B], asked: Iterable[A]) -> Iterator[B]:
+    """The answers, in the order of what is asked: many at a time wait for the store."""
+    return _threads.map(request, asked)
+
+
+def _column_chunks(
+    metadata: pq.FileMetaData, row_groups: Iterable[int], names: Sequence[str]
+) -> list[tuple[int, int]]:
+    """(start, end) of each, in bytes, ascending."""
+    all_names = metadata.schema.names
+    columns = [all_names.index(name) for name in names]
+    ranges = []
+    for group in map(metadata.row_group, row_groups):
+        for chunk in map(group.column, columns):
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page:
+                start = min(start, chunk.dictionary_page_offset)
+            ranges.append((start, start + chunk.total_compressed_size))
+    return sorted(ranges)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that lie close together as one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and start - merged[-1][1] <= _GAP_BYTES and end - merged[-1][0] <= _REQUEST_BYTES:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+class _Fetched(RangeReader):
+    """A file of which some ranges were asked for at once, and the rest is read when it is needed."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        super().__init__(source.size())
+        self._source = source
+        self._parts: dict[int, pa.Buffer] = {}
+        self._starts: list[int] = []
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """ranges: (start, end) in bytes, ascending; what is there already is not read again."""
+        missing = _merged((start, end) for start, end in ranges if self._held(start, end) is None)
+        parts = side_by_side(lambda bounds: self._source.read_at(bounds[1] - bounds[0], bounds[0]), missing)
+        for (start, _), part in zip(missing, parts, strict=True):
+            self._parts[start] = pa.py_buffer(part)
+        self._starts = sorted(self._parts)
+
+    def _held(self, start: int, end: int) -> pa.Buffer | None:
+        place = bisect_right(self._starts, start) - 1
+        if place < 0:
+            return None
+        first = self._starts[place]
+        part = self._parts[first]
+        return part.slice(start - first, end - start) if end - first <= len(part) else None
+
+    def read(self, size: int = -1) -> Any:
+        """Bytes, or a buffer of Arrow's."""
+        start, end = self.advance(size)
+        held = self._held(start, end)
+        return self._source.read_at(end - start, start) if held is None else held

@@ -1,0 +1,307 @@
+"""Opens, lists and deletes files by location, on any store that `stores` knows.
+
+Invariant: a location is used as it was written; only comparisons normalise it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import GCSStore, LocalStore, S3Store
+from pyarrow import fs as pafs
+from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFile
+
+from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
+from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from trust.locations import Places
+from worker.process.threads import CANT_START
+
+if TYPE_CHECKING:  # names that obstore has for type checkers only
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+ALLOWED_LOCATIONS = "icestream.allowed-locations"
+"""The property that names the places, a line each, beyond which nothing is opened; else everything is."""
+OWN_FILES = "icestream.own-files"
+"""The property that names files and folders of the service itself, a line each, which are never opened."""
+
+_CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
+_CREATE_SECONDS = 60.0
+"""More than those take. obstore itself waits for ever once the system refuses it a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in a listing. modified_at: seconds since the epoch, by the store's clock."""
+
+    location: str
+    name: str
+    size_bytes: int
+    modified_at: float
+
+
+class LimitedFileIO(LocationFileIO):
+    """PyIceberg's FileIO, which opens only what is allowed."""
+
+    def check(self, location: str) -> None:
+        """Raises LocationNotAllowedError."""
+        allowed, own = (self.properties.get(key) for key in (ALLOWED_LOCATIONS, OWN_FILES))
+        roots = None if allowed is None else tuple(allowed.splitlines())
+        Places(roots, tuple((own or "").splitlines())).check(location)
+
+    def new_input(self, location: str) -> PyArrowFile:
+        self.check(location)
+        return super().new_input(location)
+
+    def new_output(self, location: str) -> PyArrowFile:
+        self.check(location)
+        return super().new_output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        self.check(location if isinstance(location, str) else location.location)
+        super().delete(location)
+
+
+class Storage:
+    """Files by location. Pickles as its properties only, so tasks on other machines open their own handles.
+
+    properties: Iceberg FileIO properties (`s3.endpoint`, `s3.access-key-id`, ...), secrets resolved.
+    """
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        self.properties = dict(properties or {})
+        self.io = LimitedFileIO(self.properties)
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
+        return Storage, (self.properties,)
+
+    def __eq__(self, other: object) -> bool:
+        """By properties: what one job has read of an immutable file, the next one need not read again."""
+        return isinstance(other, Storage) and self.properties == other.properties
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.properties.items()))
+
+    def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
+        """The file system and the path on it that a location names. Raises LocationNotAllowedError."""
+        self.io.check(location)
+        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
+        return self.io.fs_by_scheme(scheme, netloc), path
+
+    def is_local(self, location: str) -> bool:
+        return isinstance(self.resolve(location)[0], pafs.LocalFileSystem)
+
+    def open_input(self, location: str) -> pa.NativeFile:
+        """A seekable file; local ones are memory-mapped, so that a lookup copies only what it reads.
+
+        Raises FileNotFoundError (final: the file is gone) or OSError (a retry can help).
+        """
+        filesystem, path = self.resolve(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            return pa.memory_map(path)
+        return filesystem.open_input_file(path)
+
+    def open_output(self, location: str) -> pa.NativeFile:
+        filesystem, path = self._resolve_to_write(location)
+        return filesystem.open_output_stream(path)
+
+    def _resolve_to_write(self, location: str) -> tuple[pafs.FileSystem, str]:
+        """As `resolve`; a local disk has the folder then."""
+        filesystem, path = self.resolve(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        return filesystem, path
+
+    def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `offset` (both in bytes), or all to the end."""
+        with self.open_input(location) as source:
+            source.seek(offset)
+            return bytes(source.read(length) if length is not None else source.read())
+
+    def is_at_fault(
+        self, error: Exception, locations: Iterable[str], read_again: Callable[[], object]
+    ) -> bool:
+        """Whether an error in reading some files is the store's or this process's own, or else damage.
+
+        Only the former can be helped by a retry. Arrow raises OSError for damaged pages too: it is damage if
+        reading them again fails, although every byte can be read.
+        """
+        if _is_own(error):
+            return True
+        if not isinstance(error, OSError):
+            return False
+        try:
+            read_again()
+        except Exception as again:
+            if _is_own(again):
+                return True
+            return not all(self._can_be_read(location) for location in locations)
+        return True
+
+    def _can_be_read(self, location: str) -> bool:
+        try:
+            with self.open_input(location) as source:
+                while source.read(16 * 1024**2):
+                    pass
+        except OSError:
+            return False
+        return True
+
+    def write(self, location: str, content: pa.Buffer) -> None:
+        """Writes a file whose content is the same whoever writes it, and any number of times.
+
+        A writer that ends in the middle spoils nothing of what another has written: an object store takes a
+        file as a whole, and a local one is written in place and never cut off.
+        """
+        filesystem, path = self._resolve_to_write(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+                file.write(content)
+            return
+        with filesystem.open_output_stream(path) as sink:
+            sink.write(content)
+
+    def create(self, location: str, content: bytes) -> bool:
+        """Writes a file that must not exist yet; False if it does. Of several at once, one writes it.
+
+        Raises OSError when the store did not say: it may have been written, or may still be.
+        """
+        store, path = self._object_store(location)
+        try:
+            _within(
+                _CREATE_SECONDS,
+                partial(obstore.put, store, path, content, mode="create", use_multipart=False),
+            )
+        except AlreadyExistsError:
+            # A repeated request of our own finds what the first one wrote, if only its answer was lost.
+            return self.read(location) == content
+        except (BaseError, TimeoutError) as error:
+            reason = without_signature(str(error).partition("\n")[0])
+            raise OSError(f"{location} could not be written: {reason}") from error
+        return True
+
+    def _object_store(self, location: str) -> tuple[ObjectStore, str]:
+        """Where an exclusive write of a location goes, and the path there: Arrow's file systems have none."""
+        self.io.check(location)
+        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
+        key = path.removeprefix(netloc).lstrip("/")
+        if scheme == "file":
+            return LocalStore(), re.sub("/+", "/", key)
+        if scheme in ("s3", "s3a", "s3n"):
+            given = self._given(
+                endpoint=("s3.endpoint",),
+                access_key_id=("s3.access-key-id", "client.access-key-id"),
+                secret_access_key=("s3.secret-access-key", "client.secret-access-key"),
+                session_token=("s3.session-token", "client.session-token"),
+                region=("s3.region", "client.region"),
+                virtual_hosted_style_request=("s3.force-virtual-addressing",),
+            )
+            client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
+            return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
+        if scheme in GOOGLE_SCHEMES:
+            given = self._given(base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
+            client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
+            if "bearer_token" not in given and is_google_public(self.properties):
+                given["skip_signature"] = True
+            return GCSStore(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
+        if scheme in AZURE_SCHEMES:
+            container = azure_container(netloc)
+            account = AzureAccount.of(netloc, self.properties)
+            return account.container(container), path.removeprefix(container).lstrip("/")
+        raise OSError(f"an index can't lie at a {scheme} location, only on file, s3, gs and abfs")
+
+    def _given(self, **names: tuple[str, ...]) -> dict[str, Any]:
+        """The properties that are set, under other names: the first of each."""
+        found = {
+            name: next((self.properties[k] for k in keys if k in self.properties), None)
+            for name, keys in names.items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def list(self, location: str) -> list[StoredFile]:
+        """The files directly in a directory, in any order; none when there is no such directory."""
+        filesystem, path = self.resolve(location)
+        found = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [
+            StoredFile(f"{location}/{info.base_name}", info.base_name, info.size, info.mtime_ns / 1e9)
+            for info in found
+            if info.is_file
+        ]
+
+    def exists(self, location: str) -> bool:
+        """Whether there is such a file."""
+        filesystem, path = self.resolve(location)
+        return bool(filesystem.get_file_info(path).is_file)
+
+    def delete(self, location: str) -> bool:
+        """Deletes one file; False if there was none."""
+        filesystem, path = self.resolve(location)
+        try:
+            filesystem.delete_file(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class DryStorage(Storage):
+    """Reads the same files and writes into nothing, to learn how much would be written."""
+
+    def write(self, location: str, _: pa.Buffer) -> None:
+        self.resolve(location)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Makes a call. Raises its error, or TimeoutError while it goes on in a thread that nobody waits for."""
+    outcome: Future[None] = Future()
+
+    def make() -> None:
+        try:
+            call()
+            outcome.set_result(None)
+        except BaseException as error:  # handed to the caller's thread
+            outcome.set_exception(error)
+
+    threading.Thread(target=make, name="storage-create", daemon=True).start()
+    try:
+        outcome.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"there was no answer within {seconds:.0f} s") from None
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether this process lacks memory, or room for its temporary files."""
+    return lacks_own_memory(error) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+
+
+def lacks_own_memory(error: BaseException) -> bool:
+    """Whether an error, or a cause of it, tells that this process has too little memory."""
+    return any(
+        isinstance(one, MemoryError)
+        or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
+        # The system has no memory, or no number, left for one.
+        or (isinstance(one, RuntimeError) and CANT_START in str(one))
+        for one in causes_of(error)
+    )
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """An error and what led to it. An error that is raised again makes a circle of these."""
+    causes: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in causes:
+        causes.append(following)
+        following = following.__cause__ or following.__context__
+    return causes

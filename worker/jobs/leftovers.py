@@ -1,0 +1,145 @@
+"""Delete files that an attempt wrote and neither committed nor removed: whoever follows removes them.
+
+An attempt announces each plan to the control plane before it writes, and again before it commits, then with
+an equality delete file that the commit removes. So it is known by name what a dead attempt may have left,
+without listing anything, and what can't be committed any more: a plan that was never about to be, and one
+that would remove a file that is gone, which Iceberg refuses.
+
+Invariant: what an attempt has announced is only compared. A file is looked for where the table itself says,
+or has said, that its delete files go, and only under a name of that attempt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from functools import cache
+
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+
+from trust.locations import LocationNotAllowedError
+from trust.properties import LOCATION_PROPERTIES
+from worker.attempt.job import Job, JobError, PinnedTable, pin_table
+from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.io.storage import Storage
+from worker.table.deletes import DeleteFileLocations, delete_files, written_files
+from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots
+
+_NAMES_AT_MOST = 1_000_000
+_LOG_AT_MOST = 100  # as many as Iceberg keeps
+Layout = tuple[str, dict[str, str]]
+"""A table's location, and its properties that say where below or beside that its delete files go."""
+
+
+def unannounced(table: PinnedTable, number: int) -> AnnouncedPlan:
+    """A plan of no tasks yet, with what its files' names depend on: the table may change meanwhile."""
+    location, properties = _layout(table.metadata)
+    return AnnouncedPlan(number=number, tasks=0, files_per_task=0, location=location, properties=properties)
+
+
+def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
+    """Where a task of a plan writes: names that no other attempt writes, and that anybody can tell."""
+    prefix = f"icestream-{job_id}-{attempt}-{plan.number}-{task:05d}"
+    return DeleteFileLocations(plan.location, plan.properties, prefix)
+
+
+def remove_leftovers(job: Job) -> list[AttemptId]:
+    """Deletes what earlier attempts of the table's jobs left; returns those of which nothing is left.
+
+    A trouble here undoes nothing of the job: it is told, and the next job tries again.
+    """
+    cleared: list[AttemptId] = []
+    if not job.assignment.leftovers:
+        return cleared
+    try:
+        table = pin_table(job)  # as it is after all that these attempts did, and this one
+        live = {file.path for file in table.files.equality_deletes}
+        needed = cache(
+            lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
+        )
+        layouts = _Layouts(table)
+        for left in job.assignment.leftovers:
+            if _remove(job, table.storage, left, live, needed, layouts):
+                cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
+    except (JobError, OSError, UnsupportedTableError) as error:
+        job.decide(f"Files that earlier attempts left behind can't be removed yet: {error}.")
+    return cleared
+
+
+class _Layouts:
+    """Those of the table: the present one, and what the metadata files in its log say, the latest first."""
+
+    def __init__(self, table: PinnedTable) -> None:
+        self._known: list[Layout] = []
+        self._others = self._read(table)
+
+    def __contains__(self, layout: Layout) -> bool:
+        """Reads no more metadata than it takes. Raises OSError."""
+        if layout in self._known:
+            return True
+        for found in self._others:
+            self._known.append(found)
+            if found == layout:
+                return True
+        return False
+
+    @staticmethod
+    def _read(table: PinnedTable) -> Iterator[Layout]:
+        yield _layout(table.metadata)
+        for entry in table.metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
+            # An old file may be gone.
+            with suppress(FileNotFoundError, LocationNotAllowedError, ValidationError, ValueError):
+                file = table.storage.io.new_input(entry.metadata_file)
+                yield _layout(FromInputFile.table_metadata(file))
+
+
+def _layout(metadata: TableMetadata) -> Layout:
+    properties = metadata.properties
+    return metadata.location, {key: properties[key] for key in LOCATION_PROPERTIES if key in properties}
+
+
+def _remove(
+    job: Job,
+    storage: Storage,
+    left: Leftovers,
+    live: Collection[str],
+    needed: Callable[[], set[str]],
+    layouts: _Layouts,
+) -> bool:
+    """Whether nothing of the attempt's is left that could be found.
+
+    live: paths of the equality deletes of the branch. needed: names of delete files that some snapshot shows.
+    """
+    whose = f"attempt {left.attempt} of job {left.job_id} left behind"
+    removed = 0
+    is_cleared = True
+    for plan in left.plans:
+        if plan.removes in live:
+            job.decide(f"Files that {whose} stay for now: its commit may still come.")
+            is_cleared = False
+            continue
+        why = None
+        if (plan.location, plan.properties) not in layouts:
+            why = "the table lies elsewhere by now, and its metadata log does not say where it was"
+        elif plan.tasks * plan.files_per_task > _NAMES_AT_MOST:
+            why = f"there may be more than {_NAMES_AT_MOST:,}"
+        if why is not None:
+            job.decide(
+                f"Files that {whose} are not looked for: {why}. If there are any, their names begin with"
+                f" icestream-{left.job_id}-{left.attempt}-, and a removal of orphan files takes them."
+            )
+            continue
+        outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
+        names = [name for locations in outputs for name in locations.names(plan.files_per_task)]
+        # Also of a plan that was committed: a run that Spark gave up may have written more than that.
+        written = [path for path in written_files(storage, names) if _name(path) not in needed()]
+        removed += delete_files(storage, written)
+    if removed:
+        job.decide(f"Removed {removed:,} files that {whose}.")
+    return is_cleared
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,1 @@
+"""Key sets, and their columns as data and delete files have them."""

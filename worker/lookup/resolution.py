@@ -1,0 +1,341 @@
+"""Finds the rows that one key set's equality deletes delete: reads the keys, then asks the index or scans.
+
+read -> index | scan. Invariant: an answer names the delete files that it is complete for. A delete file
+that can't be read, or that applies to a data file that can't be read, is refused with its reason and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from worker.attempt.job import Job, PinnedTable, Unconvertible
+from worker.index.key_set_index import KeySetIndex
+from worker.index.sorted_runs import ROW_GROUP_ROWS
+from worker.io.sorting import Int64Array
+from worker.keys.read import KeyReader, KeySet
+from worker.lookup.deviations import Deviation, deviations, may_deviate
+from worker.lookup.index_lookup import (
+    GLOBAL,
+    DeleteKeys,
+    LiveRows,
+    Matches,
+    ScanTask,
+    lookup_tasks,
+    rows_to_read,
+)
+from worker.lookup.positions import Positions
+from worker.lookup.shuffle import (
+    SAMPLES_PER_RANGE,
+    KeysRead,
+    RangeMatches,
+    RangeTask,
+    ReadTask,
+    ShuffleTask,
+    cuts_between,
+)
+from worker.table.plan import (
+    DataFile,
+    DataFiles,
+    DeleteFile,
+    KeySetDeletes,
+    PartitionKey,
+    Source,
+    affected_files,
+    applies,
+    balanced,
+    index_is_cheaper,
+    rates_of,
+)
+
+# Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
+DRIVER_KEYS = 4_000_000
+DRIVER_BYTES = 128 * 1024**2  # of equality delete files: the same bound for wide keys
+COUNTERS = (
+    "keys",
+    "key_ranges",
+    "matches",
+    "row_groups_read",
+    "row_groups_total",
+    "bytes_read",
+    "data_files_from_index",
+    "data_files_scanned",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a key set's rows are looked for, and why, in words."""
+
+    source: Source
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What one key set's deletes come to.
+
+    delete_files: those that `positions` is complete for. explanation: source, reason and counters.
+    deviations: those of them that Iceberg's Java reader applied wrongly.
+    """
+
+    delete_files: tuple[DeleteFile, ...]
+    refused: tuple[Unconvertible, ...]
+    positions: Positions
+    explanation: dict[str, Any]
+    deviations: tuple[Deviation, ...] = ()
+
+
+@dataclass(slots=True)
+class PendingDeletes:
+    """The equality deletes of one key set, read, and the data files that they apply to.
+
+    keys: all of them; or none when `cuts` says into which ranges Spark is to sort them.
+    """
+
+    job: Job
+    table: PinnedTable
+    reader: KeyReader
+    index: KeySetIndex | None
+    keys: DeleteKeys
+    cuts: pa.Table | None
+    keys_planned: int
+    delete_files: list[DeleteFile]
+    refused: list[Unconvertible]
+    data_files: DataFiles
+    partitions: dict[PartitionKey, tuple[int, ...]]
+    null_columns: dict[str, int]  # path of a delete file -> mask of the key columns in which it has a null
+
+    @classmethod
+    def read(
+        cls, job: Job, table: PinnedTable, plan: KeySetDeletes, reader: KeyReader, index: KeySetIndex | None
+    ) -> PendingDeletes:
+        """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
+        partitions = dict(index.dictionary.partitions()) if index else {}
+        size = sum(file.file_size_bytes for file in plan.delete_files)
+        keys, key_bytes = DRIVER_KEYS >> job.halvings, DRIVER_BYTES >> job.halvings
+        ranges = max(-(-plan.keys_planned // max(1, keys)), -(-size // key_bytes))
+        every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
+        tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
+        read: list[KeysRead] = job.run_tasks("read", tasks, None, plan.keys_planned)
+        readable = [one.file for one in read if one.refused is None]
+        batches = [batch for one in read for batch in one.batches]
+        schema = reader.key_set.schema
+        return cls(
+            job,
+            table,
+            reader,
+            index,
+            DeleteKeys.of(batches if ranges <= 1 else [], schema),
+            cuts_between(batches, ranges, schema) if ranges > 1 else None,
+            sum(file.record_count for file in readable),
+            readable,
+            [one.refused for one in read if one.refused is not None],
+            affected_files(table.files, readable),
+            partitions,
+            {one.file.path: one.null_columns for one in read},
+        )
+
+    @property
+    def key_set(self) -> KeySet:
+        return self.reader.key_set
+
+    def resolve(self) -> Resolved:
+        """Finds the rows to delete, from the cheaper source for what the index covers."""
+        known = np.zeros(len(self.data_files), np.bool_)
+        if self.index is not None:
+            known = self.index.dictionary.covers(self.data_files)
+        covered, uncovered = np.flatnonzero(known), np.flatnonzero(~known)
+        choice = self._choose(covered, uncovered)
+        if choice.source is Source.SCAN:
+            covered, uncovered = covered[:0], np.arange(len(self.data_files))
+        self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
+        positions, keys, found = self.find(covered, uncovered)
+        for failure in found.failures:
+            reason = f"it applies to a data file that can't be read: {failure.reason}"
+            self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
+        self.job.account.bytes += found.bytes_read
+        explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
+            "keys": keys,
+            "key_ranges": self._ranges,
+            "matches": positions.matches,
+            "row_groups_read": found.row_groups_read,
+            "row_groups_total": found.row_groups_total,
+            "bytes_read": found.bytes_read,
+            "data_files_from_index": len(covered),
+            "data_files_scanned": len(uncovered),
+        }
+        return Resolved(
+            tuple(self.delete_files), tuple(self.refused), positions, explanation, self._deviations(positions)
+        )
+
+    def _deviations(self, positions: Positions) -> tuple[Deviation, ...]:
+        if not may_deviate(self.key_set):
+            return ()
+        with self.job.stage("explain"):
+            try:
+                found = deviations(
+                    self.table, self.key_set, self.delete_files, self.null_columns, positions.data_files()
+                )
+            except (OSError, ValueError) as error:
+                # An explanation is no reason to leave the deletes.
+                self.job.decide(f"Whether Iceberg's Java reader applied them all can't be told: {error}.")
+                return ()
+        return tuple(found)
+
+    def find(self, covered: Int64Array, scanned: Int64Array) -> tuple[Positions, int, Matches]:
+        """Positions of the rows to delete, the number of distinct keys, and counters and failures.
+
+        covered: ordinals of the data files that the index is asked about; scanned: of those whose key
+        columns are read.
+        """
+        positions = Positions(self.data_files, self.job.halvings)
+        keys, counters = len(self.keys), []
+        if self.delete_files and (len(covered) or len(scanned)):
+            if self.cuts is not None:
+                with self.job.stage("shuffle"):
+                    for part in self._by_ranges(covered, scanned):
+                        keys += part.keys
+                        positions.add(part.matches)
+                        counters.append(part.matches.without_rows())
+            elif keys:
+                for matches in chain(self._look_up(covered), self._scan(scanned)):
+                    positions.add(matches)
+                    counters.append(matches.without_rows())
+        return positions, keys, Matches.combined(counters)
+
+    def _look_up(self, asked: Int64Array) -> Iterator[Matches]:
+        """Asks the index about some data files, all of which it must cover."""
+        if not len(asked):
+            return
+        assert self.index is not None
+        parallelism = self.job.runner.parallelism
+        tasks = lookup_tasks(self.index.storage, self.index.entries.files, self.keys, parallelism)
+        planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
+        with self.job.stage("lookup"):
+            live = LiveRows(self.index.dictionary, self.data_files, asked)
+            for found in self.job.each_task("lookup", tasks, self.keys, planned):
+                yield live.of(found)
+
+    def _scan(self, scanned: Int64Array) -> Iterator[Matches]:
+        """Reads the key columns of some data files; same results, and failures for unreadable files."""
+        if not len(scanned):
+            return
+        record_counts = self.data_files.select(scanned).record_counts
+        groups = balanced(record_counts, self.job.runner.parallelism * 4)
+        tasks = [self._scan_task(scanned[group]) for group in groups]
+        with self.job.stage("scan"):
+            yield from self.job.each_task("scan", tasks, self.keys, int(record_counts.sum()))
+
+    def _scan_task(self, ordinals: Int64Array) -> ScanTask:
+        files = self.data_files.select(ordinals)
+        kinds, kind_of = np.unique(files.kind_of, return_inverse=True)
+        ids = [_partition_ids(self.partitions, files.kinds[kind].partition)[0] for kind in kinds]
+        return ScanTask(self.reader, files, ordinals, np.array(ids, np.int64)[kind_of])
+
+    def _by_ranges(self, covered: Int64Array, scanned: Int64Array) -> Iterator[RangeMatches]:
+        """One range of keys after the other, resolved in Spark's tasks."""
+        index = self.index if len(covered) else None
+        task = RangeTask(
+            index.storage if index else self.table.storage,
+            self.reader,
+            index.entries.files if index else (),
+            LiveRows(index.dictionary, self.data_files, covered) if index else None,
+            self._scan_task(scanned),
+        )
+        reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
+        tasks = [ShuffleTask(read) for read in reads]
+        yield from self.job.shuffle("shuffle", tasks, self.cuts, task, self._ranges)
+
+    @property
+    def _ranges(self) -> int:
+        """Into how many ranges the keys are sorted; each takes a lookup or scan of its own."""
+        return self.cuts.num_rows + 1 if self.cuts is not None else 1
+
+    def _choose(self, covered: Int64Array, uncovered: Int64Array) -> Choice:
+        if not self.delete_files:
+            return Choice(Source.NONE, "none of its delete files can be read")
+        if not self.data_files:
+            return Choice(Source.NONE, "no live data file is older than the deletes in their scope")
+        if self.index is None:
+            return Choice(Source.SCAN, "there is no index of this key set yet")
+        if not len(covered):
+            return Choice(Source.SCAN, "the index covers none of the data files that the deletes apply to")
+        entries = self.index.entries
+        keys, files = len(self.keys) or self.keys_planned, len(entries.files)
+        rates = rates_of(self.keys.key_types)
+        scanned = self.data_files.select(covered).record_count * self._ranges, len(covered) * self._ranges
+        # Each key may touch one row group in each file of the index, and never more than all of its rows.
+        lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
+        cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
+        if not cheaper and self.cuts is None:
+            lookup_rows = rows_to_read(self.index.storage, entries.files, self.keys)
+            cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
+        if not cheaper:
+            return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
+        if len(uncovered):
+            return Choice(
+                Source.INDEX_AND_SCAN,
+                f"{len(uncovered):,} data files are not indexed yet and are scanned; for the others, {why}",
+            )
+        return Choice(Source.INDEX, f"the index covers all {len(covered):,} data files; {why}")
+
+    def _refuse_for(self, unread: DataFile, code: str, reason: str, remedy: str) -> None:
+        """Refuses the delete files that apply to a data file that could not be read."""
+        blocked = [d for d in self.delete_files if applies(d, unread, self.table.files.global_spec_ids)]
+        self.refused += [Unconvertible(delete.path, code, reason, remedy) for delete in blocked]
+        self.delete_files = [delete for delete in self.delete_files if delete not in blocked]
+
+
+def explain(ids: Sequence[int], columns: Sequence[str], choice: Choice) -> dict[str, Any]:
+    """How a key set was resolved, for the job's result; counters zero until something is read."""
+    return {
+        "equality_field_ids": list(ids),
+        "columns": list(columns),
+        "source": choice.source.value,
+        "reason": choice.reason,
+        **dict.fromkeys(COUNTERS, 0),
+    }
+
+
+def merge_explanations(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One explanation for each key set of a conversion in several commits: the last one's, counters added."""
+    by_key_set: dict[tuple[int, ...], dict[str, Any]] = {}
+    for part in parts:
+        known = by_key_set.setdefault(tuple(part["equality_field_ids"]), dict.fromkeys(COUNTERS, 0))
+        by_key_set[tuple(part["equality_field_ids"])] = part | {
+            name: known[name] + part[name] for name in COUNTERS
+        }
+    return list(by_key_set.values())
+
+
+def _partition_ids(
+    partitions: dict[PartitionKey, tuple[int, ...]], partition: PartitionKey
+) -> tuple[int, ...]:
+    """The index's ids of a partition; one that the index has never seen gets a negative one, below GLOBAL."""
+    return partitions.setdefault(partition, (GLOBAL - 1 - len(partitions),))
+
+
+def _read_tasks(
+    table: PinnedTable,
+    reader: KeyReader,
+    files: Iterable[DeleteFile],
+    partitions: dict[PartitionKey, tuple[int, ...]],
+    every: int = 1,
+) -> list[ReadTask]:
+    return [
+        ReadTask(
+            reader,
+            file,
+            (GLOBAL,)
+            if file.partition.spec_id in table.files.global_spec_ids
+            else _partition_ids(partitions, file.partition),
+            every,
+        )
+        for file in files
+    ]

@@ -1,0 +1,558 @@
+"""Opens Iceberg tables in Java from the catalog record that PyIceberg reads too.
+
+A record is a type (`sql`, `rest`, `hadoop`, `hive`, `glue`) and properties in PyIceberg's words; this module
+is the one place that knows how Java says the same.
+
+    CatalogError
+      SecretUnresolvedError      a property refers to a variable or file that is not there
+      CodeNotAllowedError        a property of the record chooses code
+      StoreNotSupportedError     the table lies on a store whose JARs this worker lacks
+      CatalogUnreachableError    no answer, or a refusal; a retry can help
+      TableNotFoundError         an answer, and no such table
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from py4j.java_gateway import JavaClass, JavaObject, JVMView
+from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
+from stores.file_io import GOOGLE_SCHEMES
+from stores.places import of_index, of_tables
+from trust.bounds import LimitExceededError
+from trust.egress import HostNotAllowedError, Reach
+from trust.locations import sqlite_path
+from trust.properties import chooses_code, unknown_database_options
+from trust.rest_answers import SentElsewhereError
+from trust.secrets import SecretUnreadableError, may_read, read_secret
+from worker.process.slots import ALONE, Slot
+from worker.table.rest_gateway import RestGateway, open_gateway, words_of
+
+CATALOG_NAME = "catalog_name"
+
+_MISSING = frozenset(
+    f"org.apache.iceberg.exceptions.{name}"
+    for name in ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchIcebergTableException")
+)
+_IMPLEMENTATIONS = {
+    "sql": "org.apache.iceberg.jdbc.JdbcCatalog",
+    "rest": "org.apache.iceberg.rest.RESTCatalog",
+    "hadoop": "org.apache.iceberg.hadoop.HadoopCatalog",
+    "hive": "org.apache.iceberg.hive.HiveCatalog",
+    "glue": "org.apache.iceberg.aws.glue.GlueCatalog",
+}
+# PyIceberg's name and Java's, where they differ by name alone.
+_JAVA_NAMES = {
+    "s3.region": "client.region",
+    "glue.region": "client.region",
+    "client.access-key-id": "s3.access-key-id",
+    "client.secret-access-key": "s3.secret-access-key",
+    "client.session-token": "s3.session-token",
+    "adls.account-name": "adls.auth.shared-key.account.name",
+    "adls.account-key": "adls.auth.shared-key.account.key",
+}
+# As ICESTREAM_STORES names them: a package that Iceberg's FileIO is made on, a class there, and its schemes.
+_STORES = {
+    "gcs": ("com.google.", "cloud.storage.Storage", GOOGLE_SCHEMES),
+    "azure": ("com.azure.", "storage.file.datalake.DataLakeFileClient", AZURE_SCHEMES),
+}
+_CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
+_NO_FILES, _MISSING_FILE = (
+    "org.apache.iceberg.inmemory.InMemoryFileIO",
+    "No in-memory file found for location: ",
+)
+# Parts of the names of their errors' classes.
+_PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
+_PLACES = frozenset({"warehouse", "uri"})
+_FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
+
+
+class CatalogError(Exception):
+    """A table can't be opened; the text names the cause."""
+
+
+class SecretUnresolvedError(CatalogError):
+    """A property refers to an environment variable or a file that this process does not have."""
+
+
+class CodeNotAllowedError(CatalogError):
+    """The record chooses which code is loaded; the service refuses such records."""
+
+
+class StoreNotSupportedError(CatalogError):
+    """This worker lacks the JARs of the table's store. `store`: as ICESTREAM_STORES names it."""
+
+    def __init__(self, store: str, place: str) -> None:
+        super().__init__(f"{place}, and this worker lacks the JARs by which Iceberg reaches that store.")
+        self.store = store
+
+
+class CatalogUnreachableError(CatalogError):
+    """The catalog does not answer, or refuses; a retry can help."""
+
+
+class TableNotFoundError(CatalogError):
+    """The catalog answers, and has no such table."""
+
+
+def load_table(
+    jvm: JVMView,
+    catalog_type: str,
+    name: str,
+    properties: Mapping[str, str],
+    identifier: Sequence[str],
+    check_location: Callable[[str], None] = lambda _: None,
+    reach: Reach | None = None,
+    slot: Slot = ALONE,
+) -> JavaObject:
+    """The `org.apache.iceberg.Table`, freshly loaded.
+
+    properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
+    database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
+    before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
+    catalog may lead to; any by default. slot: of the job that asks.
+    Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
+    LimitExceededError, StoreNotSupportedError, TableNotFoundError, or MemoryError.
+    """
+    reach = reach or Reach()
+    properties = of_tables(properties)
+    _check_code(catalog_type, name, properties)
+    try:
+        reach.check(properties)
+    except OSError as error:
+        raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
+    if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
+        check_location(path)
+    settings = java_properties(catalog_type, properties)
+    dotted = ".".join(identifier)
+    if catalog_type == "sql":
+        _check_database(name, dotted, properties["uri"])
+    gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
+    if gateway is not None:
+        settings = gateway.java_properties(settings)
+    inner_name = properties.get(CATALOG_NAME, name)
+    *namespace, table = identifier
+    try:
+        parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
+        java_identifier = parser.fromJson(json.dumps({"namespace": namespace, "name": table}))
+        if catalog_type == "hadoop":
+            check_location("/".join((properties["warehouse"].rstrip("/"), *identifier)))
+        elif gateway is None:
+            place = _metadata_location(jvm, inner_name, settings, java_identifier)
+            if place is not None:
+                check_location(place)
+                _check_store(jvm, place)
+        loaded = _open(jvm, inner_name, tuple(sorted(settings.items()))).loadTable(java_identifier)
+        # Where Java writes when it commits.
+        for place in (loaded.location(), loaded.properties().get("write.metadata.path")):
+            if place:
+                check_location(place)
+                if catalog_type != "hadoop":  # whose files Hadoop opens
+                    _check_store(jvm, place)
+        return loaded
+    except (Py4JError, CapturedException) as error:
+        raise_lack_of_memory(error)
+        if gateway is not None and gateway.refusal is not None:
+            raise gateway.refusal from None
+        if java_types(error) & _MISSING:
+            raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
+        message = java_message(error)
+        raise CatalogUnreachableError(f"Catalog {name} could not open table {dotted}: {message}") from None
+
+
+def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> None:
+    """Judges a record once more, after references are resolved."""
+    chosen = sorted(key for key, value in properties.items() if chooses_code(key, value))
+    if catalog_type == "sql":
+        chosen += unknown_database_options(properties.get("uri", ""))
+    if chosen:
+        raise CodeNotAllowedError(
+            f"The record of catalog {name} has {', '.join(chosen)}, which could choose what code is loaded."
+        )
+
+
+def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
+    try:
+        return open_gateway(name, tuple(sorted(properties.items())), reach, slot)
+    except (HostNotAllowedError, SentElsewhereError, LimitExceededError, MemoryError):
+        raise
+    except Exception as error:
+        raise CatalogUnreachableError(
+            f"Catalog {name} could not open table {table}: {words_of(error)}"
+        ) from None
+
+
+def _check_database(name: str, table: str, uri: str) -> None:
+    """Raises CatalogUnreachableError for a file that is not there."""
+    path = sqlite_path(uri)
+    if path is not None and not Path(path).is_file():
+        raise CatalogUnreachableError(
+            f"Catalog {name} could not open table {table}: its database {path} is not there. Mount the disk "
+            "that it lies on, or put the file back where it was; none is made in its place."
+        )
+
+
+def _metadata_location(
+    jvm: JVMView, name: str, settings: Mapping[str, str], identifier: JavaObject
+) -> str | None:
+    """Where a database, Hive or Glue says that a table's metadata lies, which Iceberg would read at once.
+
+    Iceberg is asked with a FileIO that has no files and tells which one it lacks.
+    """
+    blind = tuple(sorted({**settings, "io-impl": _NO_FILES}.items()))
+    try:
+        _open(jvm, name, blind).loadTable(identifier)
+    except Py4JJavaError as error:
+        missing = java_message(error).partition(_MISSING_FILE)[2]
+        if not missing:
+            raise
+        return missing
+    return None
+
+
+def _check_store(jvm: JVMView, place: str) -> None:
+    """Raises StoreNotSupportedError. Iceberg would name a class of its own, or of Hadoop's, and of a REST
+    catalog's table only when it commits."""
+    scheme = place.partition(":")[0]
+    for store, (package, class_there, schemes) in _STORES.items():
+        if scheme in schemes and not _has_class(jvm, package + class_there):
+            raise StoreNotSupportedError(store, f"The table lies at {place}")
+
+
+def _has_class(jvm: JVMView, name: str) -> bool:
+    found: object = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)  # or a package, as which py4j takes any other name
+
+
+def resolve_secrets(
+    properties: Mapping[str, str], allowed: Sequence[str] | None = None, own: Sequence[str] = ()
+) -> dict[str, str]:
+    """Replaces `env:NAME` by the variable's value and `file:/path` by the file's text, stripped.
+
+    `warehouse` and `uri` are places, so `file:/path` stays one there. allowed: beginnings of the variables,
+    and directories of the files, that may be read; None for all but Icestream's own settings. own: files of
+    the service itself. The service checked the record when it was written, perhaps under other settings.
+    Raises SecretUnresolvedError.
+    """
+    for key, value in properties.items():
+        if allowed is not None and not _may_resolve(key, value, allowed):
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to {value}, which the service has not given to catalogs "
+                "(ICESTREAM_ALLOWED_SECRETS)."
+            )
+    return {key: _resolve(key, value, allowed, own) for key, value in properties.items()}
+
+
+def _may_resolve(key: str, value: str, allowed: Sequence[str]) -> bool:
+    is_reference = value.startswith("env:") or (value.startswith("file:/") and key not in _PLACES)
+    return not is_reference or may_read(value, allowed)
+
+
+def secrets_of(properties: Mapping[str, str]) -> set[str]:
+    """What references stand for, and the parts of it that are secret: nothing of it is to be logged or told.
+
+    What can't be resolved is no secret yet.
+    """
+    secrets: set[str] = set()
+    for key, value in properties.items():
+        with suppress(SecretUnresolvedError):
+            secret = _resolve(key, value)
+            if secret == value or (key in _PLACES and not _holds_secret(secret)):
+                continue
+            # Of id:secret, and of a database's address, drivers show parts.
+            password = _password(secret)
+            secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
+    return secrets
+
+
+def _holds_secret(place: str) -> bool:
+    """Whether an address says more than a place: without a user and a query it is part of files' names."""
+    return "@" in place or "?" in place
+
+
+def _password(secret: str) -> str:
+    try:
+        return urlsplit(secret).password or ""
+    except ValueError:
+        return ""
+
+
+def _resolve(key: str, value: str, allowed: Sequence[str] | None = None, own: Sequence[str] = ()) -> str:
+    if value.startswith("env:"):
+        variable = value.removeprefix("env:")
+        if variable.startswith("ICESTREAM_"):
+            raise SecretUnresolvedError(f"Catalog property {key} refers to a setting of Icestream itself.")
+        if variable not in os.environ:
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to the environment variable {variable}, which is not set."
+            )
+        return os.environ[variable]
+    if value.startswith("file:/") and key not in _PLACES:
+        try:
+            return read_secret(value, allowed, own)
+        except SecretUnreadableError as error:
+            raise SecretUnresolvedError(
+                f"Catalog property {key} refers to {value}, but that file {error}."
+            ) from None
+    return value
+
+
+def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """PyIceberg's properties of a catalog as Iceberg Java understands them, its class included.
+
+    What is spelled alike passes through; Java's own spelling wins where both are given. Pure.
+    Raises CatalogUnreachableError for a type that is not supported and an address that can't be read.
+    """
+    if catalog_type not in _IMPLEMENTATIONS:
+        raise CatalogUnreachableError(
+            f"Catalog type {catalog_type} is not supported, only {', '.join(sorted(_IMPLEMENTATIONS))}."
+        )
+    java = {key: value for key, value in properties.items() if key not in _JAVA_NAMES}
+    for key in ("type", CATALOG_NAME):
+        java.pop(key, None)
+    for key, java_name in _JAVA_NAMES.items():
+        if key in properties:
+            java.setdefault(java_name, properties[key])
+    # pyarrow addresses buckets by path as soon as an endpoint is named, unless told otherwise.
+    if "s3.endpoint" in properties:
+        by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
+        java.setdefault("s3.path-style-access", "false" if by_host else "true")
+    _name_azure_account(java)
+    if catalog_type in ("sql", "hive"):
+        # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
+        java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
+    if catalog_type == "sql":
+        jdbc = _jdbc_properties(properties.get("uri", ""))
+        java |= {key: value for key, value in jdbc.items() if key == "uri" or key not in properties}
+    if catalog_type == "glue":
+        for key in _CREDENTIALS:
+            if value := properties.get(f"glue.{key}") or properties.get(f"client.{key}"):
+                java[f"glue.{key}"] = value
+    java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
+    return java
+
+
+def _name_azure_account(java: dict[str, str]) -> None:
+    """Java takes tokens and endpoints only with the host that they are for, and a name only with its key."""
+    name, key = _JAVA_NAMES["adls.account-name"], _JAVA_NAMES["adls.account-key"]
+    host = azure_host(java.get("warehouse", ""))
+    account = java.get(name) or host.partition(".")[0]
+    if account:
+        hosts = [f"{account}.dfs.core.windows.net", account]
+        if host.partition(".")[0] == account:
+            hosts[0] = host
+        for prefix in ("adls.sas-token", "adls.connection-string"):
+            if prefix in java:
+                value = java.pop(prefix)
+                for one in hosts:
+                    java.setdefault(f"{prefix}.{one}", value)
+        if key in java:
+            java.setdefault(name, account)
+        elif name in java:
+            java["adls.account-name"] = java.pop(name)  # for Storage
+    for one, value in java.items():
+        if one.startswith("adls.connection-string"):
+            try:
+                check_endpoint(value)
+            except OSError as error:
+                raise CatalogUnreachableError(f"{error}.") from None
+
+
+_READ_AND_WRITE = "2"
+"""Of SQLite's flags to open a file, without the one that creates it."""
+_TIMEOUTS = {"socketTimeout": "60", "connectTimeout": "10", "tcpKeepAlive": "true"}  # seconds
+
+
+def _jdbc_properties(uri: str) -> dict[str, str]:
+    """A SQLAlchemy address as JDBC's; user and password become properties, so that no message shows them."""
+    # A database without the tables of a catalog is another one, or one that lost them.
+    jdbc = {"jdbc.schema-version": "V1", "jdbc.init-catalog-tables": "false"}
+    if (path := sqlite_path(uri)) is not None:
+        # Neither the driver nor SQLite makes a file that is named like this. Writers of the embedded catalog
+        # wait for each other rather than fail.
+        uri = f"jdbc:sqlite:file:{quote(path)}?mode=rw"
+        return jdbc | {"uri": uri, "jdbc.busy_timeout": "60000", "jdbc.open_mode": _READ_AND_WRITE}
+    parts = urlsplit(uri)
+    dialect = parts.scheme.partition("+")[0]
+    if dialect in ("postgresql", "postgres") and parts.hostname:
+        query = f"?{parts.query}" if parts.query else ""
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        jdbc["uri"] = f"jdbc:postgresql://{host}:{parts.port or 5432}{parts.path}{query}"
+        # The driver would wait for ever for a server that the network lost, and the job with it.
+        jdbc |= {f"jdbc.{name}": value for name, value in _TIMEOUTS.items() if f"{name}=" not in query}
+        if parts.username:
+            jdbc["jdbc.user"] = unquote(parts.username)
+        if parts.password:
+            jdbc["jdbc.password"] = unquote(parts.password)
+        return jdbc
+    raise CatalogUnreachableError(
+        "The catalog's uri must read sqlite:////path or postgresql://user:password@host/database."
+    )
+
+
+def file_io_properties(java_table: JavaObject) -> dict[str, str]:
+    """What `Storage` needs to read and write a table's files, in PyIceberg's words.
+
+    The file properties of the catalog, over them those that it vends for this table. Nothing else of the
+    catalog, such as its password, is among them, since they travel to every task.
+    """
+    java_io = java_table.io()
+    java = _string_map(java_io, java_io.properties())
+    return _python_properties(java | _storage_credentials(java_io, java_table.location()))
+
+
+def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
+    return _of_files(properties)
+
+
+def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str) -> dict[str, str]:
+    """What `Storage` needs for the files of indexes; empty if a record says nothing of them.
+
+    properties: the catalog's, secrets resolved.
+    """
+    return _python_properties(of_index(properties, index_warehouse))
+
+
+def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
+    """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
+    # An empty one stands for a record's that is not to be used beside what a catalog vends.
+    python = {key: value for key, value in _of_files(java).items() if value}
+    if "s3.path-style-access" in python:
+        by_path = python.pop("s3.path-style-access").lower() == "true"
+        python["s3.force-virtual-addressing"] = "false" if by_path else "true"
+    if "client.region" in python:
+        python.setdefault("s3.region", python["client.region"])
+    return python
+
+
+def _of_files(properties: Mapping[str, str]) -> dict[str, str]:
+    given = {key: value for key, value in properties.items() if key.startswith(_FILE_IO_PREFIXES)}
+    warehouse = properties.get("warehouse", "")
+    # Tells whose account credentials are for.
+    return given | {"warehouse": warehouse} if azure_host(warehouse) else given
+
+
+def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:
+    """The credential vended for the longest prefix of `location` (REST catalog, "storage-credentials")."""
+    loader = java_io.getClass().getClassLoader()
+    if not loader.loadClass("org.apache.iceberg.io.SupportsStorageCredentials").isInstance(java_io):
+        return {}
+    fitting = [one for one in java_io.credentials() if location.startswith(one.prefix())]
+    if not fitting:
+        return {}
+    return _string_map(java_io, max(fitting, key=lambda one: len(one.prefix())).config())
+
+
+def java_types(error: Exception) -> frozenset[str]:
+    """The names of a Java error's class, its superclasses and their interfaces; none when Java did not
+    answer."""
+    exception = _java_exception(error)
+    names: set[str] = set()
+    java_class = exception.getClass() if exception is not None else None
+    while java_class is not None:
+        names |= {java_class.getName(), *(interface.getName() for interface in java_class.getInterfaces())}
+        java_class = java_class.getSuperclass()
+    return frozenset(names)
+
+
+def java_message(error: Exception) -> str:
+    """What a Java error says, with its innermost cause, without a stack trace.
+
+    What a parser says may quote the file that it read, which a catalog may have chosen: of that, nothing.
+    """
+    exception = _java_exception(error)
+    if exception is None:
+        return f"Spark's JVM does not answer ({error})"
+    message = cause = exception
+    while not (is_quoting := _quotes_content(cause)) and (inner := cause.getCause()) is not None:
+        cause = inner
+    if is_quoting:
+        return "What it answered, or a metadata file of the table, is not what Iceberg can read."
+    said, because = (str(one.getMessage() or one.getClass().getSimpleName()) for one in (message, cause))
+    # Some libraries put the causes, or even their stack traces, into the message.
+    said, because = " ".join(said.split()), because.splitlines()[0]
+    return said if because in said else f"{said} ({because})"
+
+
+def _quotes_content(exception: JavaObject) -> bool:
+    """Whether an error is a parser's."""
+    is_parsers = any(part in exception.getClass().getName() for part in _PARSERS)
+    return is_parsers or str(exception.getMessage()).startswith("Cannot parse ")
+
+
+def raise_lack_of_memory(error: Exception) -> None:
+    """Raises MemoryError for a Java error that says that the heap is full, whoever wrapped it."""
+    cause = _java_exception(error)
+    while cause is not None:
+        if cause.getClass().getName() == "java.lang.OutOfMemoryError":
+            raise MemoryError(f"Spark's JVM: {java_message(error)}") from error
+        cause = cause.getCause()
+
+
+def java_map(jvm: JVMView, values: Mapping[str, str]) -> JavaObject:
+    """A `java.util.HashMap`, made in one call."""
+    hash_map = jvm.java.util.HashMap().getClass()
+    return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(dict(values)), hash_map)
+
+
+def jvm_of(java_object: JavaObject) -> JVMView:
+    """The JVM that an object lives in."""
+    return JVMView(java_object._gateway_client, "icestream", id=DEFAULT_JVM_ID)
+
+
+@lru_cache(maxsize=32)
+def _open(jvm: JVMView, name: str, settings: tuple[tuple[str, str], ...]) -> JavaObject:
+    """A catalog, kept open: it holds connections, and tables go on using it."""
+    hadoop_configuration = jvm.org.apache.spark.SparkContext.getOrCreate().hadoopConfiguration()
+    given = dict(settings)
+    key_id, secret, token = (given.pop(f"glue.{key}", None) for key in _CREDENTIALS)
+    properties = java_map(jvm, given)
+    catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop_configuration)
+    if key_id and secret:
+        _sign_glue(jvm, catalog, properties, key_id, secret, token)
+    return catalog
+
+
+def _sign_glue(
+    jvm: JVMView, catalog: JavaObject, properties: JavaObject, key_id: str, secret: str, token: str | None
+) -> None:
+    """Has a Glue catalog sign its calls with credentials of its own.
+
+    Iceberg takes those of a record for S3 alone. For Glue it takes a class that finds some, which is one for
+    all catalogs of a JVM; so its client is replaced by the same one with these.
+    """
+    aws = jvm.org.apache.iceberg.aws
+    client = aws.AwsClientProperties(properties)
+    builder = jvm.software.amazon.awssdk.services.glue.GlueClient.builder()
+    client.applyClientRegionConfiguration(builder)
+    aws.HttpClientProperties(properties).applyHttpClientConfigurations(builder)
+    aws.AwsProperties(properties).applyGlueEndpointConfigurations(builder)
+    builder.credentialsProvider(client.credentialsProvider(key_id, secret, token))
+    field = catalog.getClass().getDeclaredField("glue")
+    field.setAccessible(True)
+    field.set(catalog, builder.build())
+
+
+def _string_map(neighbour: JavaObject, values: JavaObject) -> dict[str, str]:
+    content = json.loads(
+        jvm_of(neighbour).org.apache.iceberg.util.JsonUtil.mapper().writeValueAsString(values)
+    )
+    return {key: value for key, value in content.items() if isinstance(value, str)}
+
+
+def _java_exception(error: Exception) -> JavaObject | None:
+    if isinstance(error, CapturedException):  # PySpark's wrapper of some Java errors
+        return error._origin
+    return error.java_exception if isinstance(error, Py4JJavaError) else None

@@ -1,0 +1,433 @@
+"""Reads the live files of a snapshot from its manifests (PyIceberg's Avro reader, no Spark job).
+
+Invariant: equality deletes come from the live delete manifests of the pinned snapshot, never from its
+history (which expires) and never from scan tasks (which planning prunes by statistics).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Literal
+
+import fastavro
+import numpy as np
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
+from pyiceberg.conversions import to_json
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import DayTransform, VoidTransform
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    FixedType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+)
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from worker.process.slots import Threads
+from worker.table.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+
+DELETED = 2  # manifest entry status
+FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
+_READ_THREADS = 8
+_READ_AHEAD = 64  # manifests whose files are held apart at most
+
+
+class UnsupportedTableError(Exception):
+    """The table's metadata holds something that can't be read here. A retry can't help."""
+
+
+class CorruptMetadataError(UnsupportedTableError):
+    """A manifest or manifest list is damaged. Nothing may be concluded from what is left of it."""
+
+
+def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
+    """Every live data and delete file of `snapshot`, in manifest order.
+
+    Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
+    UnsupportedTableError for partition values that can't be read or have no JSON form.
+    """
+    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    manifests = _read_manifest_list(io, snapshot.manifest_list)
+    if not manifests and _counts_files(snapshot):
+        # Cut off right before its first block, a list is a whole file without a row.
+        raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
+    delete_files: list[DeleteFile] = []
+    with Threads(_READ_THREADS) as threads:
+
+        def data_files() -> Iterator[DataFiles]:
+            for start in range(0, len(manifests), _READ_AHEAD):
+                some = manifests[start : start + _READ_AHEAD]
+                for of_manifest, deletes in threads.map(lambda m: _read_manifest(io, m, specs), some):
+                    delete_files.extend(deletes)
+                    yield of_manifest
+
+        joined = DataFiles.joined(data_files())
+    return SnapshotFiles(
+        joined,
+        tuple(delete_files),
+        frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec)),
+    )
+
+
+def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
+    """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
+    lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
+    with Threads(_READ_THREADS) as threads:
+        read = threads.map(lambda location: _read_manifest_list(io, location), lists)
+        manifests = {
+            one.path: one for of_list in read for one in of_list if one.content is ManifestContent.DELETES
+        }
+        specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        entries = threads.map(lambda m: _read_manifest(io, m, specs), manifests.values())
+        return {file.path for _, deletes in entries for file in deletes}
+
+
+def _counts_files(snapshot: Snapshot) -> bool:
+    counted = snapshot.summary.additional_properties if snapshot.summary else {}
+    return any(int(counted.get(name, 0)) for name in ("total-data-files", "total-delete-files"))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBounds:
+    """What a manifest says of a column of a file: single values as Iceberg serialises them."""
+
+    lower: bytes
+    upper: bytes
+    null_count: int | None
+
+
+def read_bounds(
+    snapshot: Snapshot, io: FileIO, paths: Set[str], field_ids: Iterable[int]
+) -> dict[tuple[str, int], ColumnBounds]:
+    """(path, field id) -> bounds, of those files whose manifests have both."""
+    fields = [
+        NestedField(100, "file_path", StringType(), required=True),
+        NestedField(110, "null_value_counts", MapType(121, IntegerType(), 122, LongType()), required=False),
+        NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
+        NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+    ]
+    schema = Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(2, "data_file", StructType(*fields), required=True),
+    )
+    found = {}
+    for manifest in _read_manifest_list(io, snapshot.manifest_list):
+        for status, (path, nulls, lower, upper) in _AvroFile(io, manifest.path).rows(schema):
+            if status == DELETED or path not in paths:
+                continue
+            for field_id in field_ids:
+                low, high = (lower or {}).get(field_id), (upper or {}).get(field_id)
+                if low is not None and high is not None:
+                    found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
+    return found
+
+
+def is_global(spec: PartitionSpec) -> bool:
+    """Whether equality deletes under this spec apply across all partitions and specs."""
+    return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+
+
+def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schema:
+    """The columns that planning needs: statistics are skipped but for the bounds of delete files."""
+    fields = [
+        NestedField(134, "content", IntegerType(), required=False),
+        NestedField(100, "file_path", StringType(), required=True),
+        NestedField(101, "file_format", StringType(), required=True),
+        NestedField(102, "partition", partition_type, required=True),
+        NestedField(103, "record_count", LongType(), required=True),
+        NestedField(104, "file_size_in_bytes", LongType(), required=True),
+        NestedField(131, "key_metadata", BinaryType(), required=False),
+    ]
+    if content is ManifestContent.DELETES:
+        fields += [
+            NestedField(135, "equality_ids", ListType(136, IntegerType(), True), required=False),
+            NestedField(143, "referenced_data_file", StringType(), required=False),
+            NestedField(144, "content_offset", LongType(), required=False),
+            NestedField(145, "content_size_in_bytes", LongType(), required=False),
+            NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
+            NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+        ]
+    return Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(1, "snapshot_id", LongType(), required=False),
+        NestedField(3, "sequence_number", LongType(), required=False),
+        NestedField(2, "data_file", StructType(*fields), required=True),
+    )
+
+
+class _SkippingAccessor(SchemaPartnerAccessor):
+    """Lets the read schema leave out structs, lists and maps, such as statistics: they are skipped."""
+
+    def field_partner(
+        self, partner_struct: IcebergType | None, field_id: int, field_name: str
+    ) -> IcebergType | None:
+        return None if partner_struct is None else super().field_partner(partner_struct, field_id, field_name)
+
+    def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
+        return None if partner_list is None else super().list_element_partner(partner_list)
+
+    def map_key_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_key_partner(partner_map)
+
+    def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_value_partner(partner_map)
+
+
+class _Conversion(AvroSchemaConversion):
+    """Knows timestamps in nanoseconds too, by which a table may be partitioned."""
+
+    def _convert_logical_type(self, avro_logical_type: dict[str, Any]) -> IcebergType:
+        if avro_logical_type["logicalType"] == "timestamp-nanos":
+            return TimestamptzNanoType() if avro_logical_type.get("adjust-to-utc") else TimestampNanoType()
+        return super()._convert_logical_type(avro_logical_type)
+
+
+class _AvroFile:
+    """A metadata file, of which only some columns are decoded.
+
+    The blocks are told apart by fastavro: PyIceberg takes one that was cut off for the end of the file.
+    Raises CorruptMetadataError, FileNotFoundError, or OSError (a retry can help).
+    """
+
+    def __init__(self, io: FileIO, location: str) -> None:
+        self._location = location
+        with self.told_as_corrupt():
+            with io.new_input(location).open() as source:
+                content = source.read()
+            self._blocks = fastavro.block_reader(BytesIO(content))
+            self.schema = _Conversion().avro_to_iceberg(json.loads(self._blocks.metadata["avro.schema"]))
+
+    def rows(self, wanted: Schema) -> Iterator[Any]:
+        """Tuples of the columns of `wanted`."""
+        with self.told_as_corrupt():
+            # Made as PyIceberg makes its own.
+            reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+            block: Any
+            for block in self._blocks:
+                content = block.bytes_.read()
+                decoder = new_decoder(content)
+                for _ in range(block.num_records):
+                    yield reader.read(decoder)
+                    if decoder.tell() > len(content):  # which the decoder does not look at
+                        raise ValueError("an entry reaches beyond its block")
+                if decoder.tell() < len(content):
+                    raise ValueError("a block goes on behind its last entry")
+
+    @contextmanager
+    def told_as_corrupt(self) -> Iterator[None]:
+        """Damaged bytes make decoders, and who works with the values, raise errors of many kinds; OSError is
+        the store's."""
+        try:
+            yield
+        except (UnsupportedTableError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise CorruptMetadataError(
+                f"{self._location} is damaged: {type(error).__name__}: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1)."""
+
+    path: str
+    partition_spec_id: int
+    content: ManifestContent
+    sequence_number: int
+    added_snapshot_id: int | None
+    entries: int | None
+
+
+_MANIFEST_LIST = Schema(
+    NestedField(500, "manifest_path", StringType(), required=True),
+    NestedField(502, "partition_spec_id", IntegerType(), required=True),
+    NestedField(517, "content", IntegerType(), required=False),
+    NestedField(515, "sequence_number", LongType(), required=False),
+    NestedField(503, "added_snapshot_id", LongType(), required=False),
+    NestedField(504, "added_files_count", IntegerType(), required=False),
+    NestedField(505, "existing_files_count", IntegerType(), required=False),
+)
+
+
+def _read_manifest_list(io: FileIO, location: str) -> list[_Manifest]:
+    file = _AvroFile(io, location)
+    with file.told_as_corrupt():
+        return [
+            _Manifest(
+                path,
+                spec_id,
+                ManifestContent(content or 0),  # absent in format version 1, as the sequence number is
+                sequence_number or 0,
+                snapshot_id,
+                None if added is None or existing is None else added + existing,
+            )
+            for path, spec_id, content, sequence_number, snapshot_id, added, existing in file.rows(
+                _MANIFEST_LIST
+            )
+        ]
+
+
+def _read_manifest(
+    io: FileIO, manifest: _Manifest, specs: Mapping[int, PartitionSpec]
+) -> tuple[DataFiles, list[DeleteFile]]:
+    file = _AvroFile(io, manifest.path)
+    deletes: list[DeleteFile] = []
+
+    def data_files() -> Iterator[DataFile]:
+        for one in _live_files(file, manifest, specs[manifest.partition_spec_id]):
+            if isinstance(one, DataFile):
+                yield one
+            else:
+                deletes.append(one)
+
+    with file.told_as_corrupt():
+        files = DataFiles.of(data_files())
+    found = len(files) + len(deletes)
+    if manifest.entries is not None and manifest.entries != found:
+        raise CorruptMetadataError(
+            f"{manifest.path} names {found} live files, but its manifest list says {manifest.entries}"
+        )
+    return files, deletes
+
+
+def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:
+    # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
+    partition_type = _partition_type(file.schema)
+    if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
+        # Iceberg 1.12 in Java writes (and reads) such a value with its length before it, as `bytes`: what
+        # follows in the entry would be misread.
+        raise UnsupportedTableError(
+            f"{manifest.path} holds partition values of type fixed, which writers encode in different ways"
+        )
+    schema = _entry_schema(partition_type, manifest.content)
+    # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
+    partitions: dict[str, PartitionKey] = {}
+    for status, snapshot_id, sequence_number, data_file in file.rows(schema):
+        if status == DELETED:
+            continue
+        # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
+        if sequence_number is None:
+            sequence_number = manifest.sequence_number
+        if snapshot_id is None:
+            snapshot_id = manifest.added_snapshot_id
+        written = repr(data_file[3])
+        partition = partitions.get(written)
+        if partition is None:
+            values = _partition_values(data_file[3], partition_type, spec)
+            partition = partitions[written] = PartitionKey(spec.spec_id, values)
+        yield _content_file(data_file, partition, sequence_number, snapshot_id)
+
+
+def _partition_type(schema: Schema) -> StructType:
+    data_file = schema.find_field(2).field_type
+    assert isinstance(data_file, StructType)
+    partition = data_file.field(102)
+    assert partition is not None
+    assert isinstance(partition.field_type, StructType)
+    return partition.field_type
+
+
+def _partition_values(values: Any, partition_type: StructType, spec: PartitionSpec) -> str:
+    by_field_id = {
+        field.field_id: (field.field_type, value)
+        for field, value in zip(partition_type.fields, values, strict=True)
+    }
+    return json.dumps(
+        [_single_value(*by_field_id[field.field_id], field.transform) for field in spec.fields],
+        separators=(",", ":"),
+    )
+
+
+def _single_value(field_type: Any, value: Any, transform: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(transform, DayTransform):
+        field_type = DateType()  # some writers leave the logical type away
+    match field_type:
+        case DateType():
+            return _iso(value, "D")
+        case TimestampType():
+            return _iso(value, "us")
+        case TimestamptzType():
+            return _iso(value, "us") + "+00:00"
+        case TimestampNanoType():
+            return _iso(value, "ns")
+        case TimestamptzNanoType():
+            return _iso(value, "ns") + "+00:00"
+    try:
+        assert isinstance(field_type, PrimitiveType)
+        return to_json(field_type, value)
+    except (TypeError, NotImplementedError) as error:
+        raise UnsupportedTableError(
+            f"a partition value of type {field_type} has no JSON form: {error}"
+        ) from error
+
+
+def _iso(value: int, unit: Literal["D", "us", "ns"]) -> str:
+    """ISO 8601 of a time since the epoch; years outside 0 to 9999, which Python lacks, carry a sign."""
+    text = str(np.datetime64(value, unit)).removesuffix(".000000")
+    year, month, rest = text.rsplit("-", 2)
+    number = int(year)
+    return f"{number:{'04d' if 0 <= number <= 9999 else '+05d'}}-{month}-{rest}"
+
+
+def _content_file(
+    entry: Any, partition: PartitionKey, sequence_number: int, snapshot_id: int | None
+) -> DataFile | DeleteFile:
+    content, path, file_format, _, record_count, size_bytes, key_metadata, *delete_columns = entry
+    file_format = sys.intern(file_format.lower())
+    encrypted = key_metadata is not None
+    if not content:  # 0, or absent in format version 1
+        return DataFile(path, file_format, partition, record_count, size_bytes, sequence_number, encrypted)
+    equality_ids, referenced, offset, content_size, lower, upper = delete_columns
+    if content == 1 and referenced is None:
+        referenced = _only_referenced_file(lower, upper)
+    return DeleteFile(
+        content=FileContent.POSITION_DELETES if content == 1 else FileContent.EQUALITY_DELETES,
+        path=path,
+        file_format=file_format,
+        partition=partition,
+        record_count=record_count,
+        file_size_bytes=size_bytes,
+        data_sequence_number=sequence_number,
+        equality_ids=tuple(sorted(equality_ids or ())),
+        referenced_data_file=referenced,
+        content_offset=offset,
+        content_size_bytes=content_size,
+        added_snapshot_id=snapshot_id,
+        encrypted=encrypted,
+    )
+
+
+def _only_referenced_file(lower: dict[int, bytes] | None, upper: dict[int, bytes] | None) -> str | None:
+    """The one data file that a position delete file names, where its path bounds are equal.
+
+    Bounds of `file_path` are never truncated (spec, "Position Delete Files").
+    """
+    low = (lower or {}).get(FILE_PATH_FIELD_ID)
+    high = (upper or {}).get(FILE_PATH_FIELD_ID)
+    return low.decode() if low is not None and low == high else None

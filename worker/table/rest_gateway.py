@@ -1,0 +1,278 @@
+"""REST catalogs, which Java asks through this process only.
+
+Java's client goes where names, redirects and a catalog's configuration lead it, and loads classes that this
+names. So it is given a gateway on loopback, which asks the catalog itself: with its credentials, through the
+session of PyIceberg, at addresses that are allowed, following no redirect. Of the answers, Java gets what
+`trust.rest_answers` lets the catalog decide.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, lru_cache, partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote_plus
+from weakref import WeakValueDictionary
+
+from pydantic import ValidationError
+from pyiceberg.catalog.rest import RestCatalog
+from requests import PreparedRequest, RequestException, Response, Session
+from requests.adapters import HTTPAdapter
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+from trust.bounded_http import BoundedConnection, BoundedSecureConnection
+from trust.bounds import Budget, LimitExceededError
+from trust.egress import HostNotAllowedError, Reach
+from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
+from worker.process.redaction import Redaction
+from worker.process.slots import ALONE, Slot
+
+_REACH = "icestream.reach"
+"""The property that hands the catalog its limits."""
+_CONNECT_MS, _READ_MS = 10_000, 60_000
+_ANSWER_SECONDS = 300.0
+"""Until the last byte of an answer, however many come before."""
+# What this side says to the catalog, and Java need not.
+_OURS = ("uri", "token", "credential", "oauth2-server-uri", "scope", "audience", "resource")
+_OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.")
+_TIMEOUTS = ("rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms")
+# Of one connection, or for the body as it is sent.
+_HOP = frozenset(
+    (
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "date",
+        "host",
+        "server",
+        "set-cookie",
+        "transfer-encoding",
+    )
+)
+_AUTHORIZING = ("authorization", "x-amz-security-token")
+_EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
+_DELEGATION = "header.x-iceberg-access-delegation"
+
+
+class RestGateway:
+    """One catalog.
+
+    url: what Java takes for its address; it can't be guessed. refusal: why the last request was not carried
+    out, or its answer not handed on, if that was for its limits.
+    """
+
+    def __init__(self, name: str, properties: Mapping[str, str], reach: Reach) -> None:
+        """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError, and
+        whatever PyIceberg and requests raise."""
+        self._given_uri = properties["uri"]
+        given: dict[str, Any] = {**properties, _REACH: reach}
+        self._catalog = _GuardedRestCatalog(name, **given)
+        self.refusal: Exception | None = None
+        server, gateways = _server()
+        token = secrets.token_urlsafe(32)
+        gateways[token] = self
+        self.url = f"http://127.0.0.1:{server.server_address[1]}/{token}"
+        self._catalog.answers.gateway_url = self.url
+
+    def java_properties(self, java: Mapping[str, str]) -> dict[str, str]:
+        """Java's properties of the catalog, for Java behind the gateway."""
+        kept = {key: value for key, value in java.items() if not _is_ours(key) and key not in _TIMEOUTS}
+        return kept | {"uri": self.url, "rest.auth.type": "none"}
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
+        """The catalog's answer. path: with the query, and without a slash before it.
+
+        Of a change that went wrong here, nobody can tell whether the catalog made it: that is 500, which Java
+        takes so. It asks again when a question was answered with 500, and not with 403.
+        """
+        self.refusal = None
+        with Budget(_ANSWER_SECONDS):
+            return self._ask(method, path, headers, body)
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
+        base = self._given_uri if path.partition("?")[0] == "v1/config" else self._catalog.uri
+        send = partial(
+            self._catalog._session.request, method, f"{base.rstrip('/')}/{path}", headers=headers, data=body
+        )
+        try:
+            answer = send()
+            if answer.status_code in _EXPIRED:
+                self._catalog._refresh_token()
+                answer = send()
+        except (HostNotAllowedError, SentElsewhereError, UnreadableAnswerError, LimitExceededError) as error:
+            self.refusal = None if isinstance(error, UnreadableAnswerError) else error
+            return _error(403 if method in ("GET", "HEAD") else 500, error)
+        except (RequestException, OSError) as error:
+            return _error(500, error)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
+        return answer.status_code, kept, answer.content
+
+
+def open_gateway(
+    name: str, properties: tuple[tuple[str, str], ...], reach: Reach, slot: Slot = ALONE
+) -> RestGateway:
+    """The gateway for a catalog, which stays open. Raises as RestGateway does.
+
+    slot: each has gateways of its own. So a refusal is that of its job, and jobs elsewhere, however many
+    catalogs they use, close none that it goes on using.
+    """
+    return _opener(slot)(name, properties, reach)
+
+
+@cache
+def _opener(_: Slot) -> Callable[[str, tuple[tuple[str, str], ...], Reach], RestGateway]:
+    return lru_cache(maxsize=32)(lambda name, properties, reach: RestGateway(name, dict(properties), reach))
+
+
+def words_of(error: Exception) -> str:
+    """What went wrong with a catalog, on one line; nothing of an answer that can't be read."""
+    if isinstance(error, ValidationError | ValueError) and not isinstance(error, RequestException):
+        return "what it answered is not what a catalog says"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+class _GuardedRestCatalog(RestCatalog):
+    """Connects to addresses that are allowed, follows no redirect, believes of answers what it may."""
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        self.answers = RestAnswers(properties, properties[_REACH].check)
+        super().__init__(name, **properties)
+
+    def _config_headers(self, session: Session) -> None:
+        # The first that happens to each new session, before a token is fetched through it.
+        super()._config_headers(session)
+        if not any(key.lower() == _DELEGATION for key in self.properties):
+            del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
+        for adapter in session.adapters.values():
+            _guard(adapter, self.properties[_REACH])
+        session.hooks["response"] += [
+            self._hide_what_was_sent,
+            self._refuse_redirect,
+            self._take_apart,
+        ]
+        connect, read = (
+            int(self.properties.get(key, default)) / 1000
+            for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
+        )
+        session.request = partial(session.request, timeout=(connect, read))  # type: ignore[method-assign]
+
+    def _init_sigv4(self, session: Session) -> None:
+        super()._init_sigv4(session)
+        for adapter in session.adapters.values():
+            _guard(adapter, self.properties[_REACH])
+
+    def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
+        """Before anybody reads it."""
+        if response.ok and response.content:
+            response._content = self.answers.harmless(response.content)
+            response.encoding = "utf-8"
+
+    def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
+        """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""
+        if not response.ok:
+            said = response.content.decode(errors="replace")
+            response._content = self._redaction(response.request).text(said).encode()
+            response.encoding = "utf-8"
+
+    def _refuse_redirect(self, response: Response, *_: Any, **__: Any) -> None:
+        if response.is_redirect:
+            response.close()  # nobody reads it
+            location = self._redaction(response.request).text(response.headers["location"])
+            raise SentElsewhereError(
+                f"{response.request.url} redirects to {location}. It is not followed: the credentials would "
+                "go there too.",
+                "If that is where the catalog is, give it as the catalog's `uri`.",
+            )
+
+    def _redaction(self, request: PreparedRequest) -> Redaction:
+        """Of what a request holds that is secret, such as a token that was fetched."""
+        headers = [name.partition(".")[2] for name in self.properties if name.startswith("header.")]
+        headers = [name for name in headers if f"header.{name.lower()}" != _DELEGATION]
+        sent = {str(request.headers.get(name, "")) for name in (*headers, *_AUTHORIZING)}
+        sent |= {value.partition(" ")[2] for value in sent}
+        if isinstance(request.body, str):
+            _, _, secret = request.body.partition("client_secret=")
+            secret = secret.partition("&")[0]
+            sent |= {secret, unquote_plus(secret)}
+        return Redaction(sent)
+
+
+def _guard(adapter: Any, reach: Reach) -> None:
+    """Lets an adapter connect only to addresses that are allowed, as they are at that very moment."""
+    if not isinstance(adapter, HTTPAdapter):
+        return
+
+    class Pinned(BoundedConnection):
+        def _new_conn(self) -> Any:
+            # Certificates and headers go by the name.
+            name = self._dns_host
+            *others, last = reach.addresses_of(name, self.port)
+            try:
+                for self._dns_host in others:
+                    with suppress(NewConnectionError, ConnectTimeoutError):
+                        return super()._new_conn()
+                self._dns_host = last
+                return super()._new_conn()
+            finally:
+                self._dns_host = name
+
+    class PinnedSecure(Pinned, BoundedSecureConnection):
+        pass
+
+    adapter.poolmanager.pool_classes_by_scheme = {
+        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Pinned}),
+        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": PinnedSecure}),
+    }
+
+
+_Answer = tuple[int, Mapping[str, str], bytes]
+
+
+def _error(status: int, error: Exception) -> _Answer:
+    said = {"message": words_of(error), "type": type(error).__name__, "code": status}
+    return status, {"Content-Type": "application/json"}, json.dumps({"error": said}).encode()
+
+
+def _is_ours(key: str) -> bool:
+    return key in _OURS or key.startswith(_OURS_PREFIXES)
+
+
+@cache
+def _server() -> tuple[ThreadingHTTPServer, WeakValueDictionary[str, RestGateway]]:
+    """This process's one server on loopback, and the gateways behind it by the first part of their paths."""
+    gateways: WeakValueDictionary[str, RestGateway] = WeakValueDictionary()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _pass_on(self) -> None:
+            _, token, path = (*self.path.split("/", 2), "", "")[:3]
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            gateway = gateways.get(token)
+            answer = gateway.ask(self.command, path, headers, body) if gateway else (404, {}, b"")
+            status, answered, content = answer
+            self.send_response(status)
+            for name, value in answered.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Into nobody's log: the path holds the token."""
+
+    for method in ("GET", "HEAD", "POST", "DELETE"):
+        setattr(Handler, f"do_{method}", Handler._pass_on)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="rest-gateway", daemon=True).start()
+    return server, gateways
