@@ -100,6 +100,7 @@ class Jobs:
         policy: Mapping[str, Any] | None = None,
         leftovers: Sequence[Leftovers] = (),
         out_of_memory: int = 0,
+        allowed_locations: Sequence[str] | None = None,
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
@@ -119,6 +120,7 @@ class Jobs:
                 },
                 "index": {"warehouse": self.index_location},
                 "policy": policy or {},
+                "allowed_locations": allowed_locations,
             }
         )
         return run_job(assignment, self.runner, self.reporter)

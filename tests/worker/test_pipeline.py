@@ -23,6 +23,7 @@ from worker.index.sorted_runs import TOP_LEVEL
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.spark.session import JobCancelledError, TaskRunner
+from worker.table.commit import _row_delta
 from worker.table.plan import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 
 pytestmark = pytest.mark.integration
@@ -160,6 +161,42 @@ def test_a_plan_that_compaction_overtook_is_made_again(
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
     assert any("plans again" in sentence for sentence in result["decisions"])
+
+
+@pytest.mark.parametrize("moment", ["before it is checked", "after it was checked"])
+def test_nothing_is_committed_to_a_place_that_the_table_names_meanwhile(
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    elsewhere = tmp_path / "elsewhere"
+    written: set[Path] = set()  # by whoever leads there
+
+    def lead_elsewhere() -> None:
+        place = f"'write.metadata.path' = '{elsewhere.as_uri()}'"
+        spark.sql(f"ALTER TABLE {table_name} SET TBLPROPERTIES ({place})")
+        written.update(elsewhere.iterdir())
+
+    if moment == "before it is checked":
+        jobs.reporter.before_commit = lead_elsewhere
+    else:
+
+        def built(*arguments: Any) -> Any:
+            operation = _row_delta(*arguments)
+            lead_elsewhere()
+            return operation
+
+        monkeypatch.setattr("worker.table.commit._row_delta", built)
+    allowed = [catalog.warehouse, str(catalog.database), jobs.index_location]
+    with pytest.raises(JobError) as refused:
+        jobs.run("convert", allowed_locations=allowed)
+    assert refused.value.code == "location_not_allowed"
+    assert set(elsewhere.iterdir()) == written
 
 
 def test_the_next_attempt_finds_a_commit_that_was_not_reported(

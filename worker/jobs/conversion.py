@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
+from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROVIDERS
 from worker.attempt.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
 from worker.contract.control_plane import StaleAttemptError
@@ -643,8 +644,9 @@ class Plan:
                     },
                 ),
                 confirm_lease=confirm_lease,
+                check_location=self.table.storage.io.check,
             )
-        except CommitError as error:
+        except (CommitError, LocationNotAllowedError) as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
 

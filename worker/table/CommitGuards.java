@@ -13,6 +13,7 @@ import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.encryption.EncryptionManager;
+import org.apache.iceberg.exceptions.ValidationException;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
 
@@ -69,17 +70,20 @@ public class NothingAddedAgain implements SnapshotAncestryValidator {
 }
 
 /**
- * The operations of a table, with a given location provider. Whenever Iceberg commits deletion vectors, it asks
- * for one, and loads the class that the table names by then (`write.location-provider.impl`). It then uses none:
- * ours have their places.
+ * The operations of a table as long as it writes where it was checked that it may: a table's writer may change that
+ * between two tries. They have a given location provider. Whenever Iceberg commits deletion vectors, it asks for one,
+ * and loads the class that the table names by then (`write.location-provider.impl`). It then uses none: ours have
+ * their places.
  */
-public class LoadingNoClass implements TableOperations {
+public class GuardedOperations implements TableOperations {
     private final TableOperations operations;
     private final LocationProvider locations;
+    private final String folder;
 
-    public LoadingNoClass(TableOperations operations, LocationProvider locations) {
+    public GuardedOperations(TableOperations operations, LocationProvider locations, String folder) {
         this.operations = operations;
         this.locations = locations;
+        this.folder = folder;
     }
 
     public LocationProvider locationProvider() {
@@ -95,6 +99,7 @@ public class LoadingNoClass implements TableOperations {
     }
 
     public void commit(TableMetadata base, TableMetadata metadata) {
+        metadataFileLocation("any-file");
         this.operations.commit(base, metadata);
     }
 
@@ -107,11 +112,15 @@ public class LoadingNoClass implements TableOperations {
     }
 
     public String metadataFileLocation(String fileName) {
-        return this.operations.metadataFileLocation(fileName);
+        String location = this.operations.metadataFileLocation(fileName);
+        if (!location.startsWith(this.folder)) {
+            throw new ValidationException("the table keeps its metadata elsewhere by now", new Object[0]);
+        }
+        return location;
     }
 
     public TableOperations temp(TableMetadata uncommitted) {
-        return new LoadingNoClass(this.operations.temp(uncommitted), this.locations);
+        return new GuardedOperations(this.operations.temp(uncommitted), this.locations, this.folder);
     }
 
     public long newSnapshotId() {

@@ -43,6 +43,7 @@ COMMIT_ID = "icestream.commit-id"
 # another round costs far less than a new plan when a streaming writer commits several times a second.
 _COMMIT_ROUNDS = 5
 
+_ANY_FILE = "any-file"
 _GUARDS = Path(__file__).with_name("CommitGuards.java")
 
 # Files that cross to Java in one text: about 50 MB.
@@ -137,12 +138,17 @@ class CommittedSnapshot:
 
 
 def commit_row_delta(
-    java_table: JavaObject, delta: RowDelta, *, confirm_lease: Callable[[], None] = lambda: None
+    java_table: JavaObject,
+    delta: RowDelta,
+    *,
+    confirm_lease: Callable[[], None] = lambda: None,
+    check_location: Callable[[str], None] = lambda _: None,
 ) -> CommittedSnapshot:
     """Commits `delta` in one snapshot and returns it.
 
     java_table: an `org.apache.iceberg.Table`; it is refreshed.
     confirm_lease: called before each round, when nothing is committed; what it raises ends the commit.
+    check_location: raises for a place where the table's metadata may not be written; the same holds for it.
     Raises the errors of this module, ValueError for a delta that changes nothing, and MemoryError when the
     JVM's heap is too small for it: then nothing is known either.
     """
@@ -161,9 +167,11 @@ def commit_row_delta(
             if not java_table.refs().containsKey(delta.branch):
                 raise CommitConflictError(f"branch {delta.branch} no longer exists")
             check_clock(java_table)
+            place = java_table.operations().metadataFileLocation(_ANY_FILE)
+            check_location(place)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation = _row_delta(java_table, delta, summary, referenced, validator, condemned)
+            operation = _row_delta(java_table, delta, summary, referenced, validator, condemned, place)
         failure: CommitError | None = None
         cause: Exception | None = None
         may_repeat = False
@@ -245,10 +253,14 @@ def _row_delta(
     referenced: JavaObject,
     validator: JavaObject,
     condemned: JavaObject,
+    place: str,
 ) -> JavaObject:
-    """The operation, not yet committed. condemned: gets the manifests that Iceberg would delete."""
+    """The operation, not yet committed.
+
+    condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
+    """
     operation = (
-        _loading_no_class(java_table)
+        _guarded(java_table, place.removesuffix(_ANY_FILE))
         .newRowDelta()
         .toBranch(delta.branch)
         .deleteWith(_collector(condemned))
@@ -268,11 +280,11 @@ def _row_delta(
     return operation
 
 
-def _loading_no_class(java_table: JavaObject) -> JavaObject:
-    """The same table, where Iceberg finds a location provider of its own and loads no class for one."""
+def _guarded(java_table: JavaObject, folder: str) -> JavaObject:
+    """The same table, which loads no class that it names, and commits only while its metadata goes there."""
     jvm = jvm_of(java_table)
     own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
-    operations = _guard(java_table, "LoadingNoClass", java_table.operations(), own)
+    operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder)
     return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
 
 
