@@ -456,7 +456,7 @@ def test_the_overview_names_catalogs_workers_and_webhooks_that_fail(service: Run
         session.add(webhook)
     shown = admin.open("/")
     assert shown.links["Catalog away fails, and 2 tables with it"].endswith(f"/catalogs/{made['id']}")
-    assert "cat.db does not exist" in shown.text
+    assert f"the catalog's database {directory}/cat.db is not there" in shown.text
     assert "far.one is unknown" not in shown.text
     assert "Java is missing." in shown.text
     assert "crippled" in admin.follow("Worker crippled cannot run jobs").text
