@@ -70,8 +70,10 @@ class IcebergCatalog:
         }
 
     def create(self, name: str = "db.t", schema: Schema = SCHEMA) -> Table:
+        """In a folder of its name, unless no place can be called like this."""
         self.catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        return self.catalog.create_table(name, schema, properties={"format-version": "2"})
+        location = f"{self.properties['warehouse']}/{name.encode().hex()}" if "\\" in name else None
+        return self.catalog.create_table(name, schema, location, properties={"format-version": "2"})
 
     def head(self, name: str) -> int:
         """Id of the current snapshot of a table that has one."""

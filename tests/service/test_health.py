@@ -296,7 +296,7 @@ def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_com
     def status(*figures: tuple[int, float]) -> tuple[HealthStatus, str]:
         key_sets = [
             KeySetReport(
-                equality_field_ids=[number],
+                equality_field_ids=[number + 1],
                 columns=[f"k{number}"],
                 files_covered=1,
                 files_total=1,
