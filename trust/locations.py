@@ -2,7 +2,7 @@
 
 A `%` is a character of a name: nothing here decodes it, and neither do PyIceberg, Arrow, obstore and Java's
 file systems. What one of several readers could take for another place is refused instead: `..`, encoded dots,
-backslashes, control characters, a host of `file:`, odd buckets. A local place is judged by its links too.
+control characters, a host of `file:`, odd buckets. A local place is judged by its links too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BUCKET, _CONTAINER = r"[A-Za-z0-9._-]*", r"([A-Za-z0-9$_-]+(@[A-Za-z0-9.-]+)?)?
 _AUTHORITIES = {"s3": _BUCKET, "gs": _BUCKET, "abfs": _CONTAINER, "wasb": _CONTAINER, "file": "(localhost)?"}
 _ANY_AUTHORITY = r"[A-Za-z0-9._-]*(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
 _INDEX_SCHEMES = ("file", "s3", "gs", "abfs")
-# Characters that some parsers drop or take for a slash.
-_ODD = re.compile(r"[\x00-\x1f\x7f\\]")
+# Characters that some parsers drop.
+_ODD = re.compile(r"[\x00-\x1f\x7f]")
 _ENCODED = re.compile(r"%[0-9a-fA-F]{2}")
 _SQLITE = re.compile(r"sqlite:///([^?#]*)(?:\?([^#]*))?", re.DOTALL)
 
@@ -95,7 +95,8 @@ def parse_location(location: str) -> Location:
     is_split = rest.startswith("//") or store not in _AUTHORITIES or scheme == "file"
     if not is_split or not re.fullmatch(_AUTHORITIES.get(store, _ANY_AUTHORITY), authority):
         raise AmbiguousLocationError(f"{location!r} names no bucket, container or host that all read alike")
-    if any(_decoded(name) in (".", "..") for name in path.split("/")):
+    # A backslash is a character of a name, unless somebody takes it for a slash.
+    if any(_decoded(name) in (".", "..") for name in re.split(r"[/\\]", path)):
         raise AmbiguousLocationError(
             f"{location!r} has a name . or .., which not all read alike; give the place without"
         )
@@ -135,9 +136,10 @@ def is_absolute(location: str) -> bool:
 def can_hold_index(location: str) -> bool:
     """Whether the store can write a file only if it is absent, which commits to an index rest on.
 
-    Of an object store that speaks S3, the scheme alone does not tell.
+    Of an object store that speaks S3, the scheme alone does not tell. obstore, which writes it, encodes a
+    backslash.
     """
-    return parse_location(location).store in _INDEX_SCHEMES
+    return parse_location(location).store in _INDEX_SCHEMES and "\\" not in location
 
 
 def is_any_azure_account(location: str) -> bool:
@@ -153,7 +155,7 @@ def sqlite_path(uri: str) -> str | None:
     if not uri.strip().lower().startswith("sqlite"):
         return None
     match = _SQLITE.fullmatch(uri)
-    if match is None or _ENCODED.search(match[1]) or _ODD.search(uri):
+    if match is None or _ENCODED.search(match[1]) or _ODD.search(uri) or "\\" in uri:
         raise AmbiguousLocationError(
             f"{uri!r} is not sqlite:////path, or has a character that not all read alike; write it as it is, "
             "not encoded, and without ? and #"
