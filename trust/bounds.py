@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import socket
 import threading
 import time
@@ -27,9 +26,11 @@ ERROR_BYTES: Final = 1024**2
 """Of an answer that is an error."""
 JSON_DEPTH: Final = 64
 """Objects and lists within each other."""
-JSON_VALUES: Final = 4_000_000
-JSON_CONTAINERS: Final = 1_000_000
-"""Objects and lists: the smallest take a hundred times their text in memory."""
+JSON_VALUES: Final = 500_000
+JSON_CONTAINERS: Final = 200_000
+"""Objects and lists. While a parser runs no other thread does: that must be below a second."""
+JSON_DIGITS: Final = 500
+"""In a row: reading a number, and writing it, takes the square of its length."""
 PAGES: Final = 1_000
 """Of one list."""
 NAMES: Final = 250_000
@@ -39,13 +40,12 @@ LEVELS: Final = 32
 NAME_CHARACTERS: Final = 4_096
 """Of all parts of an identifier together."""
 
-# Also one that never ends: it must not be looked for again at each of its quotes.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+["\\]?', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Into a level, and out of it: 1 and -1 as signed bytes."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TO_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _AT_ONCE = 65_536
-"""Brackets, or bytes: other threads run in between."""
+"""Bytes that are looked through: other threads run in between."""
 
 
 class LimitExceededError(Exception):
@@ -182,15 +182,25 @@ def check_size(size: int, most_bytes: int, what: str) -> None:
 def check_json(content: bytes, what: str) -> None:
     """Raise LimitExceededError for JSON that a parser would make too much of; other content may be anything.
 
-    Only brackets and commas are counted, without parsing: it must be cheap whatever the content is.
+    Only brackets, commas and digits are counted, without parsing: it must be cheap whatever the content is.
     """
-    containers = content.count(b"[") + content.count(b"{")
-    values = containers + content.count(b",")
-    if containers > JSON_CONTAINERS or values > JSON_VALUES:
-        raise LimitExceededError(
-            f"{what} has more than {JSON_CONTAINERS:,} objects and lists, or {JSON_VALUES:,} values.",
-            "If it is the metadata of a table, expire its snapshots. Otherwise ask who runs the catalog.",
-        )
+    containers = commas = 0
+    zeros = b""
+    for piece in _pieces(content):
+        zeros = zeros[-JSON_DIGITS:] + piece.translate(_TO_ZEROS)
+        if b"0" * (JSON_DIGITS + 1) in zeros:
+            raise LimitExceededError(
+                f"{what} has more than {JSON_DIGITS:,} digits in a row.",
+                "No number that Iceberg knows is so long: ask who runs the catalog.",
+            )
+        containers += piece.count(b"[") + piece.count(b"{")
+        commas += piece.count(b",")
+        if containers > JSON_CONTAINERS or containers + commas > JSON_VALUES:
+            raise LimitExceededError(
+                f"{what} has more than {JSON_CONTAINERS:,} objects and lists, or {JSON_VALUES:,} values.",
+                "If it is the metadata of a table, expire its snapshots; if it is a list, have the catalog "
+                "put less on a page (rest-page-size). Otherwise ask who runs the catalog.",
+            )
     if containers > JSON_DEPTH and is_deeper(content, JSON_DEPTH):
         raise LimitExceededError(
             f"{what} has objects and lists that lie within each other more than {JSON_DEPTH} times.",
@@ -200,14 +210,26 @@ def check_json(content: bytes, what: str) -> None:
 
 def is_deeper(content: bytes, most: int) -> bool:
     """Whether JSON nests its objects and lists more than so many times."""
-    depth = 0
-    steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)
-    for begin in range(0, len(steps), _AT_ONCE):
-        depths = list(accumulate(array("b", steps[begin : begin + _AT_ONCE]), initial=depth))
+    depth, is_inside, escape = 0, False, b""
+    for piece in _pieces(content):
+        # Without escapes, each quote begins or ends a string. A backslash outside of one is no JSON.
+        unescaped = (escape + piece).replace(b"\\\\", b"")
+        escape = b"\\" if unescaped.endswith(b"\\") else b""
+        parts = unescaped.replace(b'\\"', b"").split(b'"')
+        steps = b"".join(parts[is_inside::2]).translate(_STEPS, _NO_BRACKETS)
+        depths = list(accumulate(array("b", steps), initial=depth))
         if max(depths) > most:
             return True
         depth = depths[-1]
+        is_inside ^= len(parts) % 2 == 0
     return False
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    """All of it. Raises OutOfTimeError."""
+    for begin in range(0, len(content), _AT_ONCE):
+        check_time()
+        yield content[begin : begin + _AT_ONCE]
 
 
 class _Readable(Protocol):

@@ -26,7 +26,16 @@ from service.settings import Settings
 from tests.http_server import Answer, Answers, answering, rest_catalog
 from tests.server_process import free_port, serving
 from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both
-from trust.bounds import ANSWER_BYTES, LEVELS, PAGES, Budget, LimitExceededError, OutOfTimeError
+from trust.bounds import (
+    ANSWER_BYTES,
+    LEVELS,
+    PAGES,
+    Budget,
+    LimitExceededError,
+    OutOfTimeError,
+    check_json,
+    is_deeper,
+)
 
 # Who reads a catalog holds no database.
 database_kind = alike_on_both
@@ -252,10 +261,11 @@ class TestRest:
         ("body", "said"),
         [
             ("[" * 100_000, "within each other"),
-            (f'{{"namespaces": [], "x": [{"[]," * 1_100_000}0]}}', "objects and lists"),
-            (f'{{"namespaces": [], "x": [{"0," * 4_100_000}0]}}', "values"),
+            (f'{{"namespaces": [], "x": [{"[]," * 210_000}0]}}', "objects and lists"),
+            (f'{{"namespaces": [], "x": [{"0," * 510_000}0]}}', "values"),
+            (f'{{"namespaces": [], "x": {"1" * 501}}}', "digits"),
         ],
-        ids=["deep", "lists", "values"],
+        ids=["deep", "lists", "values", "digits"],
     )
     def test_what_a_parser_would_make_too_much_of_is_not_parsed(
         self, answers: Answers, settings: Settings, body: str, said: str
@@ -281,6 +291,36 @@ class TestRest:
         answers["/v1/namespaces"] = lambda _: Answer({"namespaces": [["n"] * next(depth)]})
         assert "levels" in self.limit(settings, answers)
         assert next(depth) < LEVELS + 10
+
+
+@pytest.mark.parametrize("text", ['"a"', "'a'", '"\\\\"', "[]"], ids=["strings", "words", "escapes", "lists"])
+def test_other_threads_run_while_a_large_answer_is_looked_through(text: str) -> None:
+    content = (text * (ANSWER_BYTES // len(text)) + "[" * 70).encode()
+    turns, is_over = [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.wait(0.001):
+            turns[0] += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    is_deeper(content, 64)
+    is_over.set()
+    other.join()
+    assert turns[0] >= 10
+
+
+@pytest.mark.parametrize("size", [*range(65_530, 65_540), 131_070])
+def test_strings_and_escapes_may_lie_on_any_byte(size: int) -> None:
+    for end in ('"', '\\""', '\\\\"', '\\\\\\""'):
+        content = ('["' + "[" * size + end).encode()
+        assert not is_deeper(content + b"]", 1)
+        assert is_deeper(content + b",[]]", 1)
+
+
+def test_looking_through_an_answer_ends_with_the_time() -> None:
+    with Budget(0), pytest.raises(OutOfTimeError):
+        check_json(b"[]", "An answer")
 
 
 def open_metadata(settings: Settings, location: Path) -> None:
