@@ -1,7 +1,11 @@
 """Whatever a catalog answers, a worker and its Java reach only allowed hosts, and load no code by name."""
 
 import gc
+import socket
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -12,7 +16,7 @@ from tests.factories import Catalog, TableBuilder
 from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
-from trust.bounds import ANSWER_BYTES
+from trust.bounds import ANSWER_BYTES, OutOfTimeError
 from trust.egress import HostNotAllowedError, Reach
 from trust.rest_answers import SentElsewhereError
 from worker.attempt.job import JobError
@@ -20,6 +24,7 @@ from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.slots import Slot
 from worker.spark.session import TaskRunner
+from worker.table import rest_gateway
 from worker.table.catalogs import CodeNotAllowedError, file_io_properties, load_table
 from worker.table.rest_gateway import RestGateway, open_gateway
 
@@ -142,6 +147,31 @@ def test_java_gets_no_answer_that_this_side_can_not_read(catalog_server: HttpSer
         assert (answer.status_code, "x.Y" in answer.text) == (403, False)
     catalog_server.answers["/v1/t"] = Answer('{"config": {"io-impl": "x.Y"}, "config": {}}')
     assert ask(gateway, "v1/t").text == '{"config": {}}'
+
+
+@pytest.mark.parametrize("properties", [{}, {"credential": "id:secret"}], ids=["configuration", "token"])
+def test_a_byte_now_and_then_does_not_lengthen_the_opening_of_a_catalog(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
+) -> None:
+    monkeypatch.setattr(rest_gateway, "_ANSWER_SECONDS", 0.3)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            for _ in range(600):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    with listener, ThreadPoolExecutor(1) as threads:
+        answered = threads.submit(answer)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        given = {"uri": url, "oauth2-server-uri": f"{url}/token"} | properties
+        with pytest.raises(OutOfTimeError):
+            RestGateway("c", given, LOOPBACK)
+        answered.result()
 
 
 def test_a_refusal_is_that_of_the_job_that_asked(catalog_server: HttpServer) -> None:

@@ -38,7 +38,7 @@ _REACH = "icestream.reach"
 """The property that hands the catalog its limits."""
 _CONNECT_MS, _READ_MS = 10_000, 60_000
 _ANSWER_SECONDS = 300.0
-"""Until the last byte of an answer, however many come before."""
+"""Until the last byte of an answer, or of all that opening takes, however many come before."""
 # What this side says to the catalog, and Java need not.
 _OURS = ("uri", "token", "credential", "oauth2-server-uri", "scope", "audience", "resource")
 _OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.")
@@ -71,11 +71,12 @@ class RestGateway:
     """
 
     def __init__(self, name: str, properties: Mapping[str, str], reach: Reach) -> None:
-        """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError, and
-        whatever PyIceberg and requests raise."""
+        """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError,
+        LimitExceededError, and whatever PyIceberg and requests raise."""
         self._given_uri = properties["uri"]
         given: dict[str, Any] = {**properties, _REACH: reach}
-        self._catalog = _GuardedRestCatalog(name, **given)
+        with Budget(_ANSWER_SECONDS):
+            self._catalog = _GuardedRestCatalog(name, **given)
         self.refusal: Exception | None = None
         server, gateways = _server()
         token = secrets.token_urlsafe(32)
