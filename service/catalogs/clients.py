@@ -89,6 +89,18 @@ class GuardedSqlCatalog(_Guarded, SqlCatalog):
         self.engine = open_engine(self.properties[SETTINGS], self.properties["uri"])
         super()._init_catalog()
 
+    @sqlite.read_again_if_changed
+    def load_table(self, identifier: str | tuple[str, ...]) -> Table:
+        return super().load_table(identifier)
+
+    @sqlite.read_again_if_changed
+    def list_namespaces(self, namespace: str | tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        return super().list_namespaces(namespace)
+
+    @sqlite.read_again_if_changed
+    def list_tables(self, namespace: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+        return super().list_tables(namespace)
+
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
     """Behind HTTP: connects to addresses that are allowed, follows no redirect, believes few answers."""

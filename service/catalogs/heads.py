@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from service.catalogs.clients import GuardedRestCatalog
 from service.catalogs.models import CatalogType
+from service.catalogs.sqlite import read_again_if_changed
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.glue import GlueCatalog
@@ -46,6 +47,7 @@ def heads_reader(kind: CatalogType, catalog: Any) -> Callable[[Sequence[Identifi
     return partial(_hive_heads if kind is CatalogType.HIVE else _glue_heads, catalog)
 
 
+@read_again_if_changed
 def _sql_heads(catalog: SqlCatalog, tables: Sequence[Identifier]) -> Heads:
     """One query for all tables of the catalog."""
     query = select(

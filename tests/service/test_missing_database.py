@@ -1,11 +1,15 @@
 """A catalog's SQLite database that is away is told of, and nothing is made where it lay."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from service.auth.models import SYSTEM
+from service.catalogs import sqlite
+from service.catalogs.clients import open_catalog, open_engine
+from service.catalogs.models import CatalogType
 from service.catalogs.service import register_embedded_catalog
 from service.database import Database
 from service.settings import Settings
@@ -51,6 +55,60 @@ def test_neither_reading_a_catalog_nor_its_outage_leaves_a_file_beside_it(
     assert "1 table" in checked
     assert candidates == 200
     assert {name for name in files(iceberg.directory) if name.startswith("cat.db")} == present
+
+
+def test_a_database_that_a_link_names_is_read_with_what_its_writer_has_not_moved_into_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    writer, properties = write_ahead_catalog(tmp_path)
+    link = tmp_path / "links" / "cat.db"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "cat.db")
+    writer.create_namespace("late")
+    assert (tmp_path / "cat.db-wal").stat().st_size > 0
+    reader = open_catalog(settings, CatalogType.SQL, "c", properties | {"uri": f"sqlite:///{link}"})
+    assert reader.list_namespaces() == [("late",)]
+    assert files(link.parent) == {"cat.db"}
+    writer.close()
+
+
+def test_a_database_that_is_written_while_it_is_read_without_locks_is_read_again(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, properties = write_ahead_catalog(tmp_path)
+    writer.create_namespace("early")
+    writer.close()
+    assert not (tmp_path / "cat.db-wal").exists()
+    reader = open_catalog(settings, CatalogType.SQL, "c", properties)
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite.connect
+
+    def connect_and_be_overtaken(path: str, lock_seconds: float) -> sqlite3.Connection:
+        opened.append(connect(path, lock_seconds))
+        if len(opened) == 1:
+            writer.create_namespace("late")
+            writer.close()
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite, "connect", connect_and_be_overtaken)
+    assert isinstance(reader, SqlCatalog)
+    reader.engine = open_engine(settings, properties["uri"])
+    assert sorted(reader.list_namespaces()) == [("early",), ("late",)]
+    assert len(opened) == 2
+
+
+def write_ahead_catalog(directory: Path) -> tuple[SqlCatalog, dict[str, str]]:
+    """Its writer, whose log is gone when it is closed."""
+    properties = {
+        "uri": f"sqlite:///{directory}/cat.db",
+        "warehouse": f"file://{directory}",
+        "init_catalog_tables": "false",
+    }
+    writer = SqlCatalog("c", **properties | {"init_catalog_tables": "true"})
+    with writer.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=wal")
+    writer.close()
+    return writer, properties
 
 
 def test_a_database_without_the_tables_of_a_catalog_is_not_changed(service: Running, tmp_path: Path) -> None:
