@@ -90,6 +90,7 @@ class Budget:
         """The result is wanted no more."""
         with self._lock:
             self._is_ended = True
+            self._deadline = min(self._deadline, time.monotonic())
             cut, self._sockets = self._sockets, set()
         for held in cut:
             with suppress(OSError):  # closed by its other side already
@@ -99,6 +100,10 @@ class Budget:
     @property
     def remaining_seconds(self) -> float:
         return 0.0 if self._is_ended else max(self._deadline - time.monotonic(), 0.0)
+
+    @property
+    def overdue_seconds(self) -> float:
+        return max(time.monotonic() - self._deadline, 0.0)
 
     def check(self) -> None:
         """Raises OutOfTimeError if there is no time left."""

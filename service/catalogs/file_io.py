@@ -2,11 +2,14 @@
 
 import bz2
 import io
+import stat
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import zstandard
+from pyarrow.fs import LocalFileSystem
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.io import InputFile, InputStream, OutputFile
@@ -41,9 +44,10 @@ class _BoundedFile(PyArrowFile):
 
     def open(self, seekable: bool = True) -> InputStream:
         what = f"The file {self.location}"
+        if isinstance(self._filesystem, LocalFileSystem):
+            self._check_regular()
         with super().open(seekable) as source:
-            content = source.read(ANSWER_BYTES + 1)
-        check_size(len(content), ANSWER_BYTES, what)
+            content = read_bounded(source, ANSWER_BYTES, what)
         if content.startswith(_AVRO):
             _check_avro(content, what)
         elif self.location.endswith(".gz.metadata.json"):  # as PyIceberg tells them
@@ -51,6 +55,11 @@ class _BoundedFile(PyArrowFile):
         else:
             check_json(content, what)
         return io.BytesIO(content)
+
+    def _check_regular(self) -> None:
+        """Opening a pipe waits for whoever writes to it."""
+        if not stat.S_ISREG(Path(self._path).stat().st_mode):
+            raise FileNotFoundError(f"{self.location} is no regular file")
 
 
 def _check_avro(content: bytes, what: str) -> None:
@@ -104,7 +113,12 @@ class GuardedFileIO(LocationFileIO):
         given = dict(properties)
         self._settings: Settings = given.pop(SETTINGS)
         check_file_io(self._settings, given)
-        super().__init__(given)
+        # Of silence: Arrow's own are longer, and it tries again.
+        silent = {
+            "s3.connect-timeout": "5",
+            "s3.request-timeout": str(self._settings.catalog_timeout_seconds),
+        }
+        super().__init__(silent | given)
 
     def check(self, location: str) -> None:
         check_location(self._settings, location)

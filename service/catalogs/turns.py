@@ -18,7 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from service.catalogs.iceberg import budget_seconds
 from service.catalogs.service import find_catalog
 from service.database import get_database
-from service.errors import IcestreamError
+from service.errors import IcestreamError, UnreachableError
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from trust.bounds import Budget
@@ -29,6 +29,8 @@ _WAIT_SECONDS = 5.0
 """For a turn."""
 _LOOK_SECONDS = 0.25
 """Whether the caller is still there."""
+_LATE_SECONDS = 1.0
+"""For a thread to notice that its budget is over, and to say of what."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,9 +72,18 @@ class CatalogTurns:
             while not (await asyncio.wait([result], timeout=_LOOK_SECONDS))[0]:
                 if await request.is_disconnected():
                     budget.end()
+                if budget.overdue_seconds > _LATE_SECONDS:
+                    # The thread is in a call that no budget cuts: it keeps its turn, and the caller goes on.
+                    raise UnreachableError(
+                        "catalog-too-slow",
+                        "The catalog took too long",
+                        f"What was asked of catalog and store did not end within {budget.seconds:g} s.",
+                        "Look at what is slow: the catalog, or the store with the metadata of its tables.",
+                    )
             return result.result()
         finally:
             budget.end()
+            result.cancel()
 
     def stop(self) -> None:
         """End what goes on."""

@@ -1,5 +1,6 @@
 """A catalog may answer without end: what is taken of it, and for how long, is bounded."""
 
+import asyncio
 import gzip
 import os
 import shutil
@@ -13,15 +14,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from starlette.requests import Request
 
-from service.catalogs import clients
+from service.catalogs import clients, turns
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import PyIcebergSource, limit_of
 from service.catalogs.models import CatalogType
+from service.errors import UnreachableError
 from service.settings import Settings
 from tests.http_server import Answer, Answers, answering, rest_catalog
 from tests.server_process import free_port, serving
@@ -339,6 +343,19 @@ def test_a_metadata_file_that_is_too_large_packed_or_unpacked_is_not_read(
             open_metadata(settings, location)
 
 
+def test_a_pipe_is_no_metadata_file(settings: Settings, tmp_path: Path) -> None:
+    pipe = tmp_path / "v1.metadata.json"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(open_metadata, settings, pipe)
+        try:
+            with pytest.raises(FileNotFoundError, match="no regular file"):
+                opened.result(PATIENCE_SECONDS / 6)
+        finally:
+            with suppress(OSError):  # nobody reads it
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
 def test_a_manifest_that_unpacks_to_too_much_or_tells_of_too_many_entries_is_not_read(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -378,6 +395,29 @@ def test_a_list_of_sqlite_that_never_ends_is_left(settings: Settings, tmp_path: 
     with Budget(0.5):
         error = list_namespaces(settings, CatalogType.SQL, {"uri": f"sqlite:///{path}", "warehouse": "/w"})
         assert limit_of(error) is not None
+
+
+def test_a_caller_is_answered_in_time_though_the_thread_that_works_for_it_hangs(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "budget_seconds", lambda _: 0.1)
+    is_over = threading.Event()
+
+    async def receive() -> Any:
+        await asyncio.sleep(PATIENCE_SECONDS)
+
+    async def ask() -> None:
+        its = turns.CatalogTurns(settings)
+        asked = its.run(Request({"type": "http"}, receive), "c", lambda: is_over.wait(PATIENCE_SECONDS))
+        try:
+            with pytest.raises(UnreachableError, match="did not end within"):
+                await asked
+            assert its._taken == {"c": 1}  # by the thread, which hangs on
+        finally:
+            is_over.set()
+            its.stop()
+
+    asyncio.run(ask())
 
 
 @contextmanager
