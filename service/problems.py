@@ -164,8 +164,9 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "This host may not be connected to",
         "The host, or an address that its name resolves to, is internal to a machine or not among those "
-        "that the operator allows.",
-        "If it is meant, add it to ICESTREAM_ALLOWED_HOSTS and start the service again.",
+        "that the operator allows; or a property names it in a way that not all programs read alike.",
+        "If it is meant, add it to ICESTREAM_ALLOWED_HOSTS and start the service again, unless `detail` says "
+        "that a property has to be corrected.",
         {"host": "the host that was refused", "setting": "what would allow it"},
     ),
     "delivery-not-found": ProblemType(

@@ -17,6 +17,7 @@ from service.auth.models import Role
 from service.control_database import files_of, is_database_of
 from service.errors import StartError
 from telemetry.logs import LogFormat
+from trust.egress import Reach
 from trust.locations import (
     AmbiguousLocationError,
     LocationNotAllowedError,
@@ -273,20 +274,9 @@ class Settings(BaseSettings):
         return tuple(rule.lower() for rule in self.allowed_hosts or default)
 
     @property
-    def allows_any_host(self) -> bool:
-        """Whether catalogs may reach every address that is not internal to a machine."""
-        return "*" in self.host_rules
-
-    def allows_host(self, host: str) -> bool:
-        """Whether a rule names this very host, or its domain: then it may be any address."""
-        name = host.lower().rstrip(".")
-        return any(
-            name.endswith(rule[1:]) if rule.startswith("*.") else name == rule for rule in self.host_rules
-        )
-
-    def allows_address(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-        """Whether a rule names this address, or a network that it is in."""
-        return any(address in network for rule in self.host_rules if (network := _network(rule)) is not None)
+    def reach(self) -> Reach:
+        """The hosts that catalogs and webhooks may connect to."""
+        return Reach(self.host_rules)
 
     def allows_secret(self, reference: str) -> bool:
         """Whether a catalog may refer to this. Icestream's own settings are never a catalog's."""
@@ -334,13 +324,6 @@ def _check_place(location: str) -> None:
         parse_location(location)
     except AmbiguousLocationError as error:
         raise ValueError(str(error)) from None
-
-
-def _network(rule: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(rule, strict=False)
-    except ValueError:
-        return None
 
 
 def _get_settings(request: Request) -> Settings:

@@ -1,7 +1,10 @@
 """What hosts a catalog may reach, by the rules of the service.
 
 The service judges a catalog's record. A worker judges it again where it is used, by what names resolve to
-on its machine, and with it whatever the catalog answers.
+on its machine, and both judge whatever the catalog answers.
+
+A value names a host only if all that read it find the same one there: Python's parsers, Java's, and that of
+AWS, which ends a host at the first colon. All other spellings are refused.
 """
 
 from __future__ import annotations
@@ -12,16 +15,48 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trust.addresses import Address, is_internal, unwrapped
+from trust.addresses import Address, is_internal, literal_addresses, unwrapped
+from trust.locations import AmbiguousLocationError, sqlite_path
 
 _HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+_URL = re.compile(rf"(https?)://{_HOST}(/[\w.~%!$&'()*+,;=:@/-]*)?", re.ASCII)
+_BARE = re.compile(_HOST, re.ASCII)
+_METASTORE = re.compile(rf"thrift://{_HOST}/?", re.ASCII)
+# A user's name and password end where all find the end: at the one `@`.
+_DATABASE = re.compile(rf"postgres(?:ql)?(?:\+\w+)?://(?:[^@/?#\\\s]*@)?{_HOST}(?:[/?][^@#\\\s]*)?", re.ASCII)
+_ANY_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/?#\s]*)")
+_AZURE = re.compile(r"(abfs|wasb)s?", re.IGNORECASE)
+_CONTAINER = re.compile(r"[\w$-]+@", re.ASCII)
 # No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location.
 _WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name", "catalog_name"))
+# Without a scheme, Arrow finds no host there, and asks Google.
+_ONLY_URL = "gcs.service.host"
 
 
 class HostNotAllowedError(Exception):
-    """A catalog, or what it answers, leads to a host that the operator has not allowed; final."""
+    """A catalog, or what it answers, leads to a host that the operator has not allowed; final.
+
+    address: of the host, if that is what is not allowed, and not the name.
+    """
+
+    def __init__(self, host: str, address: str | None = None) -> None:
+        shown = repr(host) if address in (None, host) else f"{host!r}, which is {address},"
+        super().__init__(f"{shown} is not among the hosts that catalogs may reach (ICESTREAM_ALLOWED_HOSTS)")
+        self.host, self.address = host, address
+
+
+class AmbiguousHostError(HostNotAllowedError):
+    """A property has to name a host, and does so in no way that all read alike. The value may be secret."""
+
+    def __init__(self, key: str) -> None:
+        Exception.__init__(
+            self,
+            f"{key} has to name one host, and is written so that some programs could find another one there, "
+            "or none, so that nobody can tell whether ICESTREAM_ALLOWED_HOSTS has it; write it as "
+            "https://host:port/path, without a user, a query and a fragment",
+        )
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +72,21 @@ class Reach:
     def check(self, properties: Mapping[str, str]) -> None:
         """Raises HostNotAllowedError for a host that properties name, and OSError for an unknown one."""
         if self.rules is not None:
-            for host in _hosts(properties):
+            for host in hosts_of(properties):
                 self.addresses_of(host, None)
+
+    def check_host(self, host: str) -> None:
+        """The same of a host by its name, or as the address that it is. Asks no name server."""
+        literal = literal_addresses(host)
+        for address in literal:
+            if not self._allows(host, address):
+                raise HostNotAllowedError(host, str(address))
+        if not literal and not self._allows(host, None):
+            raise HostNotAllowedError(host)
 
     def addresses_of(self, host: str, port: int | None) -> list[str]:
         """What a host's name resolves to, every address of which is allowed. Raises as `check` does."""
+        self.check_host(host)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError as error:
@@ -49,40 +94,88 @@ class Reach:
         addresses = list(dict.fromkeys(str(item[4][0]) for item in found))
         for address in addresses:
             if not self._allows(host, ipaddress.ip_address(address.partition("%")[0])):
-                shown = repr(host) if host == address else f"{host!r}, which is {address},"
-                raise HostNotAllowedError(
-                    f"{shown} is not among the hosts that catalogs may reach (ICESTREAM_ALLOWED_HOSTS)"
-                )
+                raise HostNotAllowedError(host, address)
         return addresses
 
-    def _allows(self, host: str, address: Address) -> bool:
-        name, inner = host.lower().rstrip("."), unwrapped(address)
+    def _allows(self, host: str, address: Address | None) -> bool:
+        """Whether it may be connected to there; without an address: whether it may be, wherever it is."""
         if self.rules is None:
             return True
+        name = host.lower().rstrip(".")
+        inner = unwrapped(address) if address is not None else None
         for rule in self.rules:
             if rule == "*":
-                is_meant = not is_internal(inner)
+                is_meant = inner is None or not is_internal(inner)
             elif rule.startswith("*."):
                 is_meant = name.endswith(rule[1:])
             else:
-                is_meant = name == rule or _is_in(inner, rule)
+                is_meant = name == rule or (inner is not None and _is_in(inner, rule))
             if is_meant:
                 return True
         return False
 
 
-def _hosts(properties: Mapping[str, str]) -> Iterator[str]:
-    """Every host that properties name: in URLs anywhere in a value, and bare where the key says so."""
+def names_host(key: str) -> bool:
+    """Whether the values of a property are hosts or addresses of servers, whatever they look like."""
+    return _HOST_KEY.search(key) is not None
+
+
+def hosts_of(properties: Mapping[str, str]) -> Iterator[str]:
+    """Every host that properties name, secrets resolved: where the key says so, and in URLs in other values.
+
+    Raises AmbiguousHostError.
+    """
     for key, value in properties.items():
-        if key in _WORDS or key.startswith("header.") or value.startswith(("sqlite", "file:", "/")):
+        if key in _WORDS or key.startswith("header.") or not value:
             continue
-        authorities = _URL.findall(value)
-        if not authorities and _HOST_KEY.search(key) and value:
-            authorities = [value.partition("/")[0]]
-        for authority in authorities:
-            match = re.match(r"^\[([^\]]*)\]|^([^:]*)", authority.rpartition("@")[2])
-            if match and (name := match.group(1) or match.group(2)):
-                yield name
+        hosts = _of_server(key, value) if names_host(key) else _of_text(value)
+        for host in hosts:
+            if host is None:
+                raise AmbiguousHostError(key)
+            yield host.strip("[]")
+
+
+def origin(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None for what different parsers could take for different hosts."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        return None
+    return match[1], match[2].lower().rstrip("."), int(match[3] or {"http": 80, "https": 443}[match[1]])
+
+
+def _of_server(key: str, value: str) -> Iterator[str | None]:
+    """None where they are ambiguous."""
+    if key == "uri":
+        try:
+            if sqlite_path(value) is not None:
+                return
+        except AmbiguousLocationError:
+            yield None
+            return
+        if value.startswith("thrift:"):
+            for one in value.split(","):  # in the order to try
+                yield _host(_METASTORE, one)
+            return
+        if value.startswith("postgres"):
+            yield _host(_DATABASE, value)
+            return
+    if (found := origin(value)) is not None:
+        yield found[1]
+    else:
+        yield None if key.endswith(_ONLY_URL) else _host(_BARE, value)
+
+
+def _of_text(value: str) -> Iterator[str | None]:
+    for scheme, authority in _ANY_URL.findall(value):
+        is_azure = _AZURE.fullmatch(scheme)
+        place = _CONTAINER.sub("", authority, count=1) if is_azure else authority.partition(";")[0]
+        if place or scheme.lower() in ("http", "https"):
+            yield _host(_BARE, place)
+
+
+def _host(spelling: re.Pattern[str], value: str) -> str | None:
+    match = spelling.fullmatch(value)
+    return match[1] if match is not None else None
 
 
 def _is_in(address: Address, rule: str) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trust.egress import origin
+
 _OF_CATALOG = frozenset(
     (
         "namespace-separator",
@@ -46,11 +48,6 @@ _OF_ACCOUNTS = ("adls.sas-token.", "adls.sas-token-expires-at-ms.")
 """Followed by the account or host of Azure's that they are for."""
 _RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
 _REGIONS = ("client.region", "s3.region")
-# No user, which parsers find in different places.
-_URL = re.compile(
-    r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(/[\w.~%!$&'()*+,;=:@/-]*)?",
-    re.IGNORECASE | re.ASCII,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +208,14 @@ class RestAnswers:
                     f"The catalog names {kept[name][:100]!r} as the region, which is none.",
                     "Correct it in the catalog.",
                 )
+        for store in _STORES:
+            if (endpoint := kept.get(store.endpoint)) and origin(endpoint) is None:
+                raise SentElsewhereError(
+                    f"The catalog names {endpoint[:500]!r} as the store ({store.endpoint}), which not all "
+                    "programs take for the same host.",
+                    "Correct it in the catalog, such as to https://host:port: without a user, a query and a "
+                    "fragment.",
+                )
         for name in _RENEWALS & given.keys():
             if (path := self._own_path(given[name])) is not None:
                 kept[name] = path
@@ -234,15 +239,6 @@ def with_vended(record: Mapping[str, Any], vended: Mapping[str, Any]) -> dict[st
         for name, value in together.items()
         if (value or name not in vended) and name not in _RENEWALS
     }
-
-
-def origin(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port; None for what different parsers could take for different hosts."""
-    match = _URL.fullmatch(url)
-    if match is None:
-        return None
-    scheme = match[1].lower()
-    return scheme, match[2].lower().rstrip("."), int(match[3] or {"http": 80, "https": 443}[scheme])
 
 
 def _texts(given: object) -> dict[str, str]:

@@ -5,9 +5,7 @@ resolves to. So everything is checked when a record is written and again when it
 names are resolved.
 """
 
-import ipaddress
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
@@ -18,7 +16,7 @@ from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
 from service.settings import Settings
-from trust.addresses import Address, is_internal, literal_addresses, unwrapped
+from trust.egress import AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
 from trust.locations import (
     AmbiguousLocationError,
     LocationNotAllowedError,
@@ -38,8 +36,6 @@ _EXAMPLES = {
     CatalogType.REST: "https://host/path",
     CatalogType.HIVE: "thrift://host:9083",
 }
-_HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#;,\s]+)")
 # Neither a place nor an address of this machine: names inside catalogs, and claims of tokens.
 _WORDS = frozenset(("scope", "audience", "resource", "prefix", "name", "catalog_name"))
 _FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
@@ -94,14 +90,14 @@ def check_record(settings: Settings, kind: CatalogType, properties: Mapping[str,
         _check_uri(kind, uri)
         if kind is CatalogType.SQL:
             _check_other_database(settings, uri, resolve=False)
-    for host in _hosts(kind, properties):
+    for host in _hosts({key: value for key, value in properties.items() if not is_reference(key, value)}):
         check_host(settings, host)
 
 
 def check_reachable(settings: Settings, kind: CatalogType, properties: Mapping[str, str]) -> None:
     """The same of resolved properties, right before they are used: names are resolved too."""
     check_record(settings, kind, properties)
-    for host in _hosts(kind, properties):
+    for host in _hosts(properties):
         addresses_of(settings, host, None)
     if kind is CatalogType.SQL:
         _check_other_database(settings, properties.get("uri", ""), resolve=True)
@@ -129,7 +125,7 @@ def check_file_io(settings: Settings, properties: Mapping[str, object]) -> None:
         for key, value in properties.items()
         if key.startswith(_FILE_IO) and isinstance(value, str) and not chooses_code(key, value)
     }
-    for host in _hosts(None, given):
+    for host in _hosts(given):
         addresses_of(settings, host, None)
 
 
@@ -148,11 +144,10 @@ def check_reference(settings: Settings, key: str, reference: str) -> None:
 
 def check_host(settings: Settings, host: str) -> None:
     """Raise InvalidError for a host that is not allowed by name, or is an address that is not."""
-    for address in literal_addresses(host):
-        if not settings.allows_host(host) and not _is_allowed(settings, address):
-            raise _refused(host, str(address))
-    if not settings.allows_any_host and not settings.allows_host(host) and not literal_addresses(host):
-        raise _refused(host, None)
+    try:
+        settings.reach.check_host(host)
+    except HostNotAllowedError as error:
+        raise _refused(error) from None
 
 
 def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
@@ -160,10 +155,11 @@ def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
 
     Raises InvalidError if one is not, UnreachableError if the name is unknown.
     """
-    check_host(settings, host)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+        return settings.reach.addresses_of(host, port)
+    except HostNotAllowedError as error:
+        raise _refused(error) from None
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnreachableError(
             "host-unknown",
@@ -171,12 +167,6 @@ def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
             f"{host!r} cannot be resolved to an address: {reason}.",
             "Check the spelling, and the name server of the machine that the service runs on.",
         ) from None
-    resolved = list(dict.fromkeys(str(item[4][0]) for item in found))
-    if not settings.allows_host(host):
-        for address in resolved:
-            if not _is_allowed(settings, ipaddress.ip_address(address.partition("%")[0])):
-                raise _refused(host, address)
-    return resolved
 
 
 def _check_code(key: str, value: str) -> None:
@@ -200,7 +190,7 @@ def _check_uri(kind: CatalogType, uri: str) -> None:
             is_complete = parts.scheme == "sqlite" or bool(parts.hostname)
             _ = parts.port
             # What opens a database must find the host that is checked here.
-            if kind is CatalogType.SQL and make_url(one).host != parts.hostname:
+            if kind is CatalogType.SQL and (make_url(one).host != parts.hostname or "@" in parts.path):
                 is_complete = False
         except (ValueError, ArgumentError):
             parts, is_complete = urlsplit(""), False
@@ -233,38 +223,27 @@ def _locations(kind: CatalogType, key: str, value: str) -> Iterator[str]:
                 raise _not_allowed(value, error) from None
             if path is not None:
                 yield path
-    elif key not in PLACES | _WORDS and not key.startswith("header.") and _is_local(value):
+    elif key in PLACES | _WORDS or key.startswith("header.") or names_host(key):
+        return
+    elif value.startswith(("/", "~")) or value.lower().startswith("file:"):
         yield value
 
 
-def _is_local(value: str) -> bool:
-    return value.startswith(("/", "~")) or value.lower().startswith("file:")
+def _hosts(properties: Mapping[str, str]) -> list[str]:
+    try:
+        return list(hosts_of(properties))
+    except AmbiguousHostError as error:
+        raise InvalidError(
+            "host-not-allowed",
+            "This host may not be connected to",
+            f"{error.key!r} has to name one host, and is written so that some programs could find another "
+            "one there, or none.",
+            "Write it as https://host:port/path: without a user, a query, a fragment and a backslash.",
+        ) from None
 
 
-def _hosts(kind: CatalogType | None, properties: Mapping[str, str]) -> Iterator[str]:
-    """Every host that properties name: in URLs anywhere in a value, and bare where the key says so."""
-    for key, value in properties.items():
-        if is_reference(key, value) or key in _WORDS or key.startswith("header."):
-            continue
-        if key == "warehouse" or (kind is CatalogType.SQL and value.startswith("sqlite")):
-            continue
-        authorities = _URL.findall(value)
-        if not authorities and _HOST_KEY.search(key) and value and not _is_local(value):
-            authorities = [value.partition("/")[0]]
-        for authority in authorities:
-            host = authority.rpartition("@")[2]
-            match = re.match(r"^\[([^\]]*)\]|^([^:]*)", host)
-            name = (match.group(1) or match.group(2) or "") if match else ""
-            if name:
-                yield name
-
-
-def _is_allowed(settings: Settings, address: Address) -> bool:
-    inner = unwrapped(address)
-    return settings.allows_address(inner) or (settings.allows_any_host and not is_internal(inner))
-
-
-def _refused(host: str, address: str | None) -> InvalidError:
+def _refused(error: HostNotAllowedError) -> InvalidError:
+    host, address = error.host, error.address
     shown = f"{host!r} is {address}, which" if address and address != host else f"{host!r}"
     return InvalidError(
         "host-not-allowed",

@@ -48,7 +48,7 @@ def test_rules_are_names_domains_addresses_and_networks(monkeypatch: pytest.Monk
     answer_names(monkeypatch, "127.0.0.1")
     assert Reach(("*.example",)).addresses_of("catalog.example", 80) == ["127.0.0.1"]
     named = Reach(("localhost", "127.0.0.2/31", "::1"))
-    named.check({"uri": "http://localhost:1", "s3.endpoint": "127.0.0.3", "x.host": "::1"})
+    named.check({"uri": "http://localhost:1", "s3.endpoint": "127.0.0.3", "x.host": "[::1]"})
     for host in ("127.0.0.4", "93.184.215.14"):
         with pytest.raises(HostNotAllowedError):
             named.check({"uri": f"thrift://{host}:9083"})

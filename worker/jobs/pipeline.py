@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from trust.bounds import LimitExceededError, OutOfTimeError
-from trust.egress import HostNotAllowedError
+from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
 from trust.rest_answers import SentElsewhereError
 from worker.attempt.job import (
@@ -86,6 +86,13 @@ def run_job(
             "The table leads outside the allowed places",
             str(error),
             "If that is meant, add it to the service's ICESTREAM_ALLOWED_LOCATIONS and start that again.",
+        ) from error
+    except AmbiguousHostError as error:
+        raise JobError(
+            "host_not_allowed",
+            "The catalog names a host in a way that not all programs read alike",
+            str(error),
+            f"Correct {error.key} in the catalog's record.",
         ) from error
     except HostNotAllowedError as error:
         raise JobError(

@@ -1,0 +1,137 @@
+"""What is checked as the host of a property is what every program finds there, or the property is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyiceberg.io import FileIO
+
+from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.errors import InvalidError
+from service.settings import Settings
+from tests.http_server import answering
+from trust.egress import AmbiguousHostError, HostNotAllowedError, Reach, hosts_of
+from trust.rest_answers import RestAnswers, SentElsewhereError
+
+ALLOWED = "10.9.9.9"
+KEYS = {
+    "s3.access-key-id": "vended",
+    "s3.secret-access-key": "vended",
+    "s3.region": "eu-1",
+    "gcs.oauth2.token": "vended",
+}
+ODD = [
+    "http://{inside}@{allowed}",
+    "http://{inside}#@{allowed}",
+    "http://{inside}?@{allowed}",
+    "http://{inside}\\@{allowed}",
+    "http://[::1]:80@{allowed}",
+    "http://{allowed}@{inside}",
+    "//{inside}",
+    "/{inside}",
+    "~{inside}",
+    "file://{inside}",
+    "file:{inside}",
+    "sqlite://{inside}",
+    "sqlite:////{inside}",
+    "env:{inside}",
+    "HTTP://{inside}",
+    "{inside}#@{allowed}",
+    "{inside}@{allowed}",
+    "{inside}/x",
+    "http://{allowed},http://{inside}",
+    "http:///{inside}",
+    "http://{allowed} {inside}",
+    "::1",
+    "s3://{inside}",
+]
+"""Where one program finds one host, and another program another one, or none."""
+
+
+def spelled(odd: str) -> str:
+    return odd.format(inside="127.0.0.1:1", allowed=ALLOWED)
+
+
+@pytest.mark.parametrize("key", ["s3.endpoint", "gcs.service.host", "oauth2-server-uri", "index.s3.endpoint"])
+@pytest.mark.parametrize("odd", ODD)
+def test_what_programs_read_differently_is_no_host(odd: str, key: str) -> None:
+    with pytest.raises(AmbiguousHostError, match=key):
+        list(hosts_of({key: spelled(odd)}))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_no_answer_of_a_catalog_and_no_record_names_a_store_so(odd: str) -> None:
+    settings = Settings(_env_file=None, allowed_hosts=(ALLOWED, "127.0.0.1"))
+    for key in ("s3.endpoint", "gcs.service.host"):
+        given = {key: spelled(odd)} | KEYS
+        with pytest.raises(HostNotAllowedError):
+            Reach((ALLOWED, "127.0.0.1")).check(given)
+        with pytest.raises(InvalidError, match=key):
+            GuardedFileIO({SETTINGS: settings} | given)
+        for answer in ({"config": given}, {"storage-credentials": [{"prefix": "s3://", "config": given}]}):
+            with pytest.raises(SentElsewhereError, match=key):
+                RestAnswers({"uri": "http://catalog"}).harmless(_json(answer))
+        with pytest.raises(SentElsewhereError, match=key):
+            RestAnswers({"uri": "http://catalog"}).harmless(_json({"overrides": given}))
+
+
+def _json(said: object) -> bytes:
+    return json.dumps(said).encode()
+
+
+def test_hosts_are_found_wherever_they_are_named() -> None:
+    for properties, hosts in (
+        ({"uri": "https://catalog.example:8181/api/@x"}, ["catalog.example"]),
+        ({"uri": "thrift://one.example:9083,thrift://[::1]:9083"}, ["one.example", "::1"]),
+        ({"uri": "postgresql+psycopg://user:p:w@db.example:5432/c?sslmode=require"}, ["db.example"]),
+        ({"uri": "sqlite:////data/catalog.db"}, []),
+        ({"s3.endpoint": "store.example:9000"}, ["store.example"]),
+        ({"s3.endpoint": "http://[::1]:9000/"}, ["::1"]),
+        ({"s3.endpoint": ""}, []),
+        ({"gcs.service.host": "http://store.example:4443"}, ["store.example"]),
+        ({"hdfs.host": "name-node"}, ["name-node"]),
+        ({"adls.connection-string.a": "BlobEndpoint=http://blobs.example;X=y"}, ["blobs.example"]),
+        ({"table-default.write.data.path": "abfss://c@a.example/x"}, ["a.example"]),
+        (
+            {"warehouse": "s3://bucket/x", "scope": "http://x@y", "header.Referer": "//x", "y": "file:///x"},
+            [],
+        ),
+    ):
+        assert list(hosts_of(properties)) == hosts
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://u@127.0.0.1/@db.example/c",
+        "postgresql://u:p@127.0.0.1@db.example/c",
+        "postgresql:///c",
+        "thrift://127.0.0.1:9083@one.example",
+        "thrift://one.example,127.0.0.1:1",
+        "sqlite://127.0.0.1:9083/x",
+    ],
+)
+def test_an_odd_address_of_a_catalog_is_no_host(uri: str) -> None:
+    with pytest.raises(AmbiguousHostError):
+        list(hosts_of({"uri": uri}))
+
+
+def _guarded(properties: dict[str, str], tmp_path: Path) -> FileIO:
+    settings = Settings(
+        _env_file=None, data_dir=tmp_path, allowed_hosts=(ALLOWED,), allowed_locations=("s3://b", "gs://b")
+    )
+    return GuardedFileIO({SETTINGS: settings, "s3.connect-timeout": "1"} | properties)
+
+
+@pytest.mark.parametrize(
+    ("key", "odd", "place"),
+    [
+        ("s3.endpoint", "http://127.0.0.1:{port}@" + ALLOWED, "s3://b/x"),
+        ("gcs.service.host", "//127.0.0.1:{port}", "gs://b/x"),
+    ],
+)
+def test_arrow_asks_no_server_that_nobody_allowed(key: str, odd: str, place: str, tmp_path: Path) -> None:
+    with answering({}) as inside:
+        with pytest.raises(InvalidError, match=key):
+            _guarded({key: odd.format(port=inside.port)} | KEYS, tmp_path).new_input(place).exists()
+        assert inside.requests == []
