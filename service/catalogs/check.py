@@ -51,6 +51,7 @@ from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index
 from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location
+from trust.sessions import certificates
 
 _CONNECT_SECONDS = 5.0
 _SHOWN_TABLES = 50
@@ -193,8 +194,10 @@ class CatalogProbe:
         for key, scheme, host, port in self._servers:
             if scheme != "https" or key not in _WITH_REQUESTS:
                 continue
+            bundle = certificates() or DEFAULT_CA_BUNDLE_PATH
+            is_folder = Path(bundle).is_dir()
             context = ssl.create_default_context(
-                cafile=os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
+                cafile=None if is_folder else bundle, capath=bundle if is_folder else None
             )
             with self._connection(key, host, port) as connection, holding(connection):
                 try:

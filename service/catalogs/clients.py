@@ -7,7 +7,7 @@ And it waits for ever: a server that accepts connections and never answers would
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -31,12 +31,10 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.properties import property_as_int
 from requests import HTTPError, PreparedRequest, Response, Session
-from requests.adapters import HTTPAdapter
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 from tenacity import retry
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from service.catalogs import sqlite
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
@@ -58,6 +56,7 @@ from trust.bounds import (
 )
 from trust.locations import sqlite_path
 from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
+from trust.sessions import confine
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
@@ -113,8 +112,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         # The first that happens to each new session, before a token is fetched through it.
         super()._config_headers(session)
         settings: Settings = self.properties[SETTINGS]
-        for adapter in session.adapters.values():
-            _guard(adapter, settings)
+        confine(session, partial(addresses_of, settings))
         session.hooks["response"] += [_refuse_redirect, self._take_apart]
         session.request = partial(  # type: ignore[method-assign]
             session.request, timeout=(_CONNECT_SECONDS, settings.catalog_timeout_seconds)
@@ -122,8 +120,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
 
     def _init_sigv4(self, session: Session) -> None:
         super()._init_sigv4(session)
-        for adapter in session.adapters.values():
-            _guard(adapter, self.properties[SETTINGS])
+        confine(session, partial(addresses_of, self.properties[SETTINGS]))  # the adapter is another one
 
     @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]
     def load_if_changed(self, identifier: tuple[str, ...], tag: str | None) -> Response:
@@ -353,8 +350,12 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
                 yield from page[key]
 
     session = botocore.session.get_session()
-    timeouts = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=settings.catalog_timeout_seconds)
-    session.set_default_client_config(timeouts)
+    limits = Config(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=settings.catalog_timeout_seconds,
+        proxies={},  # no one of the environment, whose connections would know no bounds
+    )
+    session.set_default_client_config(limits)
     # A record has text, of which botocore makes no number.
     retries = int(given.get(GLUE_MAX_RETRIES, _GLUE_RETRIES))
     opened = GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
@@ -398,39 +399,9 @@ def _database_url(settings: Settings, uri: str) -> str:
 def allowed_session(settings: Settings, timeout_seconds: float) -> Session:
     """Connects to addresses that are allowed only, and knows no proxy or credentials of this machine."""
     session = Session()
-    session.trust_env = False
-    for adapter in session.adapters.values():
-        _guard(adapter, settings)
+    confine(session, partial(addresses_of, settings))
     session.request = partial(session.request, timeout=(_CONNECT_SECONDS, timeout_seconds))  # type: ignore[method-assign]
     return session
-
-
-def _guard(adapter: Any, settings: Settings) -> None:
-    """Let an adapter connect only to addresses that are allowed, as they are at that very moment."""
-    if not isinstance(adapter, HTTPAdapter):
-        return
-
-    class Pinned(BoundedConnection):
-        def _new_conn(self) -> Any:
-            # Certificates and headers go by the name.
-            name = self._dns_host
-            *others, last = addresses_of(settings, name, self.port)
-            try:
-                for self._dns_host in others:
-                    with suppress(NewConnectionError, ConnectTimeoutError):
-                        return super()._new_conn()
-                self._dns_host = last
-                return super()._new_conn()
-            finally:
-                self._dns_host = name
-
-    class PinnedSecure(Pinned, BoundedSecureConnection):
-        pass
-
-    adapter.poolmanager.pool_classes_by_scheme = {
-        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Pinned}),
-        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": PinnedSecure}),
-    }
 
 
 def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:

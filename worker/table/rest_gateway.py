@@ -12,7 +12,6 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,14 +22,11 @@ from weakref import WeakValueDictionary
 from pydantic import ValidationError
 from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
-from requests.adapters import HTTPAdapter
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import Budget, LimitExceededError
 from trust.egress import HostNotAllowedError, Reach
 from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
+from trust.sessions import confine
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 
@@ -153,8 +149,7 @@ class _GuardedRestCatalog(RestCatalog):
         super()._config_headers(session)
         if not any(key.lower() == _DELEGATION for key in self.properties):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
-        for adapter in session.adapters.values():
-            _guard(adapter, self.properties[_REACH])
+        confine(session, self.properties[_REACH].addresses_of)
         session.hooks["response"] += [
             self._hide_what_was_sent,
             self._refuse_redirect,
@@ -168,8 +163,7 @@ class _GuardedRestCatalog(RestCatalog):
 
     def _init_sigv4(self, session: Session) -> None:
         super()._init_sigv4(session)
-        for adapter in session.adapters.values():
-            _guard(adapter, self.properties[_REACH])
+        confine(session, self.properties[_REACH].addresses_of)  # the adapter is another one
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody reads it."""
@@ -205,34 +199,6 @@ class _GuardedRestCatalog(RestCatalog):
             secret = secret.partition("&")[0]
             sent |= {secret, unquote_plus(secret)}
         return Redaction(sent)
-
-
-def _guard(adapter: Any, reach: Reach) -> None:
-    """Lets an adapter connect only to addresses that are allowed, as they are at that very moment."""
-    if not isinstance(adapter, HTTPAdapter):
-        return
-
-    class Pinned(BoundedConnection):
-        def _new_conn(self) -> Any:
-            # Certificates and headers go by the name.
-            name = self._dns_host
-            *others, last = reach.addresses_of(name, self.port)
-            try:
-                for self._dns_host in others:
-                    with suppress(NewConnectionError, ConnectTimeoutError):
-                        return super()._new_conn()
-                self._dns_host = last
-                return super()._new_conn()
-            finally:
-                self._dns_host = name
-
-    class PinnedSecure(Pinned, BoundedSecureConnection):
-        pass
-
-    adapter.poolmanager.pool_classes_by_scheme = {
-        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Pinned}),
-        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": PinnedSecure}),
-    }
 
 
 _Answer = tuple[int, Mapping[str, str], bytes]
