@@ -135,3 +135,46 @@ def test_arrow_asks_no_server_that_nobody_allowed(key: str, odd: str, place: str
         with pytest.raises(InvalidError, match=key):
             _guarded({key: odd.format(port=inside.port)} | KEYS, tmp_path).new_input(place).exists()
         assert inside.requests == []
+
+
+S3_KEY = {"s3.sse.type": "custom", "s3.sse.key": "MARK"}
+ELSEWHERE = {"s3.endpoint": "https://elsewhere.example"} | KEYS
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (S3_KEY, ELSEWHERE),
+        ({"s3.sse.key": "MARK"}, ELSEWHERE | {"s3.sse.type": "Custom"}),
+        (S3_KEY | {"s3.endpoint": "https://own.example"}, ELSEWHERE),
+        ({"gcs.encryption-key": "MARK"}, {"gcs.service.host": "https://elsewhere.example"} | KEYS),
+        ({"gcs.decryption-key": "MARK"}, {"gcs.service.host": "https://elsewhere.example"} | KEYS),
+    ],
+)
+def test_the_keys_of_a_records_files_go_to_no_store_that_the_catalog_names(
+    record: dict[str, str], said: dict[str, str]
+) -> None:
+    answers = RestAnswers({"uri": "http://catalog"} | record)
+    for answer in ({"config": said}, {"storage-credentials": [{"prefix": "s3://", "config": said}]}):
+        with pytest.raises(SentElsewhereError, match=r"it holds as (s3\.sse\.key|gcs\.\w+-key)") as caught:
+            answers.harmless(_json(answer))
+        assert "MARK" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (S3_KEY | {"s3.endpoint": "https://elsewhere.example/"}, ELSEWHERE),
+        (S3_KEY, KEYS),
+        (S3_KEY, ELSEWHERE | {"s3.sse.key": "theirs"}),
+        ({"s3.sse.type": "kms", "s3.sse.key": "arn:aws:kms:key"}, ELSEWHERE),
+    ],
+)
+def test_files_keep_their_keys_where_the_record_or_the_catalog_sends_its_own(
+    record: dict[str, str], said: dict[str, str]
+) -> None:
+    config = json.loads(RestAnswers({"uri": "http://catalog"} | record).harmless(_json({"config": said})))[
+        "config"
+    ]
+    assert {name: config[name] for name in said} == said
+    assert config.get("s3.sse.key") == said.get("s3.sse.key")

@@ -53,13 +53,15 @@ _REGIONS = ("client.region", "s3.region")
 @dataclass(frozen=True, slots=True)
 class _Store:
     """endpoint: the property that names its server; beside: what goes with that. vended: credentials that a
-    catalog may give; needed: of these, those without which others would be used. others: a record's."""
+    catalog may give; needed: of these, those without which others would be used. others: a record's.
+    file_keys: that files are encrypted with, and that each request takes along."""
 
     endpoint: str
     beside: tuple[str, ...]
     vended: tuple[str, ...]
     needed: tuple[str, ...]
     others: tuple[str, ...] = ()
+    file_keys: tuple[str, ...] = ()
 
     @property
     def server(self) -> tuple[str, ...]:
@@ -77,9 +79,22 @@ _STORES = (
         ("s3.path-style-access", "s3.force-virtual-addressing"),
         tuple(f"s3.{key}" for key in _KEYS),
         ("s3.access-key-id", "s3.secret-access-key"),
-        (*(f"client.{key}" for key in _KEYS), "s3.role-arn", "client.role-arn"),
+        (
+            *(f"client.{key}" for key in _KEYS),
+            "s3.role-arn",
+            "client.role-arn",
+            "client.assume-role.arn",
+            "client.assume-role.external-id",
+        ),
+        ("s3.sse.key",),
     ),
-    _Store("gcs.service.host", (), ("gcs.oauth2.token",), ("gcs.oauth2.token",)),
+    _Store(
+        "gcs.service.host",
+        (),
+        ("gcs.oauth2.token",),
+        ("gcs.oauth2.token",),
+        file_keys=("gcs.encryption-key", "gcs.decryption-key"),
+    ),
 )
 _TOGETHER = (*(group for store in _STORES for group in (store.server, store.credentials)), _REGIONS)
 _NAMES = _OF_FILES.union(*((store.endpoint, *store.vended) for store in _STORES))
@@ -158,9 +173,12 @@ class RestAnswers:
         equipped = [given | self._of_files(_texts(one.get("config"))) for one in places]
         for settings in equipped or [given]:
             if (store := self._astray(settings)) is not None:
+                own = "with no credentials for it. Those of the record or of this machine are"
+                if keys := self._file_keys(store, settings):
+                    own = f"and the record does not. What it holds as {' and '.join(keys)} is"
                 raise SentElsewhereError(
                     f"The catalog names {settings[store.endpoint][:500]} as the store ({store.endpoint}), "
-                    "with no credentials for it. Those of the record or of this machine are not sent there.",
+                    f"{own} not sent there.",
                     f"If they are for that store, set {store.endpoint} in the record.",
                 )
         # Beyond those places, an endpoint of its choice is for nobody's credentials.
@@ -181,9 +199,17 @@ class RestAnswers:
             endpoint, own = settings.get(store.endpoint), self._record.get(store.endpoint)
             if endpoint is None or endpoint == own or (own and origin(endpoint) == origin(own) is not None):
                 continue
-            if not all(settings.get(name) for name in store.needed):
+            if not all(settings.get(name) for name in store.needed) or self._file_keys(store, settings):
                 return store
         return None
+
+    def _file_keys(self, store: _Store, settings: Mapping[str, str]) -> list[str]:
+        """Those of the record that would go where the settings lead."""
+        if store.endpoint == "s3.endpoint":
+            sse = settings.get("s3.sse.type", self._record.get("s3.sse.type", ""))
+            if sse.lower() != "custom":  # of other types, it is the name of a key or unused
+                return []
+        return [name for name in store.file_keys if self._record.get(name) and not settings.get(name)]
 
     def _instead(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Settings over the record's: an empty one says that what the record has is not to be used."""
