@@ -74,6 +74,14 @@ def network_of(host: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)
 
 
+def site_of(network: str) -> str | None:
+    """The /48 that a /64 is in, of which one site has all; None for an IPv4 address."""
+    try:
+        return str(ipaddress.IPv6Network(network).supernet(new_prefix=48))
+    except ValueError:
+        return None
+
+
 def too_many(what: str, per_minute: int, wait_seconds: float) -> IcestreamError:
     """The answer to a call that came too early."""
     seconds = math.ceil(wait_seconds)

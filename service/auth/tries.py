@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from fastapi import Request
 
 from service.auth.service import KEY_PREFIX
-from service.buckets import Bucket, Recent, digest_of, network_of, too_many
+from service.buckets import Bucket, Recent, digest_of, network_of, site_of, too_many
 from service.errors import IcestreamError, UnauthenticatedError
 from service.settings import Settings
 
 _GENERATED_KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{43}")
 """256 random bits. The first keys are settings, which people may choose."""
+_NETWORKS_OF_SITE = 16
+"""A /48 of IPv6 has as many tries as so many of its 65,536 networks (/64): not all need be one person's."""
 
 
 class Tries:
@@ -72,18 +74,29 @@ class Tries:
         """Count a try, and 0; or how long the address has to wait before one counts again."""
         now = self._monotonic()
         with self._lock:
-            failures = self.failures.get(address)
-            if failures is None:
-                failures = self.failures.put(address, Bucket(self._per_minute, now))
-            wait_seconds = failures.wait_seconds(now)
+            counted = []
+            for network, per_minute in self._networks(address):
+                failures = self.failures.get(network)
+                if failures is None:
+                    failures = self.failures.put(network, Bucket(per_minute, now))
+                counted.append(failures)
+            wait_seconds = max(one.wait_seconds(now) for one in counted)
             if not wait_seconds:
-                failures.take()
+                for one in counted:
+                    one.take()
             return wait_seconds
 
     def _give_back(self, address: str) -> None:
         with self._lock:
-            if (failures := self.failures.get(address)) is not None:
-                failures.give_back()
+            for network, _ in self._networks(address):
+                if (failures := self.failures.get(network)) is not None:
+                    failures.give_back()
+
+    def _networks(self, address: str) -> Iterator[tuple[str, int]]:
+        """What a try counts for, and how many a minute that may be."""
+        yield address, self._per_minute
+        if (site := site_of(address)) is not None:
+            yield site, self._per_minute * _NETWORKS_OF_SITE
 
     def _was_good(self, digest: str) -> bool:
         with self._lock:

@@ -15,6 +15,7 @@ from service.auth.models import SYSTEM, ApiKeyRequest, Role
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_api_key, create_login_link
 from service.auth.tries import Tries
+from service.errors import IcestreamError, UnauthenticatedError
 from service.rate_limits import RateLimits
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, alike_on_both, run_apart, running
@@ -284,3 +285,16 @@ def test_behind_a_trusted_proxy_everybody_has_his_own_address(settings: Settings
             forwarded = {"X-Forwarded-For": address}
             assert stranger.get("/me", headers=forwarded).status_code == 401
             assert stranger.get("/me", headers=forwarded).status_code == 429
+
+
+def test_the_networks_of_one_site_have_a_bound_together(limited: Limited) -> None:
+    def guess(network: int, site: str = "2001:db8:1") -> str:
+        try:
+            with limited.tries.one(f"{site}:{network:x}::/64", "guess", can_be_guessed=True):
+                raise UnauthenticatedError("x", "x", "x", "x")
+        except IcestreamError as error:
+            return error.slug
+
+    assert [guess(network) for network in range(16 * FAILURES)] == ["x"] * 16 * FAILURES
+    assert guess(0xFFFF) == "too-many-requests"
+    assert guess(0, "2001:db8:2") == "x"
