@@ -15,24 +15,18 @@ def own_worker(session: Session, worker_id: str, caller: Principal) -> Worker:
     """A worker of the caller's. Raises NotFoundError, and ForbiddenError for somebody else's."""
     worker = session.get(Worker, worker_id)
     if worker is None:
-        raise NotFoundError(
-            "worker-not-found",
-            "No such worker",
-            f"There is no worker {worker_id!r}.",
-            "Register it again; workers do so by themselves.",
-        )
-    check_owner(session, worker, caller)
+        raise _unknown(worker_id)
+    check_owner(worker, caller)
     return worker
 
 
-def check_owner(session: Session, worker: Worker, caller: Principal) -> None:
+def check_owner(worker: Worker, caller: Principal) -> None:
     """Raises ForbiddenError if somebody else registered a worker.
 
-    One that was registered before this was kept belongs to whoever calls as it first.
+    Raises NotFoundError for one that was registered before this was kept: it may be anybody's.
     """
     if worker.registered_by is None:
-        worker.registered_by = caller.key
-        session.add(worker)
+        raise _unknown(worker.id)
     if worker.registered_by != caller.key:
         raise ForbiddenError(
             "worker-not-yours",
@@ -42,6 +36,15 @@ def check_owner(session: Session, worker: Worker, caller: Principal) -> None:
             action="worker.act",
             target=worker.id,
         )
+
+
+def _unknown(worker_id: str) -> NotFoundError:
+    return NotFoundError(
+        "worker-not-found",
+        "No such worker",
+        f"There is no worker {worker_id!r}.",
+        "Register it again; workers do so by themselves.",
+    )
 
 
 def is_own_attempt(session: Session, job_id: str, attempt: int, caller: Principal) -> bool:

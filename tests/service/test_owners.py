@@ -90,14 +90,27 @@ def test_a_worker_goes_on_with_the_new_secret_of_its_key(service: Running) -> No
     assert with_key(service, rotated["key"]).post(path, json={"wait_seconds": 0}).status_code == 204
 
 
-def test_a_worker_of_before_this_was_kept_belongs_to_whoever_calls_as_it_first(service: Running) -> None:
+def test_a_worker_of_before_this_was_kept_is_nobodys_and_registers_anew(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll("db.t")
+    assert service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).status_code == 202
     one, other = service.client(Role.WORKER), service.client(Role.WORKER)
     worker_id = one.post("/workers", json=WORKER).json()["id"]
+    assigned = claimed(service, one, worker_id)
     with service.database.write() as session:
         session.execute(update(Worker).where(col(Worker.id) == worker_id).values(registered_by=None))
-    path = f"/workers/{worker_id}/claim"
-    assert one.post(path, json={"wait_seconds": 0}).status_code == 204
-    assert other.post(path, json={"wait_seconds": 0}).status_code == 403
+    attempt = f"/jobs/{assigned['job']['id']}/attempts/{assigned['attempt']}"
+    for caller in (other, one):
+        for path, body in (
+            (f"/workers/{worker_id}/claim", {"wait_seconds": 0}),
+            (f"{attempt}/heartbeat", {}),
+            (f"{attempt}/finish", {"status": "succeeded"}),
+        ):
+            answer = caller.post(path, json=body)
+            assert (answer.status_code, answer.json()["type"]) == (404, "/problems/worker-not-found")
+    assert one.post("/workers", json=WORKER).status_code == 201
 
 
 def test_a_subject_of_an_issuer_owns_its_worker_whatever_token_it_brings(database: Database) -> None:
