@@ -290,6 +290,17 @@ class TestPlan:
         if len({frozenset(skipped(file) | found[file]) for file in copies}) == 1:
             assert plan.unlike == (), "all are hit alike"
 
+    @pytest.mark.parametrize("format_version", [2, 3])
+    def test_a_path_whose_newest_file_alone_loses_a_row_spares_no_delete_of_it(
+        self, format_version: int
+    ) -> None:
+        """As where the path was overwritten with other content: no delete of the newest may be lost."""
+        old, newest = data_file("a", seq=1), data_file("a", seq=2)
+        found = {old: BitMap64([1]), newest: BitMap64([1, 2])}
+        plan = plan_deletes(found, {}, format_version, DeleteGranularity.FILE)
+        assert [(one.data_file, one.spares) for one in plan.unlike] == [(newest, None)]
+        assert [list(positions) for positions in plan.positions.values()] == [[1]]
+
     def test_a_vector_replaces_the_old_vector_and_file_scoped_deletes(self) -> None:
         vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
         legacy = delete_file("p.parquet", referenced_data_file="b")

@@ -410,7 +410,14 @@ def _of_copies(
     if len({file.partition for file in copies}) > 1 or (format_version >= 3 and not merges):
         return oldest, BitMap64(), None, [Unlike(file, None) for file, new in copies.items() if new]
     skipped_in_all = BitMap64.intersection(*(one.positions for one in known.values()))
-    apart = [Unlike(file, newest) for file, new in copies.items() if not new <= lost_by_all]
+    # What hits the newest hits all, unless the path got other content meanwhile: then nothing is known of it.
+    is_one_content = all(
+        copies[file] <= lost_by_all
+        for file in copies
+        if file.data_sequence_number == newest.data_sequence_number
+    )
+    spares = newest if is_one_content else None
+    apart = [Unlike(file, spares) for file, new in copies.items() if not new <= lost_by_all]
     # The deletes that exist may be older than some of the files, and are left as they are then.
     merged = replace(known[oldest], positions=skipped_in_all) if merges else ExistingDeletes(skipped_in_all)
     return oldest, lost_by_all - skipped_in_all, merged, apart
