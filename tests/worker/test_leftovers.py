@@ -187,6 +187,35 @@ def test_what_another_worker_announced_is_neither_opened_nor_called(
     assert list(done.cleared) == [LOST]
 
 
+def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_to_the_next_one(
+    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = dies(False)
+    plans = [
+        AnnouncedPlan(number=number, tasks=1, files_per_task=60, location=table.metadata.location)
+        for number in range(3)
+    ]
+    hostile = Leftovers(job_id="hostile", attempt=1, plans=plans)
+    looked_for: list[str] = []
+    exists = Storage.exists
+
+    def counted(storage: Storage, location: str) -> bool:
+        if "icestream-" in location:
+            looked_for.append(location)
+        return exists(storage, location)
+
+    monkeypatch.setattr(Storage, "exists", counted)
+    monkeypatch.setattr("worker.jobs.leftovers._NAMES_AT_MOST", 100)
+    first = jobs.run("compact", leftovers=[hostile, left])
+    assert list(first.cleared) == [AttemptId(job_id="hostile", attempt=1)]
+    assert 0 < len(looked_for) <= 2 * 100, "a name in each format"
+    assert len([one for one in first.result["decisions"] if "there may be more than 100" in one]) == 1
+    assert len([one for one in first.result["decisions"] if "by the next jobs" in one]) == 1
+    assert orphans(table)
+    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert orphans(table) == set()
+
+
 @pytest.mark.parametrize("deletions", [1, 2, 3])
 def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
     jobs: Jobs,

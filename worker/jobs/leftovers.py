@@ -28,6 +28,7 @@ from worker.table.deletes import DeleteFileLocations, delete_files, written_file
 from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 
 _NAMES_AT_MOST = 1_000_000
+"""That one job looks for, of whatever was announced: each is a request to the store."""
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 Layout = tuple[str, dict[str, str]]
 """A table's location, and its properties that say where below or beside that its delete files go."""
@@ -60,7 +61,13 @@ def remove_leftovers(job: Job) -> list[AttemptId]:
             lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
         )
         layouts = _Layouts(table)
+        names_left = _NAMES_AT_MOST
         for left in job.assignment.leftovers:
+            names = min(sum(map(_names_of, left.plans)), _NAMES_AT_MOST)
+            if names > names_left:
+                job.decide("Files that further attempts left behind are looked for by the next jobs.")
+                break
+            names_left -= names
             if _remove(job, table.storage, left, live, needed, layouts):
                 cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
     except (JobError, OSError, UnsupportedTableError) as error:
@@ -115,30 +122,39 @@ def _remove(
     whose = f"attempt {left.attempt} of job {left.job_id} left behind"
     removed = 0
     is_cleared = True
-    for plan in left.plans:
+    names_left = _NAMES_AT_MOST
+    skipped: dict[str, None] = {}
+    for plan in reversed(left.plans):  # of the earlier ones, most is committed
         if plan.removes in live:
-            job.decide(f"Files that {whose} stay for now: its commit may still come.")
             is_cleared = False
             continue
-        why = None
         if (plan.location, plan.properties) not in layouts:
-            why = "the table lies elsewhere by now, and its metadata log does not say where it was"
-        elif plan.tasks * plan.files_per_task > _NAMES_AT_MOST:
-            why = f"there may be more than {_NAMES_AT_MOST:,}"
-        if why is not None:
-            job.decide(
-                f"Files that {whose} are not looked for: {why}. If there are any, their names begin with"
-                f" icestream-{left.job_id}-{left.attempt}-, and a removal of orphan files takes them."
-            )
+            skipped["the table lies elsewhere by now, and its metadata log does not say where it was"] = None
             continue
+        if _names_of(plan) > names_left:
+            skipped[f"there may be more than {_NAMES_AT_MOST:,}"] = None
+            continue
+        names_left -= _names_of(plan)
         outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
         names = [name for locations in outputs for name in locations.names(plan.files_per_task)]
         # Also of a plan that was committed: a run that Spark gave up may have written more than that.
         written = [path for path in written_files(storage, names) if _name(path) not in needed()]
         removed += delete_files(storage, written)
+    # Each once, however many plans were announced.
+    if not is_cleared:
+        job.decide(f"Files that {whose} stay for now: its commit may still come.")
+    for why in skipped:
+        job.decide(
+            f"Files that {whose} are not looked for: {why}. If there are any, their names begin with"
+            f" icestream-{left.job_id}-{left.attempt}-, and a removal of orphan files takes them."
+        )
     if removed:
         job.decide(f"Removed {removed:,} files that {whose}.")
     return is_cleared
+
+
+def _names_of(plan: AnnouncedPlan) -> int:
+    return plan.tasks * plan.files_per_task
 
 
 def _name(path: str) -> str:
