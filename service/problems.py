@@ -28,6 +28,12 @@ _ERRORS = {"errors": "the findings, each with its `field`, with dots, and a `mes
 _DENIED = {"action": "what was refused, as in the audit log", "target": "what it was to be done to"}
 
 PROBLEMS: dict[str, ProblemType] = {
+    "addresses-out-of-reach": ProblemType(
+        (422,),
+        "These row addresses cannot be reserved",
+        "A table's index has 2^62 row addresses, each of which is used once; these lie far above all before.",
+        "Rebuild the table's index, whose files have impossible addresses.",
+    ),
     "api-key-given": ProblemType(
         (409,),
         "This key cannot be rotated",

@@ -32,7 +32,7 @@ def raised_in(source: str, place: str) -> list[Raised]:
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        if name == "__init__" and isinstance(node.args[0], ast.Constant):
+        if name == "__init__" and node.args and isinstance(node.args[0], ast.Constant):
             kind: type[IcestreamError] = service.errors.DatabaseError
         elif name in classes and len(node.args) > 1:
             kind = classes[name]

@@ -4,11 +4,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, Column, Index
 from sqlmodel import Field, SQLModel
 
 from service.database import BigId, Json, UtcDateTime
 from service.messages import Message
+from service.reported import ReportedList
 from service.workers.models import KeySetReport, UnconvertibleDelete
 
 
@@ -86,8 +87,12 @@ class TableHealth(SQLModel, table=True):
     verified_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Snapshot that the last successful verification saw."""
     reported_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
-    unconvertible: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    key_sets: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(KeySetReport), nullable=False)
+    )
+    unconvertible: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(UnconvertibleDelete), nullable=False)
+    )
     decisions: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
     """The scheduler's latest decision per job kind: what, why, since when."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlmodel import Session, select
 
 from service.auth.models import Principal
-from service.errors import ConflictError
+from service.errors import ConflictError, InvalidError
 from service.index_health.reports import apply_report
 from service.jobs.events import record_job_event
 from service.jobs.models import Attempt, Job
@@ -26,6 +26,7 @@ from service.jobs.status import (
 from service.settings import Settings
 from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
+    MAX_ADDRESS,
     AddressRange,
     AddressRangeRequest,
     AnnouncedPlan,
@@ -61,6 +62,9 @@ CLAIM_ANSWER_LOST = ErrorReport(
     remedy="Nothing to do: the job is queued again, and no attempt is used up.",
     retryable=True,
 )
+_LEAP_AT_MOST = 2**44
+"""Addresses that an index may be ahead of its counter: rows that were indexed since the backup of the control
+database that is in use again."""
 _WRITES_END_WITHIN = timedelta(minutes=5)
 _UNHEARD_AT_MOST = 3
 """So many attempts in a row that no worker got are no accident: further ones count."""
@@ -112,7 +116,10 @@ def heartbeat(
 def reserve_addresses(
     session: Session, caller: Principal, job_id: str, attempt: int, request: AddressRangeRequest
 ) -> AddressRange:
-    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice."""
+    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice.
+
+    Raises InvalidError for addresses that no index comes to: those of a table are used up only once.
+    """
     job, _ = _fenced(session, caller, job_id, attempt)
     # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
     # the row lock below holds even if two tables share a UUID by being registered twice.
@@ -120,6 +127,14 @@ def reserve_addresses(
         select(AddressCounter).where(AddressCounter.table_uuid == job.table_uuid).with_for_update()
     ).first() or AddressCounter(table_uuid=job.table_uuid)
     base = max(counter.next_address, request.at_least)
+    if base > counter.next_address + _LEAP_AT_MOST or base + request.rows > MAX_ADDRESS:
+        raise InvalidError(
+            "addresses-out-of-reach",
+            "These row addresses cannot be reserved",
+            f"{request.rows:,} addresses from {base:,} on were asked for; those below"
+            f" {counter.next_address:,} were reserved before.",
+            "Rebuild the table's index, whose files have impossible addresses.",
+        )
     counter.next_address = base + request.rows
     session.add(counter)
     return AddressRange(base_address=base)
@@ -151,7 +166,7 @@ def finish(
             has_indexed=is_done and job.kind in _INDEXING,
             has_verified=is_done and job.kind == JobKind.VERIFY.value,
         )
-    job.result = report.result
+    job.result = report.result.model_dump(exclude_unset=True) if report.result is not None else None
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
         if cleared is None or not _is_of_the_same_table(session, job, session.get_one(Job, one.job_id)):
@@ -344,7 +359,7 @@ def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> Atte
     """An attempt of the caller's, if it ever was; raises ForbiddenError for somebody else's."""
     found = session.get(Attempt, (job_id, attempt))
     if found is not None:
-        check_owner(session, session.get_one(Worker, found.worker_id), caller)
+        check_owner(session.get_one(Worker, found.worker_id), caller)
     return found
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import func
+from sqlalchemy import Float, cast, func
 from sqlmodel import Session, col, select
 
 from service.catalogs.models import Catalog
@@ -47,7 +47,11 @@ def spent_budget(
         if not max_seconds and not max_bytes:
             continue
         seconds, size = session.exec(
-            select(func.coalesce(func.sum(Attempt.seconds), 0), func.coalesce(func.sum(Attempt.bytes), 0))
+            select(
+                func.coalesce(func.sum(Attempt.seconds), 0),
+                # As a float: SQLite's sum of integers fails beyond 64 bits.
+                func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0),
+            )
             .join(Job, col(Job.id) == col(Attempt.job_id))
             .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
             .where(col(Attempt.ended_at) >= begin, owner)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
-from sqlalchemy import BigInteger, Index, text
+from sqlalchemy import BigInteger, Column, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.database import BigId, Json, UtcDateTime, new_id, utc_now
@@ -13,11 +13,13 @@ from service.errors import Problem
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
 from service.messages import Message, UtcTime, example
 from service.policies.models import EffectivePolicy
+from service.reported import ReportedList, ReportedObject
 from service.workers.models import (
     AssignedCatalog,
     AssignedIndex,
     AssignedJob,
     AssignedTable,
+    JobResult,
     Leftovers,
     StageReport,
 )
@@ -111,7 +113,7 @@ class Job(SQLModel, table=True):
     seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Head of the branch as the job left it: what it found holds as long as that stays."""
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
-    result: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(JobResult)))
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
 
 
@@ -138,7 +140,9 @@ class Attempt(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
     seconds: float = 0
     """How long it ran, once it has ended."""
-    stages: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    stages: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(StageReport), nullable=False)
+    )
     """What its worker measured (StageReport)."""
     rows: int = Field(default=0, sa_type=BigInteger)
     bytes: int = Field(default=0, sa_type=BigInteger)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import func
+from sqlalchemy import Float, cast, func
 from sqlmodel import Session, col, select
 
 from service import __version__
@@ -144,12 +144,13 @@ def converted_since(session: Session, since: datetime) -> Converted:
         col(Job.ended_at) >= since,
     )
     results = [result or {} for result in session.exec(select(Job.result).where(*done))]
-    of_attempts = select(func.coalesce(func.sum(Attempt.bytes), 0))
+    # As a float: SQLite's sum of integers fails beyond 64 bits.
+    of_attempts = select(func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0))
     moved = session.exec(of_attempts.join(Job, col(Job.id) == col(Attempt.job_id)).where(*done)).one()
     return Converted(
         jobs=len(results),
-        equality_deletes=sum(int(result.get("equality_deletes_resolved") or 0) for result in results),
-        rows=sum(int(result.get("rows_deleted") or 0) for result in results),
+        equality_deletes=sum(result.get("equality_deletes_resolved", 0) for result in results),
+        rows=sum(result.get("rows_deleted", 0) for result in results),
         bytes=int(moved),
     )
 

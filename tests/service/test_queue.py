@@ -12,11 +12,11 @@ from sqlmodel import select
 from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
 from service.database import Database
-from service.errors import ConflictError
+from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, clock, queue
 from service.jobs.models import Assignment, Event, Job, SystemState
 from service.jobs.status import JobKind, JobStatus
-from service.tables.models import EnrolledTable
+from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     AddressRangeRequest,
     AnnouncedPlan,
@@ -508,6 +508,30 @@ def test_racing_requests_add_one_job(database: Database) -> None:
     at_once(8, lambda _: ids.append(request(database, table)))
     assert len(ids) == 8
     assert len(set(ids)) == 1
+
+
+def test_no_attempt_uses_up_the_row_addresses_of_a_table(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+
+    def reserve(rows: int, at_least: int) -> int:
+        asked = AddressRangeRequest(rows=rows, at_least=at_least)
+        with database.write() as session:
+            return attempts.reserve_addresses(session, SYSTEM, job_id, 1, asked).base_address
+
+    assert reserve(10, 5) == 5
+    for at_least in (2**45, 2**62):
+        with pytest.raises(InvalidError) as refused:
+            reserve(10, at_least)
+        assert refused.value.slug == "addresses-out-of-reach"
+    assert reserve(2**40, 2**44) == 2**44, "as after the loss of the control database"
+    with database.write() as session:
+        session.execute(update(AddressCounter).values(next_address=2**62 - 10))
+    with pytest.raises(InvalidError):
+        reserve(11, 0)
+    assert reserve(10, 0) == 2**62 - 10
 
 
 def test_racing_reservations_never_overlap(database: Database) -> None:

@@ -135,11 +135,11 @@ def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.M
     worker = service.start_worker()
     assignment = service.claim(worker)
     assert assignment is not None
-    done = threading.Timer(0.3, lambda: service.finish(assignment, result={"rows": 3}))
+    done = threading.Timer(0.3, lambda: service.finish(assignment, result={"rows_deleted": 3}))
     done.start()
     waited = call("jobs", "wait", job["id"], "-o", "json")
     done.join()
-    assert answer(waited)["result"] == {"rows": 3}
+    assert answer(waited)["result"] == {"rows_deleted": 3}
     assert "running" in waited.stderr
 
 

@@ -1,0 +1,249 @@
+"""Whatever a worker reports, or reported to an earlier version: it is refused, or the pages still show it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sqlalchemy import text
+from sqlmodel import col, update
+
+from service.database import utc_now
+from service.index_health.models import TableHealth
+from service.jobs.models import Job
+from service.jobs.scheduler import schedule
+from service.jobs.status import JobStatus
+from service.tables.models import EnrolledTable
+from tests.browser.running_service import convert_result, index_report, index_result
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+_PATH = "file:///wh/eq.parquet"
+_REFUSED = {"file_path": _PATH, "code": "float_key", "reason": "a float", "remedy": "Another key."}
+_STAGE = {
+    "name": "lookup",
+    "seconds": 1.5,
+    "rows": 9,
+    "tasks_in_driver": 1,
+    "tasks_on_spark": 2,
+    "failed_tasks": 0,
+    "task_seconds": 2.5,
+    "gc_seconds": 0.1,
+    "spilled_bytes": 1000,
+    "shuffled_bytes": 1000,
+}
+_COMPACTED = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "generation": 1,
+    "sorted_runs_before": 9,
+    "sorted_runs_after": 1,
+    "entries_before": 9,
+    "entries_after": 8,
+    "bytes_read": 9,
+    "bytes_written": 8,
+    "files_deleted": 1,
+    "bytes_deleted": 9,
+}
+_VERIFIED = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "files_covered": 5,
+    "files_checked": 4,
+    "files_unreadable": 1,
+    "rows_checked": 9,
+    "entries_checked": 9,
+    "differences": 2,
+    "examples": ["row 16: the entry has id 7 instead of 8"],
+    "rebuilt": True,
+}
+_UNREAD = {"files_unreadable": 1, "unreadable": [{"file_path": _PATH, "reason": "it is missing"}]}
+_SEEN = {"iceberg_snapshot_id": 7, "unconvertible": [], "decisions": ["Done."], "stages": [_STAGE]}
+RESULTS: dict[str, dict[str, Any]] = {
+    "convert": convert_result(dry_run=False)
+    | {
+        "estimated_seconds": 1.5,
+        "bytes_read": 9,
+        "bytes_written": 9,
+        "unconvertible": [_REFUSED],
+        "deviations": [{"file_path": _PATH, "code": "uuid", "reason": "the order of its bytes"}],
+        "stages": [_STAGE],
+    },
+    "index": index_result() | {"key_sets": [index_result()["key_sets"][0] | _UNREAD] * 2},
+    "compact": _SEEN | {"key_sets": [_COMPACTED]},
+    "verify": _SEEN | {"key_sets": [_VERIFIED]},
+}
+HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)
+ERROR = {"code": "x", "title": "Broken", "detail": "d", "remedy": "r", "retryable": False}
+PROGRESS = {"stage": "read", "done": 3, "total": 9, "unit": "files", "message": "m"}
+EVENT = {"kind": "log", "level": "info", "message": "m", "fields": {"at": "2026-01-01T00:00:00Z"}}
+_odd = st.sampled_from(
+    [
+        *(None, True, "", "x", " ", "NaN", "x" * 30_000, "\N{RIGHT-TO-LEFT OVERRIDE}", "{{ 7 * 7 }}"),
+        *(0, -1, 5, 2**31, 2**53, 2**63 - 1, -(2**63), 10**400),
+        *(0.5, -0.5, 1e308, -1e308, 5e-324, [], {}, [[]], [{}], [None], ["x"], [1], {"x": 1}, {"stages": 5}),
+    ]
+)
+_leave_out = object()
+
+
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Of all that a JSON value holds."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        yield (*place, key)
+        if isinstance(inner, dict | list):
+            yield from _places(inner, (*place, key))
+
+
+@st.composite
+def hostile(draw: st.DrawFn, valid: Any) -> Any:
+    """A message with some of its values exchanged for others, or left out."""
+    body = copy.deepcopy(valid)
+    for place in draw(st.lists(st.sampled_from(list(_places(valid))), min_size=1, max_size=3)):
+        *way, last = place
+        at = body
+        for key in way:
+            inside = (isinstance(at, dict) and key in at) or (isinstance(at, list) and isinstance(key, int))
+            at = at[key] if inside and (isinstance(at, dict) or len(at) > key) else None
+        if not (isinstance(at, dict) or (isinstance(at, list) and isinstance(last, int) and len(at) > last)):
+            continue  # inside of what was exchanged before
+        new = draw(_odd | st.just(_leave_out))
+        if new is not _leave_out:
+            at[last] = new
+        elif isinstance(at, list) or last in at:
+            del at[last]
+    return body
+
+
+_kinds = st.sampled_from(list(RESULTS))
+
+
+@st.composite
+def finished(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A kind of job, and how its attempt ended."""
+    kind = draw(_kinds)
+    report = {"result": RESULTS[kind], "health": HEALTH, "stages": [_STAGE], "rows": 9, "bytes": 9}
+    told = draw(hostile(report | {"error": ERROR}))
+    return kind, {"status": draw(st.sampled_from(["succeeded", "failed"]))} | told
+
+
+@pytest.fixture(scope="module")
+def table(service: Running, iceberg: IcebergCatalog) -> Iterator[str]:
+    iceberg.create("work.hostile")
+    iceberg.append("work.hostile", [1, 2, 3])
+    iceberg.delete_keys("work.hostile", [1, 2])
+    made = service.enroll("work.hostile", policy="manual")
+    service.poll(made["id"])
+    yield made["id"]
+    service.admin.delete(f"/tables/{made['id']}")
+
+
+@pytest.fixture(scope="module")
+def person(service: Running) -> Iterator[Person]:
+    with Person(service) as person:
+        yield person
+
+
+def check_everything(service: Running, person: Person, table: str, job: str) -> None:
+    for page in ("/", "/tables", f"/tables/{table}", "/jobs", f"/jobs/{job}", "/workers"):
+        answer = person.http.get(page)
+        assert answer.status_code == 200, (page, answer.text)
+    for path in (
+        *("/tables", f"/tables/{table}", f"/tables/{table}/health", f"/tables/{table}/health/history"),
+        *(f"/tables/{table}/events", f"/tables/{table}/policy/preview", "/workers"),
+        *("/jobs", f"/jobs/{job}", f"/jobs/{job}/events"),
+    ):
+        answer = service.admin.get(path)
+        assert answer.status_code == 200, (path, answer.text)
+    service.poll(table)
+    with service.database.write() as session:
+        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
+        schedule(session, row, health, utc_now())
+
+
+def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, Any]:
+    with service.database.write() as session:
+        open_ = col(Job.status).in_([JobStatus.QUEUED.value, JobStatus.RUNNING.value])
+        session.execute(update(Job).where(open_).values(status=JobStatus.CANCELLED.value))
+    assert service.admin.post(f"/tables/{table}/jobs", json={"kind": kind}).status_code == 202
+    assignment = service.claim(worker)
+    assert assignment is not None
+    return assignment
+
+
+def post(service: Running, assignment: dict[str, Any], call: str, body: dict[str, Any]) -> int:
+    path = f"/jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}/{call}"
+    sent = json.dumps(body).encode()
+    answer = service.admin.post(path, content=sent, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 422), (body, answer.text)
+    return answer.status_code
+
+
+a_while = settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@a_while
+@given(reported=finished())
+def test_no_report_of_an_end_breaks_a_page(
+    service: Running, person: Person, table: str, reported: tuple[str, dict[str, Any]]
+) -> None:
+    kind, report = reported
+    assignment = claimed(service, service.start_worker(), table, kind)
+    job = assignment["job"]["id"]
+    before = service.admin.get(f"/tables/{table}/health").json()
+    if post(service, assignment, "finish", report) == 422:
+        after = service.admin.get(f"/tables/{table}/health").json()
+        assert after["reported_at"] == before["reported_at"]
+        assert service.admin.get(f"/jobs/{job}").json()["status"] == "running"
+    check_everything(service, person, table, job)
+
+
+@a_while
+@given(report=hostile({"progress": PROGRESS, "events": [EVENT, EVENT | {"kind": "message"}]}))
+def test_no_heartbeat_breaks_a_page(
+    service: Running, person: Person, table: str, report: dict[str, Any]
+) -> None:
+    assignment = claimed(service, service.start_worker(), table, "convert")
+    post(service, assignment, "heartbeat", report)
+    check_everything(service, person, table, assignment["job"]["id"])
+
+
+@a_while
+@given(
+    kind=_kinds,
+    result=_kinds.flatmap(lambda kind: hostile(RESULTS[kind])),
+    health=hostile(HEALTH),
+    stages=hostile({"stages": [_STAGE]}),
+)
+def test_what_an_earlier_version_took_in_breaks_no_page(
+    service: Running,
+    person: Person,
+    table: str,
+    kind: str,
+    result: dict[str, Any],
+    health: dict[str, Any],
+    stages: dict[str, Any],
+) -> None:
+    assignment = claimed(service, service.start_worker(), table, kind)
+    job = assignment["job"]["id"]
+    assert service.finish(assignment, health=HEALTH).status_code == 200
+    stored = {
+        "UPDATE jobs SET result = :found WHERE id = :id": (result, job),
+        "UPDATE attempts SET stages = :found WHERE job_id = :id": (stages.get("stages", []), job),
+        "UPDATE table_health SET key_sets = :found WHERE table_id = :id": (health.get("key_sets", []), table),
+        "UPDATE table_health SET unconvertible = :found WHERE table_id = :id": (
+            health.get("unconvertible", []),
+            table,
+        ),
+    }
+    with service.database.write() as session:
+        for statement, (found, row) in stored.items():
+            session.execute(text(statement), {"found": json.dumps(found), "id": row})
+    check_everything(service, person, table, job)
