@@ -81,7 +81,7 @@ HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)
 ERROR = {"code": "x", "title": "Broken", "detail": "d", "remedy": "r", "retryable": False}
 PROGRESS = {"stage": "read", "done": 3, "total": 9, "unit": "files", "message": "m"}
 EVENT = {"kind": "log", "level": "info", "message": "m", "fields": {"at": "2026-01-01T00:00:00Z"}}
-_odd = st.sampled_from(
+_odd: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, "", "x", " ", "NaN", "x" * 30_000, "\N{RIGHT-TO-LEFT OVERRIDE}", "{{ 7 * 7 }}"),
         *(0, -1, 5, 2**31, 2**53, 2**63 - 1, -(2**63), 10**400),
@@ -100,23 +100,29 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
             yield from _places(inner, (*place, key))
 
 
+def _holds(value: Any, key: str | int) -> bool:
+    if isinstance(value, dict):
+        return key in value
+    return isinstance(value, list) and isinstance(key, int) and key < len(value)
+
+
 @st.composite
 def hostile(draw: st.DrawFn, valid: Any) -> Any:
     """A message with some of its values exchanged for others, or left out."""
     body = copy.deepcopy(valid)
     for place in draw(st.lists(st.sampled_from(list(_places(valid))), min_size=1, max_size=3)):
-        *way, last = place
-        at = body
-        for key in way:
-            inside = (isinstance(at, dict) and key in at) or (isinstance(at, list) and isinstance(key, int))
-            at = at[key] if inside and (isinstance(at, dict) or len(at) > key) else None
-        if not (isinstance(at, dict) or (isinstance(at, list) and isinstance(last, int) and len(at) > last)):
+        at: Any = body
+        key: Any
+        for key in place[:-1]:
+            at = at[key] if _holds(at, key) else None
+        key = place[-1]
+        if not _holds(at, key):
             continue  # inside of what was exchanged before
         new = draw(_odd | st.just(_leave_out))
         if new is not _leave_out:
-            at[last] = new
-        elif isinstance(at, list) or last in at:
-            del at[last]
+            at[key] = new
+        else:
+            del at[key]
     return body
 
 
