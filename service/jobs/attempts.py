@@ -13,6 +13,7 @@ from sqlmodel import Session, select
 from service.auth.models import Principal
 from service.errors import ConflictError, InvalidError
 from service.index_health.reports import apply_report
+from service.jobs.caveats import caveat_of
 from service.jobs.events import record_job_event
 from service.jobs.models import Attempt, Job
 from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
@@ -323,7 +324,11 @@ def _is_unheard_again(session: Session, job: Job) -> bool:
 def _end_sentence(job: Job, running: Attempt, after: JobStatus) -> str:
     match after:
         case JobStatus.SUCCEEDED:
-            return f"Succeeded in attempt {job.attempt}."
+            caveat = caveat_of(JobKind(job.kind), job.result, dry_run=job.dry_run)
+            if caveat is None:
+                return f"Succeeded in attempt {job.attempt}."
+            how = "Blocked" if caveat.did_nothing else "Succeeded in part"
+            return f"{how} in attempt {job.attempt}: {caveat.title}."
         case JobStatus.CANCELLED:
             return f"Cancelled during attempt {job.attempt}."
         case _:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil
 from typing import Literal
 
-from sqlalchemy import Float, cast, func
+from sqlalchemy import ColumnElement, Float, String, cast, func
 from sqlmodel import Session, col, select
 
 from service import __version__
@@ -49,6 +50,9 @@ SORTING = Sorting(
     key=Job.id,
     default="-created_at",
 )
+
+LISTED_CONVERSIONS = 5_000
+"""So many conversions of a table are listed one by one."""
 
 
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
@@ -126,7 +130,7 @@ def last_failure_at(session: Session) -> datetime | None:
 
 @dataclass(frozen=True)
 class Converted:
-    """What conversions came to; results of workers that do not say so count as nothing."""
+    """What conversions came to; those that converted nothing are none."""
 
     jobs: int
     equality_deletes: int
@@ -137,12 +141,7 @@ class Converted:
 
 def converted_since(session: Session, since: datetime) -> Converted:
     """All conversions that succeeded since a time."""
-    done = (
-        Job.kind == JobKind.CONVERT.value,
-        Job.status == JobStatus.SUCCEEDED.value,
-        ~col(Job.dry_run),
-        col(Job.ended_at) >= since,
-    )
+    done = _has_converted(since)
     results = [result or {} for result in session.exec(select(Job.result).where(*done))]
     # As a float: SQLite's sum of integers fails beyond 64 bits.
     of_attempts = select(func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0))
@@ -152,6 +151,33 @@ def converted_since(session: Session, since: datetime) -> Converted:
         equality_deletes=sum(result.get("equality_deletes_resolved", 0) for result in results),
         rows=sum(result.get("rows_deleted", 0) for result in results),
         bytes=int(moved),
+    )
+
+
+def list_conversion_times(session: Session, table_id: str, since: datetime) -> list[datetime]:
+    """When conversions of a table ended since a time, oldest first.
+
+    Of more than LISTED_CONVERSIONS every second, third, ... one, counted from the latest.
+    """
+    done = (col(Job.table_id) == table_id, *_has_converted(since))
+    number = session.exec(select(func.count()).select_from(Job).where(*done)).one()
+    age = func.row_number().over(order_by=col(Job.ended_at).desc())
+    aged = select(col(Job.ended_at), age.label("age")).where(*done).subquery()
+    every = max(1, ceil(number / LISTED_CONVERSIONS))
+    listed = select(aged.c.ended_at).where(aged.c.age % every == 1 % every).order_by(aged.c.ended_at)
+    return list(session.exec(listed))
+
+
+def _has_converted(since: datetime) -> tuple[ColumnElement[bool], ...]:
+    """Conditions of jobs that ended since a time and removed equality deletes, as their workers say."""
+    # As text: workers of any version reported it, and PostgreSQL fails on a number that is none.
+    removed = cast(col(Job.result)["equality_delete_files_removed"].as_string(), String)
+    return (
+        col(Job.kind) == JobKind.CONVERT.value,
+        col(Job.status) == JobStatus.SUCCEEDED.value,
+        ~col(Job.dry_run),
+        col(Job.ended_at) >= since,
+        removed != "0",
     )
 
 

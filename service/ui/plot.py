@@ -51,7 +51,9 @@ class Plot:
     highest: str
     latest: str
     marks: list[float] = field(default_factory=list)
-    """x of each moment that is marked."""
+    """x of each moment that is marked, of those in one column the first."""
+    shares_marks: bool = False
+    """Whether a mark stands for several moments."""
 
 
 def plot(
@@ -112,6 +114,10 @@ def plot(
             points.append((x(at), y(value)))
         points.append((x(until), y(value)))
     line = " ".join(f"{left:g},{height:g}" for left, height in points)
+    marked = [x(at) for at in marks if began_at <= at <= now]
+    first_marked: dict[int, float] = {}
+    for left in sorted(marked):
+        first_marked.setdefault(min(int(left / WIDTH * _COLUMNS), _COLUMNS - 1), left)
     return Plot(
         title=title,
         line=line,
@@ -122,7 +128,8 @@ def plot(
         ticks=[began_at + (now - began_at) * number / _TICKS for number in range(_TICKS + 1)],
         highest=write(highest),
         latest=write(samples[-1][1]),
-        marks=[x(at) for at in marks if began_at <= at <= now],
+        marks=list(first_marked.values()),
+        shares_marks=len(first_marked) < len(marked),
     )
 
 

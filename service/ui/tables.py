@@ -19,12 +19,11 @@ from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthStatus, Resolution, TableHealth
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import JobRequest, JobView, RequestableKind
+from service.jobs.models import JobRequest, RequestableKind
 from service.jobs.scheduler import preview
-from service.jobs.status import JobKind, JobStatus
 from service.paging import PageRequest, Search, page_request
 from service.policies import service as policies
-from service.settings import CurrentSettings
+from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TablePatch, TableView
 from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
@@ -40,6 +39,7 @@ router = APIRouter(prefix="/tables", route_class=PageRoute)
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _LATEST_EVENTS = PageRequest(limit=15, sort="-id")
+_LATEST_JOBS = PageRequest(limit=12)
 _BY_HOUR_DAYS = 30
 _DRAWN_SAMPLES = 5_000
 """So many of a table's newest samples are drawn one by one; of older ones, the first of each hour or day."""
@@ -124,7 +124,8 @@ def _table_page(
     days = days if days in SPANS else 1
     now = utc_now()
     since = now - timedelta(days=days)
-    history = jobs.list_jobs(session, PageRequest(limit=50), table_id=table_id).items
+    conversions = jobs.list_conversion_times(session, row.id, since)
+    plots = _plots(_samples(session, row.id, since, now, days), conversions, since, now)
     return render(
         request,
         "tables/show.html",
@@ -134,11 +135,12 @@ def _table_page(
         table=tables.view(session, settings, row),
         health=index_health.get_health(session, row),
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
-        plots=_plots(_samples(session, row.id, since, now, days), _conversions(history), since, now),
+        plots=plots,
+        mark_words=_mark_words(plots, days, settings),
         days=days,
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
-        jobs=history,
+        jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
         events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
         now=now,
     )
@@ -282,15 +284,13 @@ def _samples(
     return drawn[::-1]
 
 
-def _conversions(history: Sequence[JobView]) -> list[datetime]:
-    return [
-        job.ended_at
-        for job in history
-        if job.kind is JobKind.CONVERT
-        and not job.dry_run
-        and job.ended_at
-        and job.status is JobStatus.SUCCEEDED
-    ]
+def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
+    """What the marks of the first plot are; empty if it has none."""
+    if not plots or not plots[0].marks:
+        return ""
+    words = "conversions; one mark stands for those that are close" if plots[0].shares_marks else "conversion"
+    kept = settings.job_history_days
+    return f"{words} (of the last {kept:g} days: older jobs are not kept)" if days > kept else words
 
 
 def _plots(

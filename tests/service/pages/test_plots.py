@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlmodel import select
@@ -12,12 +13,15 @@ from sqlmodel import select
 from service.database import utc_now
 from service.index_health import service as index_health
 from service.index_health.models import HealthSample, Resolution, TableHealth
+from service.jobs import service as jobs
+from service.jobs.models import Job
 from service.settings import Settings
 from service.ui import tables as table_pages
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.pages.person import Person
+from tests.service.pages.person import Page, Person
 
+Ended = tuple[float, int | None, dict[str, Any]]
 _TOOLTIP = re.compile(r'<title data-time="([^"]+)">[^<]* UTC: ([\d,]+)</title>')
 
 
@@ -149,3 +153,84 @@ def test_samples_too_many_to_be_drawn_one_by_one_are_thinned_from_the_oldest_on_
         (minute, minute) for minute in expected
     ]
     assert [(sample.at.astimezone(UTC) - noon).total_seconds() / 60 for sample in samples] == expected
+
+
+def ended(service: Running, now: datetime, ends: list[Ended]) -> str:
+    """Jobs of table `a`, whose id it returns: minutes ago, delete files that were removed, and what differs
+    from a conversion that succeeded."""
+    table = service.admin.get("/tables?search=db.a").json()["items"][0]
+    with service.database.write() as session:
+        for minutes, removed, other in ends:
+            at = now - timedelta(minutes=minutes)
+            fields = {
+                "kind": "convert",
+                "status": "succeeded",
+                "result": {} if removed is None else {"equality_delete_files_removed": removed},
+                "writes": True,
+                "trigger": "request",
+                "requested_by": "admin",
+                "max_attempts": 3,
+                "backoff_seconds": 1,
+                "max_backoff_seconds": 1,
+                "created_at": at,
+                "started_at": at,
+                "ended_at": at,
+            }
+            owner = {"table_id": table["id"], "table_uuid": table["table_uuid"]}
+            session.add(Job.model_validate(owner | fields | other))
+    return str(table["id"])
+
+
+def marks(page: Page) -> list[float]:
+    return [float(x) for x in re.findall(r'<line class="mark" x1="([\d.]+)"', page.html)]
+
+
+def test_every_conversion_of_the_span_is_marked_however_many_jobs_came_after_it(fleet: Running) -> None:
+    now = utc_now()
+    measured(fleet, now, [("a", 100, 160_000), ("a", 50, 0)])
+    later: list[Ended] = [(minutes / 10, None, {"kind": "index"}) for minutes in range(60)]
+    table = ended(fleet, now, [(50, 3, {}), (25, 1, {}), *later])
+    with Person(fleet) as admin:
+        page = admin.open(f"/tables/{table}")
+    assert marks(page) == pytest.approx([500, 750], abs=2)
+    assert "Pending equality deletes conversion 24 hours" in page.text
+
+
+def test_what_converted_nothing_is_neither_marked_nor_counted_as_a_conversion(fleet: Running) -> None:
+    now = utc_now()
+    measured(fleet, now, [("a", 100, 7), ("a", 50, 7)])
+    refused = {"file_path": "f", "reason": "r", "remedy": "m"}
+    blocked = {"result": {"equality_delete_files_removed": 0, "unconvertible": [refused]}}
+    idle: list[Ended] = [
+        (40, 3, {"dry_run": True, "writes": False}),
+        (30, 0, blocked),
+        (20, None, {}),
+        (10, 3, {"status": "failed"}),
+    ]
+    table = ended(fleet, now, idle)
+    with Person(fleet) as admin:
+        page = admin.open(f"/tables/{table}")
+        overview = admin.open("/").text
+    assert marks(page) == []
+    assert "Pending equality deletes 24 hours" in page.text
+    assert "by 0 conversions" in overview.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_conversions_too_many_to_be_marked_one_by_one_share_marks_and_the_page_says_so(
+    fleet: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "LISTED_CONVERSIONS", 300)
+    now = utc_now()
+    measured(fleet, now, [("a", 100, 7), ("a", 50, 0)])
+    table = ended(fleet, now, [(minutes / 10, 1, {}) for minutes in range(1000)])
+    with fleet.database.read() as session:
+        listed = jobs.list_conversion_times(session, table, now - timedelta(days=1))
+    assert len(listed) == 250
+    assert listed == sorted(listed)
+    assert listed[-1] == now
+    with Person(fleet) as admin:
+        page = admin.open(f"/tables/{table}")
+        of_a_year = admin.open(f"/tables/{table}?days=365").text
+    assert 200 < len(marks(page)) <= 240
+    assert "conversions; one mark stands for those that are close" in page.text
+    assert "(of the last 90 days: older jobs are not kept)" in of_a_year
