@@ -92,11 +92,12 @@ def judge(
     if health.measured_at is None and health.reported_at is None:
         return HealthStatus.UNKNOWN, "The table was not looked at yet.", "Wait for the next poll."
     if health.unconvertible:
-        first = health.unconvertible[0]
+        first, number = health.unconvertible[0], len(health.unconvertible)
+        # The cause first, and the path last: lists cut long texts off.
         return (
             HealthStatus.BLOCKED,
-            f"{counted(len(health.unconvertible), 'equality delete file')} cannot be converted. The first, "
-            f"{first['file_path']}: {first['reason']}",
+            f"{counted(number, 'equality delete file')} cannot be converted: {first['reason']} "
+            f"({'the first is ' if number > 1 else ''}{first['file_path']})",
             first.get("remedy") or "Go by the reason that is told for each of the files.",
         )
     if (hindrance := _hindrance(health, last_jobs)) is not None:

@@ -1,4 +1,4 @@
-"""What the result of a job that succeeded asks a person to look at: deletes that stay, files not indexed.
+"""What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed.
 
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
@@ -19,7 +19,7 @@ def caveat_of(kind: JobKind, result: Mapping[str, Any] | None, *, dry_run: bool)
         case JobKind.CONVERT:
             return _of_conversion(result or {})
         case JobKind.INDEX | JobKind.REBUILD:
-            return _of_indexing(_key_sets(result))
+            return _of_indexing(result or {})
         case JobKind.VERIFY:
             return _of_verification(_key_sets(result), dry_run=dry_run)
         case _:
@@ -38,7 +38,18 @@ def _of_conversion(result: Mapping[str, Any]) -> Caveat | None:
     )
 
 
-def _of_indexing(key_sets: list[Mapping[str, Any]]) -> Caveat | None:
+def _of_indexing(result: Mapping[str, Any]) -> Caveat | None:
+    """Keys first: nothing is looked up by one that is not indexed."""
+    key_sets = _objects(result.get("key_sets"))
+    left_out = _objects(result.get("key_sets_not_indexed"))
+    if left_out:
+        are = "key is" if len(left_out) == 1 else "keys are"
+        return Caveat(
+            title=f"{len(left_out)} {are} not indexed",
+            detail=f"Key set ({_columns(left_out[0])}): {left_out[0].get('reason')}",
+            remedy=str(left_out[0].get("remedy") or _GO_BY_REASON),
+            did_nothing=not key_sets,
+        )
     number = max((_number(one, "files_unreadable") for one in key_sets), default=0)
     if not number:
         return None
@@ -82,4 +93,10 @@ def _number(one: Mapping[str, Any], name: str) -> int:
 
 
 def _first(named: list[Mapping[str, Any]]) -> str:
-    return f"{named[0].get('file_path')}: {named[0].get('reason')}"
+    """The cause first: lists cut long texts off."""
+    return f"{named[0].get('reason')} ({named[0].get('file_path')})"
+
+
+def _columns(one: Mapping[str, Any]) -> str:
+    columns = one.get("columns")
+    return ", ".join(map(str, columns)) if isinstance(columns, list) else ""

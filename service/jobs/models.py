@@ -337,7 +337,8 @@ class JobView(Message):
 
     Of a conversion: counts, `bytes_read` (of index, data files and equality deletes) and `bytes_written` (of
     new delete files), both in bytes, and of its dry run also `estimated_seconds`: how long the conversion
-    would take, as the dry run measured it, and for its commits as measured elsewhere.
+    would take, as the dry run measured it, and for its commits as measured elsewhere; none if it would
+    convert nothing.
     """
     error: dict[str, Any] | None
     """Why it failed: code, title, detail and remedy; null if it did not."""

@@ -247,7 +247,8 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
         if amount
     ]
     amounts = f"reading {size(result.get('bytes_read'))}, writing {size(result.get('bytes_written'))}"
-    estimate, commits = result.get("estimated_seconds"), result.get("commits")
+    does_something = result.get("equality_delete_files_removed")
+    estimate, commits = result.get("estimated_seconds") if does_something else None, result.get("commits")
     return [
         *([] if estimate is None else [Figure("Would take about", duration(estimate), amounts)]),
         Figure(
@@ -275,9 +276,9 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
 
 def _sources(result: dict[str, Any]) -> str:
     """Whether keys were looked up or data files scanned; the table of keys says why."""
-    words = {"index": "by index", "scan": "by scan"}
+    words = {"index": "by index", "scan": "by scan", "none": ""}
     used = dict.fromkeys(str(keys.get("source")) for keys in result.get("key_sets") or [])
-    return " and ".join(words.get(source, source.replace("_", " ")) for source in used)
+    return " and ".join(filter(None, (words.get(source, source.replace("_", " ")) for source in used)))
 
 
 def _total(result: dict[str, Any], name: str) -> int:

@@ -74,3 +74,37 @@ def test_what_could_not_be_read_is_in_the_result_the_decisions_and_the_coverage(
     with pytest.raises(JobError, match=gone.name):
         jobs.run("index", key_sets=[["id"]])
     assert not any("every live data file is covered" in sentence for sentence in jobs.reporter.decisions)
+
+
+def test_a_key_that_cannot_be_indexed_is_named_in_the_result_and_no_time_is_foretold_for_it(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3, columns="id bigint, price double")
+    table.append([{"id": 1, "price": 0.5}, {"id": 2, "price": 1.5}])
+    table.delete_keys([{"price": 0.5}])
+    alone = jobs.run("convert", dry_run=True).result
+    assert "estimated_seconds" not in alone
+    assert [(one["columns"], one["source"]) for one in alone["key_sets"]] == [(["price"], "none")]
+    table.delete_keys([{"id": 2}])
+    result = jobs.run("index", key_sets=[["lost"]]).result
+    assert [one["columns"] for one in result["key_sets"]] == [["id"]]
+    assert [(one["columns"], one["code"]) for one in result["key_sets_not_indexed"]] == [
+        (["lost"], "unknown_key_column"),
+        (["price"], "float_key"),
+    ]
+    assert any(
+        told.startswith("Key set (price) is not indexed: column price") for told in result["decisions"]
+    )
+    assert "estimated_seconds" in jobs.run("convert", dry_run=True).result
+
+
+def test_a_data_file_that_a_dry_run_could_not_read_is_not_counted_as_scanned(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    (path,) = table.append([{"id": 1, "region": "eu", "value": 1}])
+    table.delete_keys([{"id": 1}])
+    Path(path.removeprefix("file:")).unlink()
+    result = jobs.run("convert", dry_run=True).result
+    assert [one["data_files_scanned"] for one in result["key_sets"]] == [0]
+    assert "estimated_seconds" not in result

@@ -23,7 +23,7 @@ from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
 from worker.jobs.indexing import start_anew
 from worker.jobs.leftovers import output_locations, remove_leftovers, unannounced
-from worker.keys.read import KeyColumnError, KeySet, key_reader, resolve_key_set
+from worker.keys.read import KeyColumnError, KeySet, column_names_of, key_reader, resolve_key_set
 from worker.lookup.deviations import Deviation
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.lookup.resolution import Choice, PendingDeletes, Resolved, explain, merge_explanations
@@ -329,7 +329,7 @@ class Conversion:
         cleared = [] if dry_run else remove_leftovers(self._job)
         head = self._head or table.snapshot_id
         told = outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
-        if dry_run:
+        if dry_run and self.converted:
             measured = {stage["name"]: stage["seconds"] for stage in self._job.stages}
             seconds = conversion_seconds(measured, commits or 0, totals["delete_files_added"])
             told.result["estimated_seconds"] = round(seconds, 3)
@@ -457,10 +457,9 @@ class Plan:
             key_set = resolve_key_set(table.metadata, plan.equality_field_ids)
         except KeyColumnError as error:
             refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in plan.delete_files]
-            choice = Choice(Source.NONE, str(error))
-            return Resolved(
-                (), tuple(refused), Positions(DataFiles.of(())), explain(plan.equality_field_ids, [], choice)
-            )
+            columns = column_names_of(table.metadata, plan.equality_field_ids)
+            explanation = explain(plan.equality_field_ids, columns, Choice(Source.NONE, str(error)))
+            return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
         reader = key_reader(table.metadata, table.storage, key_set)
         with job.stage("plan"):
             index = self._open_index(key_set)

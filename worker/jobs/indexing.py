@@ -37,16 +37,26 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
 from worker.jobs.leftovers import remove_leftovers
-from worker.keys.read import KeyColumnError, KeySet, field_ids_of, key_reader, resolve_key_set
+from worker.keys.read import (
+    KeyColumnError,
+    KeySet,
+    column_names_of,
+    field_ids_of,
+    key_reader,
+    resolve_key_set,
+)
 from worker.spark.session import JobCancelledError
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""
+_FROM_BEFORE = ("index", "earlier_report")
+"""Where key sets come from that nothing in the table asks for now."""
 
 
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
     """Indexes the live data files that the index of each key set does not cover yet."""
     key_sets = planned_key_sets(job, table, warehouse)
+    not_indexed: list[dict[str, Any]] = []
     for columns in job.assignment.table.key_sets or []:
         try:
             field_ids_of(table.metadata.schema(), columns)
@@ -54,6 +64,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             if not key_sets:
                 raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
             job.decide(f"The declared key ({', '.join(columns)}) is not indexed: {error}. {error.remedy}")
+            not_indexed.append(_left_out(columns, error))
     if not key_sets:
         raise JobError(
             "no_key_set",
@@ -66,15 +77,28 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
         try:
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError as error:
-            if len(key_sets) == 1 and origin not in ("index", "earlier_report"):
+            if len(key_sets) == 1 and origin not in _FROM_BEFORE:
                 raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
-            job.decide(f"Key set {ids} is not indexed: {error}.")
+            columns = column_names_of(table.metadata, ids)
+            job.decide(f"Key set ({', '.join(columns)}) is not indexed: {error}.")
+            # Whatever is known from before alone may never be needed again.
+            if origin not in _FROM_BEFORE:
+                not_indexed.append(_left_out(columns, error))
             continue
         results.append(_index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
         job.decide(_index_sentence(key_set, origin, results[-1]))
     _refuse_nothing(results)
-    result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
+    result = {
+        "iceberg_snapshot_id": table.snapshot_id,
+        "key_sets": results,
+        "key_sets_not_indexed": not_indexed,
+    }
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+
+def _left_out(columns: Sequence[str], error: KeyColumnError) -> dict[str, Any]:
+    """What a result tells of a key that can't be indexed."""
+    return {"columns": list(columns), "code": error.code, "reason": str(error), "remedy": error.remedy}
 
 
 def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:
@@ -83,11 +107,11 @@ def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:
     if not number or any(one["files_indexed"] for one in results):
         return
     first = next(one["unreadable"][0] for one in results if one["unreadable"])
-    others = f" (and {number - 1:,} more)" if number > 1 else ""
+    others = f" and {number - 1:,} more" if number > 1 else ""
     raise JobError(
         "data_files_unreadable",
         "No data file could be indexed",
-        f"{first['file_path']}: {first['reason']}{others}",
+        f"{first['reason']} ({first['file_path']}{others})",
         "Restore what is missing or damaged, or have it removed from the table.",
         retryable=True,
     )

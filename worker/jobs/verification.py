@@ -42,7 +42,14 @@ from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
 from worker.jobs.indexing import rebuild_key_set
-from worker.keys.read import KeyColumnError, KeyReader, KeySet, key_reader, resolve_key_set
+from worker.keys.read import (
+    KeyColumnError,
+    KeyReader,
+    KeySet,
+    column_names_of,
+    key_reader,
+    resolve_key_set,
+)
 from worker.lookup.resolution import PendingDeletes
 from worker.table.plan import DataFile, DataFiles, balanced, plan_conversion
 
@@ -63,7 +70,8 @@ def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Out
         try:
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError as error:
-            job.decide(f"Key set {ids} is not verified: {error}.")
+            columns = ", ".join(column_names_of(table.metadata, ids))
+            job.decide(f"Key set ({columns}) is not verified: {error}.")
             continue
         verification = Verification(job, table, key_set)
         try:

@@ -311,6 +311,17 @@ def resolve_key_set(metadata: TableMetadata, equality_field_ids: Sequence[int]) 
     return KeySet(tuple(_key_column(i, [current, *former]) for i in sorted(equality_field_ids)))
 
 
+def column_names_of(metadata: TableMetadata, field_ids: Sequence[int]) -> list[str]:
+    """What people call these fields, also where they can't be a key: by their latest schema's names."""
+    latest_first = sorted(
+        metadata.schemas, key=lambda s: (s.schema_id == metadata.current_schema_id, s.schema_id)
+    )[::-1]
+    return [
+        next((name for s in latest_first if (name := s.find_column_name(field_id))), f"field {field_id}")
+        for field_id in sorted(field_ids)
+    ]
+
+
 def field_ids_of(schema: Schema, columns: Sequence[str]) -> tuple[int, ...]:
     """The sorted field ids of columns named by dotted path. Raises KeyColumnError for an unknown name."""
     try:

@@ -168,7 +168,7 @@ class PendingDeletes:
             "row_groups_total": found.row_groups_total,
             "bytes_read": found.bytes_read,
             "data_files_from_index": len(covered),
-            "data_files_scanned": len(uncovered),
+            "data_files_scanned": len(uncovered) - len({failure.ordinal for failure in found.failures}),
         }
         return Resolved(
             tuple(self.delete_files), tuple(self.refused), positions, explanation, self._deviations(positions)

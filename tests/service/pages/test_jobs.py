@@ -109,7 +109,7 @@ def test_a_dry_run_of_a_blocked_table_says_so_and_is_not_green(
     assert told["status"] == "succeeded"
     assert told["caveat"] == {
         "title": "1 equality delete file cannot be converted",
-        "detail": "file:///wh/eq.parquet: the key column price is of type double",
+        "detail": "the key column price is of type double (file:///wh/eq.parquet)",
         "remedy": "Have the writer delete by another key.",
         "did_nothing": True,
     }
@@ -162,6 +162,69 @@ def test_what_an_index_job_left_out_is_told_alike_by_its_list_its_page_and_the_h
     assert health["unindexed_data_files"] > 0
     assert health["coverage"] < 1
     assert all(each["coverage"] < 1 for each in health["key_sets"])
+
+
+def test_an_index_job_that_leaves_a_key_out_succeeded_in_part(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, kind="index")
+    left_out = {
+        "columns": ["price"],
+        "code": "float_key",
+        "reason": "column price is a double",
+        "remedy": "Give the writer a key without floating-point columns.",
+    }
+    result = index_result() | {"key_sets_not_indexed": [left_out]}
+    service.finish(claim(service, worker, job), result=result, health=index_report())
+    assert service.admin.get(f"/jobs/{job}").json()["caveat"] == {
+        "title": "1 key is not indexed",
+        "detail": "Key set (price): column price is a double",
+        "remedy": "Give the writer a key without floating-point columns.",
+        "did_nothing": False,
+    }
+    assert "succeeded in part" in admin.open("/jobs").html.partition(f"/jobs/{job}")[2].partition("</tr>")[0]
+    service.poll(table)
+    health = service.admin.get(f"/tables/{table}/health").json()
+    assert (health["status"], health["status_reason"]) == (
+        "degraded",
+        "1 key is not indexed. Key set (price): column price is a double",
+    )
+
+
+def test_a_table_whose_key_no_index_can_have_is_promised_none(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    assert "It is built by the first index job" in admin.open(f"/tables/{table}").text
+    job = request_job(service, table, kind="index")
+    error = FAILED | {"title": "The key can't be indexed", "detail": "column price is a double"}
+    service.finish(claim(service, worker, job), status="failed", error=error)
+    shown = admin.open(f"/tables/{table}").text.partition("Key sets and their index")[2]
+    assert shown.strip().startswith("No index: The key can't be indexed: column price is a double.")
+    assert "until then conversions scan" not in shown
+
+
+def test_what_was_not_converted_is_called_so_and_no_source_of_it(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, dry_run=True)
+    none = {"columns": ["price"], "source": "none", "reason": "column price is a double", "keys": 0}
+    result = convert_result(dry_run=True) | {"key_sets": [none | {"equality_field_ids": [3]}]}
+    service.finish(claim(service, worker, job), result=result)
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "price not converted Column price is a double." in shown
+    assert "by none" not in shown
+
+
+def test_a_dry_run_of_a_verification_that_found_nothing_wrong_says_so(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table, kind="verify", dry_run=True)
+    found = [{"columns": [name], "differences": 0, "entries_checked": 5_000} for name in ("id", "region")]
+    service.finish(claim(service, worker, job), result={"key_sets": found})
+    assert "10,000 entries checked, no difference" in words(admin.open("/jobs"))
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "the index was compared, and nothing rebuilt. Nothing was written." in shown
+    assert "wrong" not in shown.partition("Events")[0]
 
 
 def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
@@ -300,6 +363,7 @@ def test_a_table_names_a_delete_that_cannot_be_converted_with_reason_and_remedy(
     service.finish(assignment, result={}, health=index_report(pending=(1, 2), unconvertible=path))
     shown = words(admin.open(f"/tables/{table}"))
     assert f"{name} of local blocked" in shown
+    assert "1 equality delete file cannot be converted: its key column amount is a float" in shown
     row = shown.partition("Deletes that cannot be converted")[2].partition("Pending equality deletes")[0]
     assert path.rpartition("/")[2] in row
     assert "Its key column amount is a float" in row
