@@ -11,6 +11,8 @@ from datetime import datetime
 WIDTH, HEIGHT = 1000.0, 100.0
 _COLUMNS = 240
 _TICKS = 4
+_SAME_SECONDS = 1.0
+"""Two ages since times that are less apart are ages of the same."""
 _DURATIONS = [
     unit * step
     for unit, steps in (
@@ -67,13 +69,15 @@ def plot(
     top: float | None = None,
     round_top: Callable[[int], int] | None = None,
     marks: Sequence[datetime] = (),
+    ages: bool = False,
 ) -> Plot | None:
     """samples: oldest first, none of them later than `now`; each holds until the next one.
 
     since: the left edge, unless the first sample is later; what held before shows from there on.
     write: a value in words; write_axis: the same, shorter. top: value at the upper edge, if not what the
-    samples ask for, which round_top makes readable. None if there is nothing to draw yet (fewer than two
-    samples).
+    samples ask for, which round_top makes readable. ages: values are seconds since something; while that
+    stays the same they grow with the time, and the last sample is of `now`. None if there is nothing to draw
+    yet (fewer than two samples).
     """
     if len(samples) < 2:
         return None
@@ -107,12 +111,20 @@ def plot(
             start, peak = last, bucket[-1]
         columns.append(Column(start, round(end - start, 1), peak[0], write(peak[1])))
     points: list[tuple[float, float]] = []
-    for (at, value), (until, _) in zip(drawn, [*drawn[1:], (now, 0.0)], strict=True):
-        if points and points[-1][1] == y(value):
+    grew = False
+    for (at, value), (until, after) in zip(drawn, [*drawn[1:], (now, 0.0)], strict=True):
+        passed = (until - at).total_seconds()
+        grows = ages and value > 0 and passed > 0 and abs(passed - (after - value)) < _SAME_SECONDS
+        unseen = max((began_at - at).total_seconds(), 0.0) if grows else 0.0
+        start = y(value + unseen)
+        if not points or points[-1][1] != start:
+            points.append((x(at), start))
+        elif grows == grew:
             points.pop()
-        else:
-            points.append((x(at), y(value)))
-        points.append((x(until), y(value)))
+        points.append((x(until), y(after if grows else value)))
+        grew = grows
+    if points[-1] == points[-2]:  # the last sample is of `now`
+        points.pop()
     line = " ".join(f"{left:g},{height:g}" for left, height in points)
     marked = [x(at) for at in marks if began_at <= at <= now]
     first_marked: dict[int, float] = {}

@@ -21,6 +21,7 @@ from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, RequestableKind
 from service.jobs.scheduler import preview
+from service.jobs.status import JobKind
 from service.paging import PageRequest, Search, page_request
 from service.policies import service as policies
 from service.settings import CurrentSettings, Settings
@@ -39,6 +40,8 @@ router = APIRouter(prefix="/tables", route_class=PageRoute)
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _LATEST_EVENTS = PageRequest(limit=15, sort="-id")
+_NO_KEY = {"float_key", "unsupported_key_type", "unresolved_equality_field"}
+"""Codes of deletes whose key no index can have."""
 _LATEST_JOBS = PageRequest(limit=12)
 _BY_HOUR_DAYS = 30
 _DRAWN_SAMPLES = 5_000
@@ -125,7 +128,9 @@ def _table_page(
     now = utc_now()
     since = now - timedelta(days=days)
     conversions = jobs.list_conversion_times(session, row.id, since)
-    plots = _plots(_samples(session, row.id, since, now, days), conversions, since, now)
+    health = index_health.get_health(session, row)
+    samples = _samples(session, row.id, since, now, days)
+    plots = _plots(samples, conversions, health.lag_seconds, since, now)
     return render(
         request,
         "tables/show.html",
@@ -133,13 +138,14 @@ def _table_page(
         status_code=form.status_code,
         form=form,
         table=tables.view(session, settings, row),
-        health=index_health.get_health(session, row),
+        health=health,
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
         plots=plots,
         mark_words=_mark_words(plots, days, settings),
         days=days,
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
+        no_index=_why_no_index(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
         events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
         now=now,
@@ -284,6 +290,22 @@ def _samples(
     return drawn[::-1]
 
 
+def _why_no_index(session: Session, table_id: str) -> str | None:
+    """Why the last job that was to build an index built none; None if it did, or if there was none.
+
+    A conversion may be the first to find that the key can't be indexed.
+    """
+    health = session.get(TableHealth, table_id)
+    last = index_health.last_jobs(session, table_id)
+    for job in last:
+        if job.kind in (JobKind.INDEX.value, JobKind.REBUILD.value) and job.error is not None:
+            return f"{job.error.get('title')}: {job.error.get('detail')}"
+    return next(
+        (one["reason"] for one in (health.unconvertible if health else []) if one.get("code") in _NO_KEY),
+        None,
+    )
+
+
 def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
     """What the marks of the first plot are; empty if it has none."""
     if not plots or not plots[0].marks:
@@ -294,9 +316,18 @@ def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
 
 
 def _plots(
-    samples: Sequence[HealthSampleView], conversions: Sequence[datetime], since: datetime, now: datetime
+    samples: Sequence[HealthSampleView],
+    conversions: Sequence[datetime],
+    lag_seconds: float,
+    since: datetime,
+    now: datetime,
 ) -> list[Plot]:
-    """The most wanted first; none before there are two samples."""
+    """The most wanted first; none before there are two samples.
+
+    lag_seconds: now. It grows by itself while the same deletes are pending, of which no sample tells.
+    """
+    if len(samples) < 2:
+        return []
     draw = partial(plot, now=now, since=since)
     drawn = (
         draw(
@@ -308,8 +339,9 @@ def _plots(
         ),
         draw(
             "Lag",
-            [(sample.at, sample.lag_seconds) for sample in samples],
+            [*((sample.at, sample.lag_seconds) for sample in samples), (now, lag_seconds)],
             write=duration,
+            ages=True,
             round_top=round_up_duration,
         ),
         draw(

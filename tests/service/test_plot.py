@@ -56,6 +56,19 @@ def test_what_held_before_the_left_edge_shows_from_there_on() -> None:
     assert (drawn.ticks[0], drawn.columns[0].at) == (BEGIN, BEGIN - timedelta(days=3))
 
 
+def test_an_age_grows_while_it_is_that_of_the_same_and_nowhere_else() -> None:
+    at = [BEGIN + timedelta(minutes=minute) for minute in (-10, 15, 30, 45, 60)]
+    # Since 20 min before the beginning until it was converted at 30 min; anew from 35 min on.
+    ages = [600, 2100, 0, 600, 1500]
+    drawn = plot("x", list(zip(at, ages, strict=True)), NOW, duration, since=BEGIN, ages=True, top=3000)
+    assert drawn is not None
+    assert drawn.line == "0,60 250,30 500,30 500,100 750,100 750,80 1000,50"
+    assert drawn.latest == "25\N{NO-BREAK SPACE}min"
+    flat = plot("x", list(zip(at, ages, strict=True)), NOW, duration, since=BEGIN, top=3000)
+    assert flat is not None
+    assert flat.line == "0,80 250,80 250,30 500,30 500,100 750,100 750,80 1000,80 1000,50"
+
+
 @given(st.lists(st.floats(0, 1e15), min_size=2, max_size=50))
 def test_every_point_lies_in_the_box(values: list[float]) -> None:
     samples = [(BEGIN + timedelta(seconds=number), value) for number, value in enumerate(values)]

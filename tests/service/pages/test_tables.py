@@ -1,10 +1,11 @@
 """The pages of tables: the list, plots, plans, and what can be done with a table."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlmodel import delete
+from sqlmodel import delete, select
 
 from service.audit import service as audit
 from service.auth import service as auth
@@ -12,7 +13,7 @@ from service.auth.models import Role
 from service.catalogs import service as catalogs
 from service.database import utc_now
 from service.discovery import patterns
-from service.index_health.models import HealthSample
+from service.index_health.models import HealthSample, TableHealth
 from service.policies import service as policies
 from service.tables import service as tables
 from service.webhooks import service as webhooks
@@ -118,6 +119,35 @@ def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[st
     assert label("Pending equality deletes of all tables").startswith("the last 7 days: ")
     admin.follow("30 days")
     assert label("Pending equality deletes of all tables").startswith("the last 30 days: ")
+
+
+def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("farm.hens")
+    iceberg.append("farm.hens", [1])
+    iceberg.delete_keys("farm.hens", [1])
+    hens = service.enroll("farm.hens", policy="manual")["id"]
+    assert (
+        "when the table changes, or else some minutes after the first" in admin.open(f"/tables/{hens}").text
+    )
+    service.poll(hens)
+    with service.database.write() as session:
+        health = session.get_one(TableHealth, hens)
+        began = utc_now() - timedelta(seconds=700)
+        health.oldest_equality_delete_at = began
+        session.add(health)
+        (seen,) = session.exec(select(HealthSample).where(HealthSample.table_id == hens))
+        seen.at, seen.lag_seconds = began + timedelta(seconds=100), 100.0
+        later = seen.model_dump() | {"id": None, "at": began + timedelta(seconds=400), "lag_seconds": 400.0}
+        session.add_all([seen, HealthSample(**later)])
+    page = admin.open(f"/tables/{hens}")
+    told = page.html.partition('aria-label="Lag over ')[2].partition("</svg>")[0]
+    shown = told.partition('"')[0].replace("\N{NO-BREAK SPACE}", " ").partition(": ")[2].partition(" now")[0]
+    assert f"Lag {shown} age of the oldest one" in page.text.replace("\N{NO-BREAK SPACE}", " ")
+    line = [tuple(map(float, point.split(","))) for point in re.findall(r"[\d.]+,[\d.]+", told)]
+    assert [x for x, _ in line[-2:]] == [0, 1000], "one straight line"
+    assert line[-1][1] < line[-2][1]
 
 
 def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
