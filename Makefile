@@ -81,6 +81,7 @@ fast: install ## Run the tests that take less than a minute together
 lint: install ## Check style, types and the wall between service and worker
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@echo "Checking types (the first time, this takes minutes) ..."
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -5,6 +5,7 @@ Whatever goes wrong ends the program with words and with 1.
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -18,11 +19,13 @@ import httpx
 import typer
 from rich.console import Console
 
-from service.printing import print_answer
+from service.printing import print_answer, reason_of
 from service.remote import NAMED, Json, Operation, Output
+from service.wording import counted
 
 _WAITS_SECONDS = 1.0
 _WHERE = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."
+_NOUNS = {"/tables": "table", "/api-keys": "API key", "/webhooks": "webhook"}
 _ENDED = ("succeeded", "failed", "cancelled")
 
 # What the service says may have brackets, which are no markup.
@@ -62,6 +65,8 @@ def wait(job_id: str, output: Output) -> None:
                 told = words
             time.sleep(_WAITS_SECONDS)
     print_answer(job, output)
+    if reason := reason_of(job):
+        _err.print(reason)
     if job["status"] != "succeeded":
         raise typer.Exit(1)
 
@@ -75,7 +80,8 @@ class Client:
         if not key:
             _end(
                 "ICESTREAM_API_KEY is not set.",
-                "Make a key on the page or with `icestream auth create-api-key`.",
+                "Set it to a key that was made on the page, or to what the service was started with as "
+                "ICESTREAM_BOOTSTRAP_KEY. With that one, `icestream auth create-api-key` makes others.",
             )
         try:
             self._http = httpx.Client(
@@ -120,10 +126,10 @@ class Client:
         found = self.read_list(f"/api/v1{path}", {"search": search}, None)["items"]
         exact = [one for one in found if given in _names(one, field)]
         if not exact:
-            _end(f"None of {path.strip('/')} is named {given}.", "Look at the list, or give the id.")
+            _end(f"No {_NOUNS[path]} is named {given}.", "Look at the list, or give the id.")
         if len(exact) > 1:
             ids = "; ".join(f"{one['id']} is {_described(one, field)}" for one in exact)
-            _end(f"{len(exact)} of {path.strip('/')} are named {given}.", f"Give the id of one: {ids}.")
+            _end(f"{counted(len(exact), _NOUNS[path])} are named {given}.", f"Give the id of one: {ids}.")
         return str(exact[0]["id"])
 
     def read_list(self, path: str, query: Json, limit: int | None, page_items: int = 500) -> Json:
@@ -243,12 +249,24 @@ def _refuse(answer: httpx.Response) -> NoReturn:
     except (ValueError, KeyError, TypeError):
         _end(f"The service answered {answer.status_code}.", answer.text[:500])
     _err.print(f"{problem['title']} ({answer.status_code})", style="bold red")
-    for key in ("detail", "remedy"):
-        if problem.get(key):
-            _err.print(problem[key])
-    for mistake in problem.get("errors", ()):
-        _err.print(f"  {mistake}")
+    detail, remedy = (str(problem.get(key) or "") for key in ("detail", "remedy"))
+    mistakes = _mistakes(problem)
+    if not mistakes or any(message not in detail for message in mistakes.values()):
+        _err.print(detail)
+    for field, message in mistakes.items():
+        if message not in remedy:
+            _err.print(f"  {field}: {message}")
+    _err.print(remedy)
     raise typer.Exit(1)
+
+
+def _mistakes(problem: Json) -> dict[str, str]:
+    """What is wrong with each field that a problem names."""
+    return {
+        re.sub(r"^(body|query|path)\.", "", str(each["field"])): str(each["message"])
+        for each in problem.get("errors") or ()
+        if isinstance(each, dict) and each.keys() >= {"field", "message"}
+    }
 
 
 def _end(what: str, remedy: str) -> NoReturn:

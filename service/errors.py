@@ -213,20 +213,16 @@ def validation_error(
 ) -> InvalidError:
     """Pydantic's findings as one problem, each with its place in the request.
 
-    for_people: of a form, so in their words.
+    for_people: of a form, so without the names that only programs know.
     """
-    findings = [
-        {
-            "field": ".".join(str(part) for part in item["loc"]),
-            "message": mistake(item["type"], item["msg"], item.get("ctx", {}))
-            if for_people
-            else str(item["msg"]),
-        }
-        for item in error.errors()
-    ]
+    findings = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        message = mistake(item.get("type", ""), item["msg"], item.get("ctx", {}), field)
+        findings.append({"field": field, "message": message})
     if for_people:
         return form_error(findings)
-    summary = "; ".join(f"{finding['field']}: {finding['message']}" for finding in findings)
+    summary = " ".join(f"{finding['field']}: {finding['message'].rstrip('.')}." for finding in findings)
     return InvalidError(
         "validation-error",
         "The request is not valid",
@@ -241,7 +237,8 @@ def form_error(findings: Sequence[Mapping[str, str]], names: Mapping[str, str] |
     told = []
     for finding in findings:
         field = finding["field"].removeprefix("body.").removeprefix("query.").removeprefix("settings.")
-        name = (names or {}).get(field) or field.replace(".", " ").replace("_", " ")
+        whole = next((known for known in names or () if field.startswith(f"{known}.")), field)
+        name = (names or {}).get(whole) or field.replace(".", " ").replace("_", " ")
         told.append(f"{name[:1].upper()}{name[1:]}: {finding['message'].rstrip('.')}".strip(": "))
     return InvalidError(
         "validation-error",

@@ -12,7 +12,6 @@ from rich.text import Text
 from service.remote import Json, Output
 
 _FIRST = (
-    "id",
     "at",
     "name",
     "catalog",
@@ -27,6 +26,9 @@ _FIRST = (
 )
 """What comes first in a row; then the other plain fields as they stand, as long as there is room."""
 _COLUMNS = 9
+_COLUMNS_WITH_REASON = 6
+_REASONS = ("problem", "error", "caveat", "waiting_for", "status_reason")
+"""Where a row says why it is as it is: in words, or as a problem with its detail and remedy."""
 _WIDEST = 10_000
 _out = Console(highlight=False, soft_wrap=True)
 
@@ -49,15 +51,40 @@ def _print_rows(rows: Sequence[Json]) -> None:
     if not rows:
         Console(stderr=True).print("None.", style="dim")
         return
-    plain = [name for name, value in rows[0].items() if not isinstance(value, dict | list)]
+    reasons = [reason_of(row) for row in rows]
+    plain = [name for name in rows[0] if _is_plain(name, rows)]
     columns = [name for name in _FIRST if name in plain]
-    columns += [name for name in plain if name not in columns][: max(0, _COLUMNS - len(columns))]
-    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+    most = _COLUMNS_WITH_REASON if any(reasons) else _COLUMNS
+    columns += [name for name in plain if name not in columns][: max(0, most - len(columns))]
+    if "id" in rows[0]:
+        columns.insert(len(columns) if "name" in plain else 0, "id")
+    headings = [column.replace("_", " ") for column in columns] + ["reason"] * any(reasons)
+    table = Table(*headings, box=None, pad_edge=False)
+    for row, reason in zip(rows, reasons, strict=True):
+        cells = [_cell(row.get(column)) for column in columns]
+        table.add_row(*cells, *([_cell(reason)] if any(reasons) else ()))
     # A terminal folds what is too wide; in a pipe, lines and words stay whole.
     whole = Console(width=_WIDEST).measure(table).maximum
     Console(highlight=False, width=None if _out.is_terminal else whole, soft_wrap=True).print(table)
+
+
+def reason_of(row: Json) -> str | None:
+    """Why something is as it is and what to do, as far as an item of a list tells."""
+    for name in _REASONS:
+        told = row.get(name)
+        if isinstance(told, dict):
+            title = f"{told['title']}: " if told.get("title") else ""
+            told = title + " ".join(str(told[part]) for part in ("detail", "remedy") if told.get(part))
+        if told and isinstance(told, str):
+            return " ".join(told.split())
+    return None
+
+
+def _is_plain(name: str, rows: Sequence[Json]) -> bool:
+    """Whether it gets a column: no lists, no ids of what is named, nothing the reason says."""
+    if name in ("id", "table_uuid", *_REASONS) or name.removesuffix("_id") in rows[0].keys() - {name}:
+        return False
+    return not any(isinstance(row.get(name), dict | list) for row in rows)
 
 
 def _print_fields(fields: Json) -> None:
@@ -74,4 +101,6 @@ def _cell(value: Any) -> Text:
         return Text("yes" if value else "no")
     if isinstance(value, dict | list):
         return Text(json.dumps(value, indent=2) if value else "-")
-    return Text(str(value))
+    # What a catalog or a writer of a table has named must not steer the terminal.
+    shown = (one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in str(value))
+    return Text("".join(shown))

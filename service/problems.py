@@ -289,7 +289,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "Its key cannot be converted",
         "Equality deletes of the table compare floating-point numbers, about which engines disagree.",
-        "Nothing to do: such delete files stay in the table, and others are converted.",
+        "Give the writer a key without such columns; its delete files stay, and others are converted.",
     ),
     "location-not-absolute": ProblemType(
         (422,),

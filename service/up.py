@@ -139,9 +139,10 @@ class _Up:
         link = create_login_link(self._database, self._url)
         data_dir = self._settings.data_dir
         place = "" if data_dir == Settings.default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"
+        login = f"icestream login{place}"
         typer.echo(
             f"\n  Icestream is at {self._url}\n  Log in once, within ten minutes, with {link}\n"
-            f"  `icestream login{place}` prints another link.\n"
+            f"  `{login}` prints another link.\n"
         )
         shared = {"ICESTREAM_URL": self._url, "ICESTREAM_DATA_DIR": str(data_dir)}
         worker = Child("worker", ["worker.agent.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
@@ -149,7 +150,7 @@ class _Up:
         self._worker.start()
         self._teller.start()
         if self._demo is not None:
-            arguments = ["worker.demo.story", *self._demo.arguments]
+            arguments = ["worker.demo.story", "--login", login, *self._demo.arguments]
             environment = {**shared, "ICESTREAM_API_KEY": self._demo_key()}
             self._writer = Child("demo", arguments, environment, data_dir, speaks=True)
             process = self._writer.start()

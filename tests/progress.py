@@ -22,15 +22,16 @@ class Progress:
         self._total = self._done = self._failed = 0
         self._running: dict[str, float] = {}
         self._begun = time.monotonic()
+        self._is_collected = False
         self._ended = threading.Event()
         self._teller = threading.Thread(target=self._tell_now_and_then, name="progress", daemon=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._total = len(session.items)
+        self._total, self._is_collected = len(session.items), True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:
-        self._total = len(ids)
+        self._total, self._is_collected = len(ids), True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -67,6 +68,8 @@ class Progress:
 
     def line(self, now: float) -> str:
         minutes, seconds = divmod(int(now - self._begun), 60)
+        if not self._is_collected:
+            return f"After {minutes}:{seconds:02} min the tests are being collected"
         running = [f"{nodeid} for {now - since:.0f} s" for nodeid, since in self._running.copy().items()]
         return (
             f"After {minutes}:{seconds:02} min {self._done:,} of {self._total:,} tests are done,"

@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.progress import Progress
 
 PROJECT = Path(__file__).parents[1]
 PLUGIN = """
@@ -43,6 +46,11 @@ def run(folder: Path, tests: str, *options: str) -> str:
     with (folder / "told").open("w") as told:
         subprocess.run([sys.executable, "-m", "pytest", *options], cwd=folder, stdout=told, stderr=told)
     return (folder / "told").read_text()
+
+
+def test_before_anything_is_collected_no_test_is_counted(pytestconfig: pytest.Config) -> None:
+    progress = Progress(pytestconfig)
+    assert progress.line(time.monotonic()) == "After 0:00 min the tests are being collected"
 
 
 @pytest.mark.integration

@@ -307,7 +307,10 @@ class CatalogProbe:
                 "Let the service and the workers write there, or set another index_warehouse on the catalog.",
             )
         if existing == folder:
-            return f"Files can be written to {folder}."
+            return (
+                f"{folder} is there, and its permissions let this user write; nothing was written. "
+                "Whether workers may shows with the first job that indexes."
+            )
         return f"{folder} does not exist yet; the first job that indexes makes it in {existing}."
 
     def _verdict(self, seconds: float) -> CatalogCheck:

@@ -96,7 +96,7 @@ def check_catalog(
     caller: Operator,
     catalog_id: CatalogId,
 ) -> CatalogCheck:
-    """Try to reach a catalog and to write a file where its indexes go, and say in words what can be seen."""
+    """Try to reach a catalog, look at where its indexes go, and say what can be seen. Writes nothing."""
     with database.write() as session:
         catalog = service.authorize_check(session, caller, catalog_id)
     return service.check_connection(settings, catalogs, catalog)

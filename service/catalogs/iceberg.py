@@ -443,7 +443,7 @@ def table_not_found(
         )
     detail = f"Catalog {catalog.name!r} has no table {wanted!r}. {seen}"
     detail += f"; the nearest: {', '.join(nearest)}." if nearest else "."
-    remedy = "Give the identifier as [namespace, ..., table], spelt as in the catalog."
+    remedy = "Give the namespace and the name of the table as the catalog spells them."
     others: list[str] = []
     if catalog.type == CatalogType.SQL.value:
         others = [

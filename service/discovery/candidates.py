@@ -10,6 +10,7 @@ from datetime import datetime
 from pydantic import TypeAdapter
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.schema import index_by_id
 from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 from sqlmodel import col, select
@@ -142,15 +143,20 @@ def _look_at(
     now = utc_now()
     oldest = min((at for _, at in found), default=None)
     problem = None
+    files = [file for file, _ in found]
+    staying = _with_float_keys(table, files)
     try:
         check_places(settings, index_warehouse(settings, catalog), table)
-        _check_keys(table, [file for file, _ in found])
+        _check_keys(table, files, staying)
     except InvalidError as error:
         problem = miss(name, error)
     summary = "It holds no equality deletes."
     if oldest is not None:
         age = aged((now - oldest).total_seconds())
         summary = f"It holds equality deletes: {counted(len(found), 'file')}, the oldest {age} old."
+    if staying:
+        some = f"{len(staying):,} of the files cannot be converted."
+        summary += " They cannot be converted." if len(staying) == len(files) else f" {some}"
     return Candidate(
         identifier=list(name),
         name=".".join(name),
@@ -158,10 +164,10 @@ def _look_at(
         table_id=table_id,
         format_version=table.metadata.format_version,
         equality_delete_files=len(found),
-        equality_deletes=sum(file.record_count for file, _ in found),
-        equality_delete_bytes=sum(file.file_size_in_bytes for file, _ in found),
+        equality_deletes=sum(file.record_count for file in files),
+        equality_delete_bytes=sum(file.file_size_in_bytes for file in files),
         oldest_at=oldest,
-        key_sets=_key_sets(table, [file for file, _ in found]),
+        key_sets=_key_sets(table, files),
         problem=problem,
     )
 
@@ -187,18 +193,33 @@ def _key_sets(table: Table, files: list[DataFile]) -> list[list[str]]:
     return [[schema.find_column_name(one) or f"field {one}" for one in key_set] for key_set in ids]
 
 
-def _check_keys(table: Table, files: list[DataFile]) -> None:
-    schemas = table.schemas().values()
-    for one in sorted({one for file in files for one in file.equality_ids or ()}):
-        kinds = [field.field_type for schema in schemas for field in schema.fields if field.field_id == one]
-        if any(isinstance(kind, FloatType | DoubleType) for kind in kinds):
-            raise InvalidError(
-                "key-not-supported",
-                "Its key cannot be converted",
-                f"Equality deletes on {_key_sets(table, files)} compare floating-point numbers, about which "
-                "engines disagree.",
-                "Such delete files stay in the table; the others would be converted.",
-            )
+def _with_float_keys(table: Table, files: list[DataFile]) -> list[DataFile]:
+    floats = {
+        one
+        for schema in table.schemas().values()
+        for one, field in index_by_id(schema).items()
+        if isinstance(field.field_type, FloatType | DoubleType)
+    }
+    return [file for file in files if floats.intersection(file.equality_ids or ())]
+
+
+def _check_keys(table: Table, files: list[DataFile], staying: list[DataFile]) -> None:
+    """Raises InvalidError if there are files that stay, whatever is converted."""
+    if not staying:
+        return
+    keys = "; ".join(", ".join(key_set) for key_set in _key_sets(table, staying))
+    raise InvalidError(
+        "key-not-supported",
+        "Its key cannot be converted",
+        f"{len(staying):,} of {counted(len(files), 'equality delete file')} cannot be converted: "
+        f"the key ({keys}) has floating-point columns, about which engines disagree.",
+        "Give the writer a key without floating-point columns. "
+        + (
+            "Until then nothing of this table can be converted."
+            if len(staying) == len(files)
+            else "What it has written with this key stays in the table; the other files would be converted."
+        ),
+    )
 
 
 def _problem(name: Identifier, table_id: str | None, error: Exception) -> Candidate:

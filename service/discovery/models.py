@@ -133,7 +133,7 @@ class Candidate(Message):
     key_sets: list[list[str]]
     """By which columns they delete."""
     problem: PatternMiss | None
-    """Why it cannot be looked at or enrolled; null if it can."""
+    """Why it cannot be looked at, enrolled or converted in full; null if it can."""
 
 
 class CandidatePage(Message):

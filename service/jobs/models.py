@@ -261,7 +261,7 @@ class AttemptView(Message):
     rows: int
     """Planned rows that its tasks went through."""
     bytes: int
-    """Read for lookups, scans and compactions, and written into the index."""
+    """Read of index, keys in data files and equality deletes; and written, as index or delete files."""
 
 
 class Caveat(Message):

@@ -270,8 +270,13 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
             count(result.get("delete_files_removed")),
             "into those that were written",
         ),
-        Figure("Bytes read", size(_total(result, "bytes_read")), _sources(result)),
+        Figure("Bytes read", size(result.get("bytes_read")), _read(result)),
     ]
+
+
+def _read(result: dict[str, Any]) -> str:
+    """What the bytes were read for; the others are those of the equality deletes."""
+    return f"{size(_total(result, 'bytes_read'))} of them to find rows, {_sources(result)}"
 
 
 def _sources(result: dict[str, Any]) -> str:

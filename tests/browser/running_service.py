@@ -157,6 +157,7 @@ def convert_result(*, dry_run: bool = False) -> dict[str, Any]:
         "deletion_vectors_added": 61,
         "position_delete_files_added": 0,
         "commits": 1,
+        "bytes_read": 112_000_000,
         "key_sets": [
             {
                 "equality_field_ids": [1],

@@ -242,7 +242,7 @@ def test_table_page_plots_measurements_and_names_the_source_of_each_policy_value
     converting = signed_in.get_by_role("table", name="Convert equality deletes standard, system")
     row = converting.get_by_role("row").filter(has_text="Starts by itself")
     expect(row).to_contain_text("manual, table shop.prices")
-    expect(converting.get_by_role("row").filter(has_text="At so many deletes")).not_to_contain_text(
+    expect(converting.get_by_role("row").filter(has_text="At this many deletes")).not_to_contain_text(
         "standard"
     )
 

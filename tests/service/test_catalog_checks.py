@@ -65,7 +65,12 @@ def test_a_catalog_that_works_passes_every_step(service: Running, iceberg: Icebe
         "tls": "skipped",
     }
     assert checked["steps"][1]["detail"] == "127.0.0.1 is 127.0.0.1."
-    assert not Path(service.settings.data_dir / "index").exists(), "a check writes nothing"
+    index = Path(service.settings.data_dir / "index")
+    assert not index.exists(), "a check writes nothing"
+    index.mkdir()
+    said = service.admin.post("/catalogs/c/check").json()["steps"][-1]["detail"]
+    assert "its permissions let this user write; nothing was written" in said
+    assert not list(index.iterdir())
 
 
 @pytest.mark.parametrize(

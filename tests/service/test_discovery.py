@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, NestedField
+from pyiceberg.types import DoubleType, NestedField, StringType
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
@@ -106,6 +106,23 @@ def test_what_cannot_be_enrolled_is_told_with_the_reason(local: Running, iceberg
     problems = {one["name"]: one["problem"] for one in candidates(local)["items"]}
     assert problems["db.broken"]["type"] == "/problems/table-unreadable"
     assert problems["db.floats"]["type"] == "/problems/key-not-supported"
+
+
+def test_delete_files_of_a_floating_point_key_are_counted_and_named(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    fields = (NestedField(1, "id", DoubleType()), NestedField(2, "region", StringType()))
+    iceberg.create("db.floats", Schema(*fields))
+    for column, keys in (("id", [1]), ("id", [2])):
+        iceberg.delete_keys("db.floats", keys, column=column)
+    (one,) = candidates(local)["items"]
+    assert one["summary"].endswith(" old. They cannot be converted.")
+    assert "Until then nothing of this table can be converted." in one["problem"]["remedy"]
+    iceberg.delete_keys("db.floats", ["eu"], column="region")
+    (one,) = candidates(local)["items"]
+    assert one["summary"].endswith(" old. 2 of the files cannot be converted.")
+    assert "2 of 3 equality delete files cannot be converted: the key (id) has" in one["problem"]["detail"]
+    assert "Give the writer a key without floating-point columns." in one["problem"]["remedy"]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_every_mistake_of_a_policy_is_listed_at_once(service: Running) -> None:
         "retries.backoff_seconds (10) must not be larger than retries.max_backoff_seconds (5)"
     )
     assert "'25:00' is no time of day" in messages["body.settings.schedule.windows.0.start"]
-    assert "greater than or equal to 1" in messages["body.settings.index.rows"]
+    assert messages["body.settings.index.rows"] == "This must be 1 or more."
 
 
 def test_mistakes_of_every_kind_are_listed_in_one_answer(settings: Settings, iceberg: IcebergCatalog) -> None:

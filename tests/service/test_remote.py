@@ -1,12 +1,14 @@
 """The commands that call the API, against the service itself."""
 
 import json
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,9 +78,10 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     assert ended.exit_code == 1
     assert "cancelled" in ended.stdout
     assert call("tables", "delete", "db.t").exit_code == 0
+    assert "No table is named [b]x." in call("tables", "get", "[b]x").stderr, "brackets are no markup"
     gone = call("tables", "get", "db.t")
     assert gone.exit_code == 1
-    assert "None of tables is named db.t." in gone.stderr
+    assert "No table is named db.t." in gone.stderr
 
 
 @pytest.mark.parametrize("name", [("db.t",), ("db", "t"), ('["db", "t"]',)])
@@ -116,14 +119,14 @@ def test_a_name_that_several_tables_have_is_told_with_their_ids(
     wrong = {"name": "second", "type": "sql", "properties": iceberg.properties}
     assert service.admin.post("/catalogs", json=wrong).status_code == 201
     elsewhere = call("tables", "enroll", "--catalog", "second", "--identifier", "db.t")
-    assert "[namespace, ..., table]" in " ".join(elsewhere.stderr.split()), "brackets are no markup"
+    assert "as the catalog spells them" in elsewhere.stderr
     properties = {**iceberg.properties, "catalog_name": "local"}
     assert call("catalogs", "update", "second", "--properties", json.dumps(properties)).exit_code == 0
     assert call("tables", "enroll", "--catalog", "second", "--identifier", "db.t").exit_code == 0
     several = call("tables", "get", "db.t")
     assert several.exit_code == 1
     words = " ".join(several.stderr.split())
-    assert "2 of tables are named db.t." in words
+    assert "2 tables are named db.t." in words
     assert f"{one['id']} is db.t of catalog local on branch main" in words
     assert answer(call("tables", "get", "second.db.t", "-o", "json"))["catalog"] == "second"
 
@@ -141,6 +144,40 @@ def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.M
     done.join()
     assert answer(waited)["result"] == {"rows_deleted": 3}
     assert "running" in waited.stderr
+
+
+def test_the_last_words_about_a_job_say_what_it_did_not_do(call: Call, service: Running) -> None:
+    job = answer(call("jobs", "request", enroll(call)["id"], "--kind", "convert", "-o", "json"))
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    staying = {"file_path": "d.parquet", "reason": "floating", "remedy": "Change the key."}
+    service.finish(assignment, result={"unconvertible": [staying]})
+    waited = call("jobs", "wait", job["id"])
+    assert waited.exit_code == 0
+    last = waited.output.splitlines()[-1]
+    assert last == "1 equality delete file cannot be converted: d.parquet: floating Change the key."
+
+
+def test_lists_say_why_and_leave_out_ids_of_what_they_name(
+    call: Call, service: Running, iceberg: IcebergCatalog
+) -> None:
+    table = enroll(call)
+    Path(iceberg.catalog.load_table("db.t").metadata_location.removeprefix("file://")).unlink()
+    service.poll(table["id"])
+    listed = call("tables", "list", "--status", "unknown")
+    assert "metadata.json" in listed.stdout
+    assert table["table_uuid"] not in listed.stdout
+    assert table["catalog_id"] not in listed.stdout
+    assert table["table_uuid"] in call("tables", "list", "-o", "json").stdout
+    job = answer(call("jobs", "request", table["id"], "--kind", "index", "-o", "json"))
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    cause = {"code": "x", "title": "No", "detail": "The store said \x1b[31mno.", "remedy": "Ask again."}
+    service.finish(assignment, status="failed", error=cause | {"retryable": False})
+    failed = call("jobs", "list", "--status", "failed").stdout
+    assert job["id"] in failed
+    assert "The store said \N{REPLACEMENT CHARACTER}[31mno. Ask again." in failed
+    assert table["id"] not in failed
 
 
 def test_in_a_pipe_no_word_is_cut(call: Call) -> None:
@@ -162,7 +199,7 @@ def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pyt
     assert len(answer(call("auth", "list-api-keys", "--search", "key", "-o", "json"))["items"]) == 3
     several = call("auth", "revoke-api-key", "key1")
     assert several.exit_code == 0, several.output
-    assert "None of api-keys" in call("auth", "revoke-api-key", "key").stderr
+    assert "No API key is named key." in call("auth", "revoke-api-key", "key").stderr
 
 
 def test_events_are_followed_until_somebody_interrupts(call: Call, service: Running) -> None:
@@ -197,10 +234,22 @@ def test_what_the_service_refuses_is_told(arguments: tuple[str, ...], words: str
     assert "Traceback" not in refused.output
 
 
+def test_each_mistake_is_told_once_in_words(call: Call) -> None:
+    refused = call("tables", "enroll", "--catalog", "local", "--identifier", "t").stderr
+    assert refused.count("identifier: This takes at least 2 entries.") == 1
+    assert not re.search(r"[{}]|body\.|List should", refused)
+    enroll(call)
+    no_dry_run = call("jobs", "request", "db.t", "--kind", "index", "--dry-run").stderr
+    assert no_dry_run.count("leave dry_run out") == 1
+    assert "{" not in no_dry_run
+
+
 def test_who_cannot_ask_is_told_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICESTREAM_API_KEY", "a-wrong-key")
     assert "(401)" in call("tables", "list").stderr
     monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
     assert "ICESTREAM_URL says where it is" in call("tables", "list").stderr
     monkeypatch.delenv("ICESTREAM_API_KEY")
-    assert "ICESTREAM_API_KEY is not set." in call("tables", "list").stderr
+    told = call("tables", "list").stderr
+    assert "ICESTREAM_API_KEY is not set." in told
+    assert "ICESTREAM_BOOTSTRAP_KEY" in told

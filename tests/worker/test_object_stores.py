@@ -73,7 +73,7 @@ def test_tables_are_found_indexed_and_converted(
     assert answer.status_code == 201, answer.text
     checked = service.admin.post(f"/catalogs/{name}/check").json()
     assert checked["ok"], checked
-    assert f"Files can be written to {store.location}/index" in str(checked["steps"])
+    assert f"{store.location}/index is empty; whether workers may write there" in str(checked["steps"])
 
     worker = service.start_worker()
     for version, table in tables.items():

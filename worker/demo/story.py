@@ -149,8 +149,11 @@ class Reader:
 class Story:
     """What is shown, in order."""
 
-    def __init__(self, console: Console, icestream: Icestream, spark: SparkSession, cache: Path) -> None:
-        self._console, self._icestream, self._cache = console, icestream, cache
+    def __init__(
+        self, console: Console, icestream: Icestream, spark: SparkSession, cache: Path, login: str
+    ) -> None:
+        """login: the command that prints a link to the page."""
+        self._console, self._icestream, self._cache, self._login = console, icestream, cache, login
         self._reader = Reader(spark)
         self._spark = spark
 
@@ -276,7 +279,7 @@ class Story:
                 f"The stream goes on, as the page shows. Every {UPKEEP_CHECKPOINTS} checkpoints its writer"
                 " compacts small files and expires snapshots with Iceberg's procedures. Ctrl-C ends it."
             )
-            self._say("`icestream login` prints another link to the page.")
+            self._say(f"`{self._login}` prints another link to the page.")
             for checkpoint in count(1):
                 writer.commit(orders.advance(STREAM_CHANGES))
                 time.sleep(STREAM_PAUSE_SECONDS)
@@ -295,8 +298,12 @@ class Story:
             self._say(f"The writer's upkeep failed, and is tried again later: {cause}", "yellow")
             return
         self._say(
-            f"The writer compacted {done.files_before:,} data files into {done.files_after:,}, and expired"
-            f" snapshots with {done.deleted_files:,} files."
+            f"The writer compacted {done.files_before:,} data files into {done.files_after:,}"
+            + (
+                f", and expired snapshots with {done.deleted_files:,} files."
+                if done.deleted_files
+                else "; no snapshot was old enough to expire."
+            )
         )
 
     def _verdict(self, same: bool, who: str, what: str) -> None:
@@ -324,13 +331,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--once", action="store_true", help="end after the report")
+    parser.add_argument("--login", default="icestream login", help="what prints a link to the page")
     options = parser.parse_args()
     console = Console()
     icestream = Icestream(os.environ["ICESTREAM_URL"], os.environ["ICESTREAM_API_KEY"])
     try:
         with console.status("Starting Spark for the demo's writer"):
             spark = open_spark(icestream.catalog())
-        story = Story(console, icestream, spark, Path(os.environ["ICESTREAM_DATA_DIR"]) / "cache")
+        cache = Path(os.environ["ICESTREAM_DATA_DIR"]) / "cache"
+        story = Story(console, icestream, spark, cache, options.login)
         return 0 if story.tell(options.rows, once=options.once) else 1
     except DemoError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)

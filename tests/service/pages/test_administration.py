@@ -96,6 +96,25 @@ def test_a_form_that_is_refused_keeps_what_was_typed_and_says_what_is_wrong_besi
     assert "/docs" not in refused.text
 
 
+def test_limits_of_a_form_are_told_with_labels_units_and_whole_numbers(admin: Person) -> None:
+    admin.open("/policies/new")
+    refused = admin.send(
+        "/policies/new",
+        name="p",
+        settings__verify__age_seconds="-1 s",
+        settings__convert__bytes="-1 B",
+        settings__convert__delete_files="-1",
+        settings__schedule__windows="someday 22:00-06:00",
+    )
+    for words in (
+        "Or this long after the last job: This must be 0 seconds or more.",
+        "At this size of delete files: This must be 0 bytes or more.",
+        "At this many delete files: This must be 0 or more.",
+        "Only within: This is one of 'mon'",
+    ):
+        assert words in refused.text
+
+
 @pytest.mark.parametrize(
     ("path", "data", "words"),
     [

@@ -79,7 +79,7 @@ def test_a_dry_run_says_what_would_happen_and_offers_to_do_it(
     shown = words(admin.open(f"/jobs/{job}"))
     assert "this is what a conversion would do. Nothing was written." in shown
     assert "Equality deletes resolved 48,210 in 24 files" in shown
-    assert "Bytes read 108 MB by index and by scan" in shown
+    assert "Bytes read 112 MB 108 MB of them to find rows, by index and by scan" in shown
     admin.send(f"/tables/{table}/jobs")
     real = service.admin.get(f"/jobs/{admin.page.path.rpartition('/')[2]}").json()
     assert (real["kind"], real["dry_run"]) == ("convert", False)
