@@ -132,5 +132,10 @@ def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
     assert equality_delete_files(spark, table_name) == []
     assert visible_rows(spark, table_name) == before
     assert [stage["name"] for stage in account.stages] == [stage["name"] for stage in result["stages"]]
-    assert account.bytes == sum(each["bytes_read"] for each in result["key_sets"]) > 0
+    looked_up = sum(each["bytes_read"] for each in result["key_sets"])
+    assert account.bytes == result["bytes_read"] + result["bytes_written"] > looked_up > 0
     assert account.rows > 0
+    for kind in ("verify", "rebuild"):
+        so_far = account.bytes
+        written = sum(each.get("bytes_written", 0) for each in jobs.run(kind).result["key_sets"])
+        assert account.bytes - so_far > written, kind

@@ -119,8 +119,8 @@ class Account:
     """What an attempt took so far, however it ends.
 
     stages: each with its name, seconds, planned rows, and what its tasks came to (`Work`).
-    rows: planned rows that its tasks went through. bytes: read for lookups, scans and compactions, and
-    written into the index.
+    rows: planned rows that its tasks went through. bytes: read of the index, of keys in data files and of
+    equality deletes that are converted, and written as index and delete files.
     """
 
     stages: list[dict[str, Any]] = field(default_factory=list)

@@ -482,6 +482,7 @@ class BuiltRuns:
 
     runs: tuple[RunFile, ...]
     failures: tuple[tuple[str, str], ...]
+    bytes_read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +508,7 @@ class BuildTask:
         runs: list[RunFile] = []
         failures: list[tuple[str, str]] = []
         batches: list[pa.RecordBatch] = []
-        rows = size_bytes = 0
+        rows = size_bytes = bytes_read = 0
         with Threads(FILES_AT_ONCE, "files") as threads:
             ahead: deque[Future[list[pa.RecordBatch]] | None] = deque()
             started = iter(self.files)
@@ -520,6 +521,7 @@ class BuildTask:
                         batches.append(entries)
                         rows += entries.num_rows
                         size_bytes += entries.nbytes
+                        bytes_read += entries.nbytes
                         if rows >= self.run_rows or size_bytes >= self.run_bytes:
                             runs += self._write(batches)
                             batches = []
@@ -529,7 +531,7 @@ class BuildTask:
                 tell_share(number / len(self.files))
         if batches:
             runs += self._write(batches)
-        return BuiltRuns(tuple(runs), tuple(failures))
+        return BuiltRuns(tuple(runs), tuple(failures), bytes_read)
 
     def _is_small(self, indexed: IndexedFile) -> bool:
         """Whether files such as this one, read together, take less than half of what a run does."""

@@ -45,6 +45,7 @@ from worker.keys.read import (
     key_reader,
     resolve_key_set,
 )
+from worker.process.wording import counted
 from worker.spark.session import JobCancelledError
 
 EXAMPLES = 10
@@ -222,8 +223,8 @@ def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
             report["bytes_deleted"] += cleaned.size_bytes
     if report["files_deleted"]:
         job.decide(
-            f"Key set {index.key_set}: {report['files_deleted']:,} files that no snapshot of the index needs"
-            f" any more were deleted ({report['bytes_deleted']:,} bytes)."
+            f"Key set {index.key_set}: deleted {counted(report['files_deleted'], 'file')} that no snapshot of"
+            f" the index needs any more ({counted(report['bytes_deleted'], 'byte')})."
         )
 
 
@@ -261,6 +262,7 @@ def _index_key_set(
             location, parallelism = index.entries_table.location, job.runner.parallelism
             tasks = build_tasks(reader, index.storage, location, indexed, parallelism, job.halvings)
             built = job.run_tasks("index", tasks, None, rows)
+        job.account.bytes += sum(part.bytes_read for part in built)
         failures = {path: reason for part in built for path, reason in part.failures}
         for path, reason in failures.items():
             job.decide(f"{path} is not indexed: {reason}.")
@@ -356,8 +358,8 @@ def _index_sentence(key_set: KeySet, origin: str, result: Mapping[str, Any]) -> 
         )
         return f"Key set {key_set} ({found}): nothing to do, {why}."
     return (
-        f"Key set {key_set} ({found}): {result['files_indexed']:,} data files with {result['rows_indexed']:,}"
-        f" rows indexed in {result['bytes_written']:,} bytes"
+        f"Key set {key_set} ({found}): {counted(result['files_indexed'], 'data file')} with "
+        f"{counted(result['rows_indexed'], 'row')} indexed in {counted(result['bytes_written'], 'byte')}"
         + (
             f"; {unreadable:,} could not be read and {'is' if unreadable == 1 else 'are'} not covered."
             if unreadable

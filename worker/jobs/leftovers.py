@@ -24,6 +24,7 @@ from trust.properties import LOCATION_PROPERTIES
 from worker.attempt.job import Job, JobError, PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
 from worker.io.storage import Storage
+from worker.process.wording import counted
 from worker.table.deletes import DeleteFileLocations, delete_files, written_files
 from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 
@@ -149,7 +150,7 @@ def _remove(
             f" icestream-{left.job_id}-{left.attempt}-, and a removal of orphan files takes them."
         )
     if removed:
-        job.decide(f"Removed {removed:,} files that {whose}.")
+        job.decide(f"Removed {counted(removed, 'file')} that {whose}.")
     return is_cleared
 
 

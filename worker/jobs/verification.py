@@ -261,6 +261,7 @@ class Verification:
             for check, found in self._job.each_task("check_index", tasks, blocks, index.entries.rows):
                 checks.append(check)
                 fingerprints.merge(found)
+        self._job.account.bytes += index.entries.size_bytes
         self.differences.add(*_faults(checks))
         return fingerprints if all(check.is_readable for check in checks) else None
 
@@ -275,7 +276,8 @@ class Verification:
         read = np.zeros(len(blocks), np.bool_)
         with self._job.stage("check_data_files"):
             for results in self._job.each_task("check_data_files", tasks, None, int(counts.sum())):
-                for row, result in results:
+                for row, result, bytes_read in results:
+                    self._job.account.bytes += bytes_read
                     file = sample[row].file
                     if isinstance(result, str):
                         self._leave_out(file, result)
@@ -605,24 +607,26 @@ class RowsTask:
     reader: KeyReader
     files: tuple[tuple[int, IndexedFile], ...]
 
-    def run(self, _: object) -> list[tuple[int, Fingerprints | str]]:
-        return [(row, self._fingerprints(indexed)) for row, indexed in self.files]
+    def run(self, _: object) -> list[tuple[int, Fingerprints | str, int]]:
+        """For each file also how many bytes were read."""
+        return [(row, *self._fingerprints(indexed)) for row, indexed in self.files]
 
-    def _fingerprints(self, indexed: IndexedFile) -> Fingerprints | str:
+    def _fingerprints(self, indexed: IndexedFile) -> tuple[Fingerprints | str, int]:
         found = Fingerprints.none(-(-indexed.file.record_count // BLOCK_ROWS))
-        position = 0
+        position = bytes_read = 0
         try:
             for keys in self.reader.read_data_file(indexed.file):
+                bytes_read += keys.nbytes
                 if position + keys.num_rows > indexed.file.record_count:
-                    return f"{indexed.file.path} holds more rows than its manifest says"
+                    return f"{indexed.file.path} holds more rows than its manifest says", bytes_read
                 for start in range(0, keys.num_rows, PIECE_ROWS):
                     piece = _entries(keys.slice(start, PIECE_ROWS), indexed, position)
                     positions = piece[-1].to_numpy() - indexed.base_address
                     found.add(positions // BLOCK_ROWS, entry_hashes(piece))
                     position += len(positions)
         except (KeyColumnError, FileNotFoundError) as error:
-            return str(error)
-        return found
+            return str(error), bytes_read
+        return found, bytes_read
 
 
 def _entries(keys: pa.RecordBatch, indexed: IndexedFile, position: int) -> list[pa.Array]:

@@ -39,6 +39,7 @@ from worker.lookup.shuffle import (
     ShuffleTask,
     cuts_between,
 )
+from worker.process.wording import counted
 from worker.table.plan import (
     DataFile,
     DataFiles,
@@ -281,9 +282,10 @@ class PendingDeletes:
         if len(uncovered):
             return Choice(
                 Source.INDEX_AND_SCAN,
-                f"{len(uncovered):,} data files are not indexed yet and are scanned; for the others, {why}",
+                f"{counted(len(uncovered), 'data file')} not indexed yet: scanned; for the others, {why}",
             )
-        return Choice(Source.INDEX, f"the index covers all {len(covered):,} data files; {why}")
+        whole = "the only data file" if len(covered) == 1 else f"all {len(covered):,} data files"
+        return Choice(Source.INDEX, f"the index covers {whole}; {why}")
 
     def _refuse_for(self, unread: DataFile, code: str, reason: str, remedy: str) -> None:
         """Refuses the delete files that apply to a data file that could not be read."""

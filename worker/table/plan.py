@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from worker.io.paths import Paths, may_repeat
 from worker.io.sorting import Int64Array, is_bytes
+from worker.process.wording import counted
 
 N = TypeVar("N", bound=np.generic)
 
@@ -404,5 +405,5 @@ def index_is_cheaper(
     cheaper = lookup_seconds <= max(scan_seconds, 0.05)
     return cheaper, (
         f"{keys:,} keys: at most {lookup_rows:,} index rows (about {lookup_seconds:.2f} s)"
-        f" against {scan_rows:,} rows in {data_files:,} data files (about {scan_seconds:.2f} s)"
+        f" against {scan_rows:,} rows in {counted(data_files, 'data file')} (about {scan_seconds:.2f} s)"
     )
