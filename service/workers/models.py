@@ -334,6 +334,19 @@ class KeySetReport(Message):
         return self
 
 
+class KeySetLeftOut(Message):
+    """A key that can't be indexed."""
+
+    columns: list[Name] = ModelField(max_length=1000)
+    """Of the key."""
+    code: Name | None = None
+    """For programs."""
+    reason: Words
+    """Why not."""
+    remedy: Words | None = None
+    """What to do about it."""
+
+
 class DeviatingDelete(Message):
     """An equality delete file that Iceberg's Java reader applied otherwise than the spec says."""
 
@@ -521,6 +534,8 @@ class JobResult(Message):
     """With an index that was dropped."""
     key_sets: list[KeySetResult] = ModelField(default_factory=list, max_length=1000)
     """What was done with each key set."""
+    key_sets_not_indexed: list[KeySetLeftOut] = ModelField(default_factory=list, max_length=1000)
+    """Keys that an index job left out."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=_NAMED_AT_MOST)
     """Equality delete files that stay."""
     deviations: list[DeviatingDelete] = ModelField(default_factory=list, max_length=_NAMED_AT_MOST)

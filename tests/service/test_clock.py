@@ -32,7 +32,18 @@ BY_CRON = SOON | {
     "index": {"age_seconds": 10**7, "data_files": 1000, "cron": "30 * * * *"},
     "verify": {"enabled": True, "age_seconds": 10**7, "cron": "30 * * * *"},
 }
-KEY_SET = {"equality_field_ids": [1], "sorted_runs": 99, "dead_ratio": 0.0, "bytes": 1, "generation": 1}
+KEY_SET = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "files_covered": 1,
+    "files_total": 1,
+    "coverage": 1.0,
+    "entries": 1,
+    "bytes": 1,
+    "sorted_runs": 99,
+    "generation": 1,
+    "dead_ratio": 0.0,
+}
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_the_last_words_about_a_job_say_what_it_did_not_do(call: Call, service: 
     waited = call("jobs", "wait", job["id"])
     assert waited.exit_code == 0
     last = waited.output.splitlines()[-1]
-    assert last == "1 equality delete file cannot be converted: d.parquet: floating Change the key."
+    assert last == "1 equality delete file cannot be converted: floating (d.parquet) Change the key."
 
 
 def test_lists_say_why_and_leave_out_ids_of_what_they_name(
