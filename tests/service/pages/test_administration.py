@@ -107,9 +107,9 @@ def test_limits_of_a_form_are_told_with_labels_units_and_whole_numbers(admin: Pe
         settings__schedule__windows="someday 22:00-06:00",
     )
     for words in (
-        "Or this long after the last job: This must be 0 seconds or more.",
-        "At this size of delete files: This must be 0 bytes or more.",
-        "At this many delete files: This must be 0 or more.",
+        "Or this long after the last job: This must be 60 seconds or more.",
+        "At this size of delete files: This must be 1 byte or more.",
+        "At this many delete files: This must be 1 or more.",
         "Only within: This is one of 'mon'",
     ):
         assert words in refused.text
