@@ -245,7 +245,7 @@ class TestCatalogs:
         assert open_table(spark, "hadoop", properties).location().endswith("/db/t")
 
     def test_a_database_that_is_away_is_not_made_anew(self, spark: SparkSession, tmp_path: Path) -> None:
-        database, away = tmp_path / "cat #1.db", tmp_path / "away.db"
+        database, away = tmp_path / "cat 1.db", tmp_path / "away.db"
         properties = {"uri": f"sqlite:///{database}", "warehouse": f"file://{tmp_path}/warehouse"}
         catalog = SqlCatalog("local", **properties)
         catalog.create_namespace("db")
