@@ -28,15 +28,14 @@ from service.auth import endpoints as auth_endpoints
 from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal, Role
 from service.auth.oidc import TokenVerifier
+from service.auth.rate_limits import RateLimits
 from service.auth.service import ensure_bootstrap_keys
 from service.auth.tries import Tries
-from service.background import Background
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.turns import CatalogTurns
-from service.database import Database, ReadSession, get_database, migrate
+from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
-from service.documentation import router as documentation_router
 from service.errors import (
     PROBLEM_RESPONSES,
     DatabaseError,
@@ -49,19 +48,20 @@ from service.errors import (
     problem_response,
 )
 from service.examples import add_examples
-from service.headers import SecurityHeaders
+from service.http.body_limits import BodyLimit
+from service.http.documentation import router as documentation_router
+from service.http.headers import SecurityHeaders
+from service.http.json_values import RefuseNul
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
-from service.limits import BodyLimit
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
-from service.rate_limits import RateLimits
+from service.scheduling.background import Background
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
 from service.ui.endpoints import router as ui_router
 from service.ui.pages import problem_page
-from service.values import RefuseNul
 from service.webhooks import endpoints as webhooks_endpoints
 from service.workers import endpoints as workers_endpoints
 from telemetry.logs import add_ids

@@ -35,7 +35,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from starlette.exceptions import HTTPException
 
-from service.messages import Message
+from service.http.messages import Message
 from service.wording import mistake
 
 PROBLEM_JSON = "application/problem+json"

@@ -9,7 +9,7 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from sqlmodel import Session
 
-from service.database import utc_now
+from service.db.database import utc_now
 from service.index_health.models import HealthStatus
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed

@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.auth.models import Role
-from service.control_database import files_of, is_database_of
+from service.db.control_database import files_of, is_database_of
 from service.errors import StartError
 from telemetry.logs import LogFormat
 from trust.egress import Reach

@@ -11,10 +11,10 @@ import pytest
 from service import examples, problems
 from service.app import create_app
 from service.auth.access import declared_access
+from service.command.openapi import DOCUMENT, render
 from service.errors import PROBLEM_JSON
-from service.openapi import DOCUMENT, render
+from service.http.routing import IDEMPOTENCY_HEADER
 from service.problems import PROBLEMS
-from service.routing import IDEMPOTENCY_HEADER
 from service.settings import Settings
 from tests.access import DECISIONS
 from tests.problems import RAISED, Raised, raised_in
@@ -72,7 +72,9 @@ CALLS = [
 
 
 def test_the_checked_in_document_is_current() -> None:
-    assert DOCUMENT.read_text() == render(), "run `python -m service.openapi` and look at what changed"
+    assert DOCUMENT.read_text() == render(), (
+        "run `python -m service.command.openapi` and look at what changed"
+    )
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
@@ -248,7 +250,7 @@ def resolve(document: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_up_gives_its_worker_the_time_that_it_takes_to_stop() -> None:
-    from service.children import STOP_SECONDS
+    from service.command.processes import STOP_SECONDS
     from worker.agent import main
 
     assert STOP_SECONDS > main.STOP_SECONDS

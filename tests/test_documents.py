@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import yaml
 
-from service.cli import app
+from service.command.main import app
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.openapi import DOCUMENT
+from service.command.openapi import DOCUMENT
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, running

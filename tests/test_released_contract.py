@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.openapi import DOCUMENT
+from service.command.openapi import DOCUMENT
 from tests.contracts import breaking_changes
 
 RELEASED = DOCUMENT.with_name("released.json")

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Depends, Query
 from service.audit import service
 from service.audit.models import AuditEntryView
 from service.auth.access import Admin
-from service.database import ReadSession
-from service.paging import Page, PageRequest, Since, Until
-from service.routing import ApiRoute
+from service.db.database import ReadSession
+from service.http.paging import Page, PageRequest, Since, Until
+from service.http.routing import ApiRoute
 
 router = APIRouter(tags=["audit"], route_class=ApiRoute)
 

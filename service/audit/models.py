@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from sqlmodel import Field, SQLModel
 
-from service.database import BigId, Json, UtcDateTime, utc_now
-from service.messages import Message
+from service.db.database import BigId, Json, UtcDateTime, utc_now
+from service.http.messages import Message
 
 
 class AuditEntry(SQLModel, table=True):

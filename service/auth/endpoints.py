@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends, Query
 from service.auth import service
 from service.auth.access import Admin, SignedIn
 from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role, RotationRequest
-from service.database import ReadSession, WriteSession
-from service.messages import KeyId
-from service.paging import Page, PageRequest, Search
-from service.routing import ApiRoute
+from service.db.database import ReadSession, WriteSession
+from service.http.messages import KeyId
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute
 
 router = APIRouter(tags=["auth"], route_class=ApiRoute)
 

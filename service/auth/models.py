@@ -9,8 +9,8 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
-from service.database import Json, UtcDateTime, new_id, utc_now
-from service.messages import Message, UtcTime, example
+from service.db.database import Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, UtcTime, example
 
 
 class Role(StrEnum):

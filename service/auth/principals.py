@@ -9,7 +9,7 @@ from service.auth.models import Principal
 from service.auth.oidc import TokenVerifier, looks_like_token
 from service.auth.service import find_api_key_principal, find_session_principal, invalid_key
 from service.auth.tries import one_try
-from service.database import get_database
+from service.db.database import get_database
 from service.settings import Settings
 
 SESSION_COOKIE = "icestream_session"

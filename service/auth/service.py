@@ -28,9 +28,9 @@ from service.auth.models import (
     RotationRequest,
     Scope,
 )
-from service.database import Database, utc_now
+from service.db.database import Database, utc_now
 from service.errors import ConflictError, ForbiddenError, NotFoundError, StartError, UnauthenticatedError
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 
 KEY_PREFIX = "ice_"

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from fastapi import Request
 
+from service.auth.buckets import Bucket, Recent, digest_of, network_of, site_of, too_many
 from service.auth.service import KEY_PREFIX
-from service.buckets import Bucket, Recent, digest_of, network_of, site_of, too_many
 from service.errors import IcestreamError, UnauthenticatedError
 from service.settings import Settings
 

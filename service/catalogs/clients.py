@@ -40,7 +40,7 @@ from service.catalogs import sqlite
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.models import CatalogType
 from service.catalogs.reach import addresses_of
-from service.database import bound_waiting
+from service.db.database import bound_waiting
 from service.errors import UnreachableError
 from service.settings import Settings
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection

@@ -9,11 +9,11 @@ from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
 from service.catalogs.turns import waits_for_catalog
-from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import CurrentDatabase, ReadSession, WriteSession
-from service.messages import CatalogId
-from service.paging import Page, PageRequest, Search
-from service.routing import ApiRoute
+from service.db.database import CurrentDatabase, ReadSession, WriteSession
+from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.messages import CatalogId
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 
 router = APIRouter(prefix="/catalogs", tags=["catalogs"], route_class=ApiRoute)

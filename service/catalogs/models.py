@@ -9,8 +9,8 @@ from pydantic import Field as ModelField
 from sqlalchemy import Index, text
 from sqlmodel import Field, SQLModel
 
-from service.database import Json, UtcDateTime, new_id, utc_now
-from service.messages import Message, example
+from service.db.database import Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, example
 
 Name = Annotated[str, ModelField(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 

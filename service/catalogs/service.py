@@ -6,7 +6,6 @@ from sqlalchemy import delete, func
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from service import private_files
 from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs import iceberg
@@ -22,11 +21,12 @@ from service.catalogs.models import (
 )
 from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties, mask_secrets
-from service.conditional import check_version
-from service.database import FOR_UPDATE, utc_now
+from service.db import private_files
+from service.db.database import FOR_UPDATE, utc_now
 from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.http.etags import check_version
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from trust.locations import can_hold_index, is_under

@@ -17,7 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.catalogs.iceberg import budget_seconds
 from service.catalogs.service import find_catalog
-from service.database import get_database
+from service.db.database import get_database
 from service.errors import IcestreamError, UnreachableError
 from service.settings import Settings
 from service.tables.models import EnrolledTable

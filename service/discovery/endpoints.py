@@ -7,8 +7,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.turns import waits_for_catalog
-from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.discovery import candidates, patterns
 from service.discovery.models import (
     CandidatePage,
@@ -17,9 +16,10 @@ from service.discovery.models import (
     StandingPatternView,
 )
 from service.errors import UNREACHABLE_RESPONSE
-from service.messages import CatalogId
-from service.paging import Page, PageRequest
-from service.routing import ApiRoute
+from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.messages import CatalogId
+from service.http.paging import Page, PageRequest
+from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 
 router = APIRouter(tags=["discovery"], route_class=ApiRoute)

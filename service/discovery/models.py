@@ -7,8 +7,8 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
-from service.database import Json, UtcDateTime, new_id, utc_now
-from service.messages import Message, example
+from service.db.database import Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, example
 from service.tables.models import PatternMiss
 
 NamePattern = Annotated[str, ModelField(min_length=1, max_length=500)]

@@ -18,8 +18,7 @@ from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
-from service.conditional import check_version
-from service.database import FOR_UPDATE, Database, utc_now
+from service.db.database import FOR_UPDATE, Database, utc_now
 from service.discovery.candidates import list_names
 from service.discovery.models import (
     EnrollmentPattern,
@@ -28,8 +27,9 @@ from service.discovery.models import (
     StandingPatternView,
 )
 from service.errors import IcestreamError, InvalidError, NotFoundError
+from service.http.etags import check_version
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs.events import record_table_event
-from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import Policy
 from service.policies.service import policy_of_request
 from service.settings import Settings

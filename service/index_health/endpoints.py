@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from service.auth.access import Viewer
-from service.database import ReadSession
+from service.db.database import ReadSession
+from service.http.messages import TableId
+from service.http.paging import Page, PageRequest, Since, Until
+from service.http.routing import ApiRoute
 from service.index_health import service
 from service.index_health.models import HealthSampleView, HealthView, Resolution
-from service.messages import TableId
-from service.paging import Page, PageRequest, Since, Until
-from service.routing import ApiRoute
 from service.tables.service import get_table
 
 router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_class=ApiRoute)

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Index
 from sqlmodel import Field, SQLModel
 
-from service.database import BigId, Json, UtcDateTime
-from service.messages import Message
-from service.reported import ReportedList
+from service.db.database import BigId, Json, UtcDateTime
+from service.db.reported import ReportedList
+from service.http.messages import Message
 from service.workers.models import KeySetReport, UnconvertibleDelete
 
 

@@ -10,7 +10,8 @@ from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from service.catalogs.models import Catalog
-from service.database import utc_now
+from service.db.database import utc_now
+from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.index_health.models import (
     HealthSample,
     HealthSampleView,
@@ -26,7 +27,6 @@ from service.jobs.models import Job
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
 from service.jobs.status import JobKind, JobStatus
-from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable

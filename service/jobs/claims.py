@@ -18,7 +18,7 @@ from sqlmodel.sql.expression import Select
 from service.auth.models import Principal
 from service.catalogs.models import Catalog
 from service.catalogs.service import index_warehouse
-from service.database import UtcDateTime
+from service.db.database import UtcDateTime
 from service.index_health.reports import seen_equality_field_ids
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget

@@ -8,8 +8,11 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
 from service.auth.access import VIEWERS, Admin, Operator, Viewer
-from service.database import CurrentDatabase, ReadSession, WriteSession
+from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import InvalidError
+from service.http.messages import JobId, TableId
+from service.http.paging import Page, PageRequest, Since, Until
+from service.http.routing import ApiRoute
 from service.jobs import events, queue, service
 from service.jobs.models import (
     BulkRequest,
@@ -22,9 +25,6 @@ from service.jobs.models import (
 )
 from service.jobs.status import JobKind, JobStatus
 from service.jobs.stream import stream_events
-from service.messages import JobId, TableId
-from service.paging import Page, PageRequest, Since, Until
-from service.routing import ApiRoute
 from service.tables.service import get_table
 
 router = APIRouter(tags=["jobs"], route_class=ApiRoute)

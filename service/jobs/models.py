@@ -8,12 +8,12 @@ from pydantic import Field as ModelField
 from sqlalchemy import BigInteger, Column, Index, text
 from sqlmodel import Field, SQLModel
 
-from service.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.db.reported import ReportedList, ReportedObject
 from service.errors import Problem
+from service.http.messages import Message, UtcTime, example
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
-from service.messages import Message, UtcTime, example
 from service.policies.models import EffectivePolicy
-from service.reported import ReportedList, ReportedObject
 from service.workers.models import (
     AssignedCatalog,
     AssignedIndex,

@@ -15,8 +15,9 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
-from service.database import utc_now
+from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
+from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import claims, queue
 from service.jobs.caveats import caveat_of
 from service.jobs.models import (
@@ -33,7 +34,6 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.status import JobKind, JobStatus
-from service.paging import Page, PageRequest, Sorting, read_page, within
 from service.policies.service import effective_policy
 from service.tables.models import EnrolledTable
 from service.tables.service import check_index_unused, get_table

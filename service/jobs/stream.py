@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
-from service.database import Database, utc_now
+from service.db.database import Database, utc_now
 from service.errors import is_database_trouble
 from service.jobs import events
 from service.jobs.models import EventView

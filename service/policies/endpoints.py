@@ -7,10 +7,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import Operator, Viewer
-from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import ReadSession, WriteSession, get_database
-from service.messages import PolicyId
-from service.paging import Page, PageRequest, Search
+from service.db.database import ReadSession, WriteSession, get_database
+from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.messages import PolicyId
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute, Handler
 from service.policies import service
 from service.policies.models import (
     AttachmentRequest,
@@ -21,7 +22,6 @@ from service.policies.models import (
     PolicySettings,
     PolicyView,
 )
-from service.routing import ApiRoute, Handler
 from service.settings import CurrentSettings, Settings
 
 

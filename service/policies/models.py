@@ -18,8 +18,8 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from sqlmodel import Field, SQLModel
 
 from service.catalogs.models import Name
-from service.database import Json, UtcDateTime, new_id, utc_now
-from service.messages import Message, described_as, example
+from service.db.database import Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

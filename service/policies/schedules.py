@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import ConfigDict, field_validator, model_validator
 
-from service.messages import Message
+from service.http.messages import Message
 
 
 class Day(StrEnum):

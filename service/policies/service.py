@@ -16,11 +16,11 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog, get_catalog
-from service.conditional import check_version
-from service.database import FOR_UPDATE, utc_now
+from service.db.database import FOR_UPDATE, utc_now
 from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.http.etags import check_version
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,

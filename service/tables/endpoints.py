@@ -7,18 +7,18 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.turns import waits_for_catalog
-from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.errors import UNREACHABLE_RESPONSE
+from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.messages import TableId
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute
 from service.index_health.models import HealthStatus, TableHealth
 from service.jobs.models import JobView, PolicyPreview
-from service.jobs.scheduler import preview
 from service.jobs.service import view
-from service.messages import TableId
-from service.paging import Page, PageRequest, Search
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
-from service.routing import ApiRoute
+from service.scheduling.scheduler import preview
 from service.settings import CurrentSettings
 from service.tables import service
 from service.tables.models import PatternRequest, PatternResult, TablePatch, TableRequest, TableView

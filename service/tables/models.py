@@ -12,9 +12,9 @@ from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
 from sqlalchemy.orm import column_property
 from sqlmodel import Field, SQLModel, col
 
-from service.database import Json, UtcDateTime, new_id, utc_now
+from service.db.database import Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, example
 from service.index_health.models import GRAVITY, HealthStatus, TableHealth
-from service.messages import Message, example
 
 Identifier = Annotated[
     list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=2, max_length=20)

@@ -20,8 +20,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
 from service.catalogs.reach import check_location
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
-from service.conditional import check_version
-from service.database import FOR_UPDATE, Database, utc_now
+from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import (
     PROBLEM_PATH,
     ConflictError,
@@ -30,12 +29,13 @@ from service.errors import (
     NotFoundError,
     UnreachableError,
 )
+from service.http.etags import check_version
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.models import Job
 from service.jobs.status import JobKind
-from service.paging import Page, PageRequest, Sorting, read_page
 from service.policies import service as policies
 from service.policies.models import Policy, PolicyAttachment
 from service.settings import Settings

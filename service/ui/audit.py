@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from service.audit import service as audit
 from service.auth.access import Admin
-from service.database import ReadSession
-from service.paging import PageRequest
+from service.db.database import ReadSession
+from service.http.paging import PageRequest
 from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)

@@ -11,10 +11,10 @@ from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
 from service.catalogs.turns import waits_for_catalog
-from service.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError
-from service.paging import PageRequest, Search
+from service.http.paging import PageRequest, Search
 from service.policies import service as policies
 from service.settings import CurrentSettings
 from service.tables import service as tables

@@ -13,11 +13,11 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.turns import waits_for_catalog
-from service.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
-from service.paging import PageRequest
+from service.http.paging import PageRequest
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView

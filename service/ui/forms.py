@@ -15,7 +15,6 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, ImmutableMultiDict
 
-from service.conditional import NOTHING, etag
 from service.errors import (
     ForbiddenError,
     IcestreamError,
@@ -24,8 +23,9 @@ from service.errors import (
     form_error,
     validation_error,
 )
+from service.http.etags import NOTHING, etag
+from service.http.json_values import unusable_values
 from service.ui.formats import POLICY_SETTINGS
-from service.values import unusable_values
 
 Body = TypeVar("Body", bound=BaseModel)
 

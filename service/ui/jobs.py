@@ -8,12 +8,12 @@ from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
 from service.catalogs import service as catalogs
-from service.database import CurrentDatabase, ReadSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, utc_now
+from service.http.paging import Page, PageRequest
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
 from service.jobs.status import JobKind, JobStatus
-from service.paging import Page, PageRequest
 from service.tables import service as tables
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of

@@ -15,9 +15,9 @@ from service.auth.models import (
     RotationRequest,
     Scope,
 )
-from service.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError
-from service.paging import PageRequest, Search
+from service.http.paging import PageRequest, Search
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.pages import PageRoute, render

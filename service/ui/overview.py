@@ -14,13 +14,13 @@ from sqlmodel import Session
 from service.auth.access import Admin, Viewer
 from service.auth.models import Principal, Role
 from service.catalogs import service as catalogs
-from service.database import CurrentDatabase, ReadSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.discovery import patterns
+from service.http.paging import PageRequest
 from service.index_health import service as index_health
 from service.index_health.models import GRAVITY, HealthStatus
 from service.jobs import service as jobs
 from service.jobs.status import JobStatus
-from service.paging import PageRequest
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TableView

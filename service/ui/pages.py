@@ -23,8 +23,8 @@ from service import __version__
 from service.auth.access import CSRF_FIELD, typed_form
 from service.auth.models import Principal, Role
 from service.errors import IcestreamError, UnauthenticatedError
-from service.headers import PAGE_POLICY
-from service.messages import to_utc
+from service.http.headers import PAGE_POLICY
+from service.http.messages import to_utc
 from service.ui import formats
 
 _PASSING = frozenset({500, 502, 503})

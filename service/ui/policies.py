@@ -8,9 +8,9 @@ from sqlmodel import Session
 from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
-from service.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError, NotFoundError, PreconditionError
-from service.paging import PageRequest, Search
+from service.http.paging import PageRequest, Search
 from service.policies import service as policies
 from service.policies.models import (
     AttachmentRequest,

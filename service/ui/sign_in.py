@@ -12,7 +12,7 @@ from service.auth import service as auth
 from service.auth.access import Anyone, SignedIn
 from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
 from service.auth.tries import one_try
-from service.database import CurrentDatabase
+from service.db.database import CurrentDatabase
 from service.errors import ForbiddenError, UnauthenticatedError
 from service.settings import CurrentSettings
 from service.ui.pages import PageRoute, SentForm, local_path, render

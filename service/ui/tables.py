@@ -13,17 +13,17 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.turns import waits_for_catalog
-from service.database import CurrentDatabase, ReadSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
+from service.http.paging import PageRequest, Search, page_request
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthStatus, Resolution, TableHealth
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, RequestableKind
-from service.jobs.scheduler import preview
 from service.jobs.status import JobKind
-from service.paging import PageRequest, Search, page_request
 from service.policies import service as policies
+from service.scheduling.scheduler import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TablePatch, TableView

@@ -7,9 +7,9 @@ from sqlmodel import Session
 
 from service.auth.access import Admin
 from service.auth.models import Principal
-from service.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError, NotFoundError, PreconditionError
-from service.paging import PageRequest, Search
+from service.http.paging import PageRequest, Search
 from service.settings import CurrentSettings
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.auth.access import Viewer
-from service.database import ReadSession, utc_now
+from service.db.database import ReadSession, utc_now
+from service.http.paging import PageRequest, Search
 from service.jobs import service as jobs
-from service.paging import PageRequest, Search
 from service.settings import CurrentSettings
 from service.ui.pages import PageRoute, address_of, render
 from service.workers import service as workers

@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service.auth.access import Admin
-from service.conditional import IfMatch, OptionalIfMatch, set_etag
-from service.database import ReadSession, WriteSession
-from service.paging import Page, PageRequest, Search
-from service.routing import ApiRoute
+from service.db.database import ReadSession, WriteSession
+from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 from service.webhooks import service
 from service.webhooks.models import (

@@ -10,8 +10,8 @@ from sqlalchemy import Index, text
 from sqlmodel import Field, SQLModel
 
 from service.catalogs.models import Name
-from service.database import BigId, Json, UtcDateTime, new_id, utc_now
-from service.messages import Message, example
+from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.http.messages import Message, example
 
 _PENDING = text("status = 'pending'")
 

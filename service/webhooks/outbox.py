@@ -13,7 +13,7 @@ from sqlmodel import col
 
 from service import __version__
 from service.catalogs.models import Catalog
-from service.database import new_id
+from service.db.database import new_id
 from service.jobs.models import Event, Job
 from service.tables.models import EnrolledTable
 from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery

@@ -20,7 +20,7 @@ from sqlmodel import col, or_, select
 
 from service.catalogs.clients import allowed_session
 from service.catalogs.secrets import resolve
-from service.database import FOR_UPDATE, Database, utc_now
+from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, is_database_trouble
 from service.settings import Settings
 from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery

@@ -11,10 +11,10 @@ from service.auth.models import Principal, Role
 from service.auth.service import authorize
 from service.catalogs.reach import check_host, check_reference
 from service.catalogs.secrets import is_reference, resolve
-from service.conditional import check_version
-from service.database import FOR_UPDATE, new_id, utc_now
+from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.paging import Page, PageRequest, Sorting, read_page
+from service.http.etags import check_version
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.webhooks.models import (
     DeliveryStatus,

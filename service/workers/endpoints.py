@@ -5,13 +5,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Viewer, WorkerCaller
-from service.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.http.messages import AttemptNumber, JobId, WorkerId
+from service.http.paging import Page, PageRequest, Search
+from service.http.routing import ApiRoute
 from service.jobs import attempts
 from service.jobs.models import Assignment, JobView
 from service.jobs.service import view
-from service.messages import AttemptNumber, JobId, WorkerId
-from service.paging import Page, PageRequest, Search
-from service.routing import ApiRoute
 from service.settings import CurrentSettings
 from service.workers import service
 from service.workers.models import (

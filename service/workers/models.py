@@ -7,8 +7,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, JsonValue, mod
 from pydantic import Field as ModelField
 from sqlmodel import Field, SQLModel
 
-from service.database import UtcDateTime, new_id, utc_now
-from service.messages import Message, example
+from service.db.database import UtcDateTime, new_id, utc_now
+from service.http.messages import Message, example
 from trust.properties import LOCATION_PROPERTIES
 
 MAX_ADDRESS = 2**62

@@ -13,11 +13,11 @@ from starlette.concurrency import run_in_threadpool
 
 from service.auth.models import Principal, Role
 from service.auth.service import require_role
-from service.database import Database, utc_now
+from service.db.database import Database, utc_now
+from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import claims
 from service.jobs.models import Assignment, Attempt
 from service.jobs.status import AttemptStatus
-from service.paging import Page, PageRequest, Sorting, read_page
 from service.settings import Settings
 from service.workers.models import AttemptId, ClaimRequest, Worker, WorkerRequest, WorkerView
 

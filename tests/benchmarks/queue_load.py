@@ -36,7 +36,7 @@ from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
-from service.database import Database, migrate, utc_now
+from service.db.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
 from service.index_health.models import TableHealth
 from service.jobs import attempts, claims, queue
@@ -331,7 +331,7 @@ def _serving(
         "ICESTREAM_POLL_INTERVAL_SECONDS": str(interval),
         "ICESTREAM_PORT": "0",
     }
-    command = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
+    command = [sys.executable, "-c", "from service.command.main import main; main()", "serve"]
     log = (directory / "service.log").open("w+")
     process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
     try:

@@ -18,12 +18,12 @@ import httpx
 
 from service.auth.models import Role
 from service.auth.service import create_login_link
-from service.database import Database, migrate
+from service.db.database import Database, migrate
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.iceberg_tables import IcebergCatalog
 
-_SERVE = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
+_SERVE = [sys.executable, "-c", "from service.command.main import main; main()", "serve"]
 
 
 @dataclass

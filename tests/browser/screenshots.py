@@ -19,7 +19,7 @@ from sqlalchemy import delete
 from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
-from service.database import Database, new_id, utc_now
+from service.db.database import Database, new_id, utc_now
 from service.index_health.models import HealthSample
 from service.jobs.models import Attempt, Event, Job
 from service.tables.models import EnrolledTable

@@ -8,7 +8,7 @@ import yaml
 
 from service import __version__
 from service.auth.models import Role
-from service.serving import STOP_SECONDS
+from service.command.serving import STOP_SECONDS
 from service.settings import Settings
 from tests.deployment.chart import (
     CHART,

@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.database import Database
+from service.db.database import Database
 from service.metrics import render_metrics
 from service.settings import Settings
 from tests.deployment.chart import named, of_kind, render
@@ -25,7 +25,7 @@ ADDED_BY_PROMETHEUS = {"namespace", "service"}
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[dict[str, str]]]:
     """Metric -> the labels of each of its series, of a service without any table."""
-    from service.schema import TABLES
+    from service.db.schema import TABLES
 
     database = Database("sqlite://")
     TABLES[0].metadata.create_all(database.engine)

@@ -41,7 +41,7 @@ READ_ONLY = [
 @contextmanager
 def running(pod: Manifest, log: Path, facts: Mapping[str, str] = {}, **overridden: str) -> Iterator[Any]:
     """The process of a pod's only container; what it says goes to `log`."""
-    icestream = [sys.executable, "-c", "from service.cli import main; main()"]
+    icestream = [sys.executable, "-c", "from service.command.main import main; main()"]
     command = [*READ_ONLY, *icestream, *container(pod)["args"]]
     with log.open("w") as output:
         process = subprocess.Popen(

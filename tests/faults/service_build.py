@@ -9,7 +9,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
-import service.database
+import service.db.database
 from tests.faults.injection import Fault, Faults, InjectedError, InjectedTimeoutError
 from tests.faults.recovery import WATCHED
 
@@ -26,14 +26,14 @@ POINTS = tuple(_POINTS)
 
 def main() -> None:
     # Before the rest of the service is imported, since it takes this function over by name.
-    real_now = service.database.utc_now
-    service.database.utc_now = lambda: real_now() + _clock_offset(settings.faults_dir)
+    real_now = service.db.database.utc_now
+    service.db.database.utc_now = lambda: real_now() + _clock_offset(settings.faults_dir)
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from service.app import create_app, prepare
-    from service.background import Background
-    from service.serving import run
+    from service.command.serving import run
+    from service.scheduling.background import Background
     from service.settings import Settings
 
     class TestSettings(Settings):

@@ -27,7 +27,7 @@ from sqlmodel import select
 
 from service.app import prepare
 from service.catalogs.models import Catalog
-from service.database import Database
+from service.db.database import Database
 from service.jobs.models import Attempt, Event, Job, Lease
 from service.jobs.status import AttemptStatus, JobStatus
 from service.policies.models import Policy, PolicyAttachment

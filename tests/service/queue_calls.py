@@ -7,7 +7,7 @@ from typing import Any
 
 from service.auth.models import SYSTEM, Principal
 from service.catalogs.models import Catalog
-from service.database import Database
+from service.db.database import Database
 from service.jobs import attempts, claims, queue
 from service.jobs.models import Assignment, Job
 from service.jobs.status import JobKind, JobStatus

@@ -17,7 +17,7 @@ from service.auth.access import Access, Anyone, Viewer, check_every_route_declar
 from service.auth.models import Role, Scope
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
-from service.openapi import DOCUMENT
+from service.command.openapi import DOCUMENT
 from tests.access import CALLERS, DECISIONS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

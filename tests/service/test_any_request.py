@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from service.openapi import DOCUMENT
+from service.command.openapi import DOCUMENT
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, on_server, running

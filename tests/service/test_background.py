@@ -9,15 +9,15 @@ import pytest
 from sqlmodel import select
 
 from service.auth.models import SYSTEM
-from service.background import Background
 from service.catalogs.iceberg import IcebergCatalogs
-from service.database import Database
+from service.db.database import Database
 from service.errors import ConflictError
 from service.jobs import attempts
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Event, Job
 from service.jobs.status import JobStatus
 from service.policies.models import Policy, PolicyAttachment
+from service.scheduling.background import Background
 from service.settings import Settings
 from service.workers.models import HeartbeatRequest
 from tests.service.conftest import ManualTime

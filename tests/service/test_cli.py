@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 import worker.agent.main
 from service.app import prepare
-from service.cli import app
-from service.openapi import render
+from service.command.main import app
+from service.command.openapi import render
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import running
 
-COMMAND = [sys.executable, "-c", "from service.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from service.command.main import main; main()"]
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
 
 

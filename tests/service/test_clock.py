@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlmodel import col, select
 
-from service.database import Database
+from service.db.database import Database
 from service.index_health.models import TableHealth
-from service.index_health.poller import _since
 from service.index_health.reports import health_of
 from service.jobs.models import Attempt, Event, Job
-from service.jobs.scheduler import schedule
 from service.jobs.status import JobKind
 from service.policies.models import Policy, PolicyAttachment
+from service.scheduling.poller import _since
+from service.scheduling.scheduler import schedule
 from service.tables.models import EnrolledTable
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -153,9 +153,9 @@ def test_an_equality_delete_of_the_future_is_converted_by_its_age(
     table = service.enroll(policy="aged")
     iceberg.delete_keys("db.t", [1])
     behind = datetime.now(UTC) - DAY
-    monkeypatch.setattr("service.index_health.poller.utc_now", lambda: behind)
+    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: behind)
     service.poll(table["id"])
     assert service.admin.get("/jobs").json()["items"] == []
-    monkeypatch.setattr("service.index_health.poller.utc_now", lambda: behind + timedelta(seconds=61))
+    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: behind + timedelta(seconds=61))
     service.poll(table["id"])
     assert [job["kind"] for job in service.admin.get("/jobs").json()["items"]] == ["convert"]

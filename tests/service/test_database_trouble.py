@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
 from service.auth.models import ApiKey
-from service.database import _PoolInTurn, _Turns
+from service.db.database import _PoolInTurn, _Turns
 from service.jobs.models import Event, Job
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
@@ -43,7 +43,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process locks is waited for, but not as long as really."""
-    monkeypatch.setattr("service.database._LOCK_SECONDS", 1)
+    monkeypatch.setattr("service.db.database._LOCK_SECONDS", 1)
 
 
 def test_threads_take_turns_in_the_order_in_which_they_came() -> None:
@@ -121,9 +121,9 @@ def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
 @pytest.fixture
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in (("KEPT_CONNECTIONS", 4), ("MOST_CONNECTIONS", 8), ("REQUESTS_AT_ONCE", 6)):
-        monkeypatch.setattr(f"service.database._{name}", number)
+        monkeypatch.setattr(f"service.db.database._{name}", number)
     # However busy the machine is.
-    monkeypatch.setattr("service.database._POOL_SECONDS", 60)
+    monkeypatch.setattr("service.db.database._POOL_SECONDS", 60)
 
 
 @pytest.mark.integration

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.openapi import DOCUMENT
+from service.command.openapi import DOCUMENT
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 

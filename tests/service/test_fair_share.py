@@ -9,14 +9,14 @@ from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
-from service.database import Database
+from service.db.database import Database
 from service.index_health.models import TableHealth
 from service.jobs.models import Event, Job
-from service.jobs.scheduler import preview, schedule
 from service.jobs.service import view, views
 from service.jobs.status import JobKind
 from service.policies.models import AttachmentRequest, Level, PolicyPatch, PolicyRequest
 from service.policies.service import attach_policy, create_policy, update_policy
+from service.scheduling.scheduler import preview, schedule
 from service.tables.models import EnrolledTable
 from tests.service.queue_calls import (
     SETTINGS,

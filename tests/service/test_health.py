@@ -10,15 +10,15 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from service.database import utc_now
+from service.db.database import utc_now
 from service.index_health.measure import ManifestCache, Volume, measure
 from service.index_health.models import HealthStatus, TableHealth
 from service.index_health.service import _resolution, judge
 from service.jobs.models import Job
-from service.jobs.scheduler import Action, LastJob, decide
 from service.jobs.status import JobKind
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD
+from service.scheduling.scheduler import Action, LastJob, decide
 from service.settings import Settings
 from service.wording import sized
 from service.workers.models import KeySetReport

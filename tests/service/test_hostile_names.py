@@ -11,9 +11,9 @@ from sqlmodel import func, select
 from service.audit.models import AuditEntry
 from service.auth.models import BrowserSession, LoginToken, Role
 from service.auth.principals import SESSION_COOKIE
-from service.database import Database
-from service.openapi import DOCUMENT
-from service.schema import TABLES
+from service.command.openapi import DOCUMENT
+from service.db.database import Database
+from service.db.schema import TABLES
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_access import sign_in

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.auth.models import Role
 from service.errors import InvalidError
-from service.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_depth
+from service.http.body_limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_depth
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
 

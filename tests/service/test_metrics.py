@@ -5,7 +5,7 @@ import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.database import Database
+from service.db.database import Database
 from service.metrics import render_metrics
 from service.settings import Settings
 from tests.service.conftest import Running

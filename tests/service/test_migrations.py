@@ -12,7 +12,7 @@ from sqlalchemy import MetaData, Table, text
 from sqlmodel import select
 
 from service.catalogs.models import Catalog
-from service.database import Database, _alembic_config, _scripts, migrate
+from service.db.database import Database, _alembic_config, _scripts, migrate
 from service.errors import StartError
 from service.policies.models import Level, PolicyAttachment
 from service.policies.service import STANDARD, get_policy, namespace_target

@@ -11,7 +11,7 @@ from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.models import CatalogType
 from service.catalogs.service import register_embedded_catalog
-from service.database import Database
+from service.db.database import Database
 from service.settings import Settings
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

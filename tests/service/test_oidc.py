@@ -16,7 +16,6 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
-from service import cli
 from service.app import prepare
 from service.auth.models import Role
 from service.auth.oidc import (
@@ -27,6 +26,7 @@ from service.auth.oidc import (
     IssuerUnreachableError,
     TokenVerifier,
 )
+from service.command import main as cli
 from service.errors import ForbiddenError, StartError, UnauthenticatedError
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, Running, running

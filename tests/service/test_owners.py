@@ -9,7 +9,7 @@ from sqlmodel import col, select, update
 
 from service.auth.models import SYSTEM, ApiKeyRequest, Principal, Role
 from service.auth.service import create_api_key
-from service.database import Database, utc_now
+from service.db.database import Database, utc_now
 from service.errors import ForbiddenError
 from service.jobs import attempts
 from service.jobs.models import Attempt, Job

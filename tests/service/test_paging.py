@@ -17,11 +17,11 @@ from service.audit.models import AuditEntry
 from service.audit.service import list_entries
 from service.auth.models import ApiKey, Role
 from service.auth.service import SORTING, list_api_keys
-from service.database import Database
+from service.command.openapi import DOCUMENT
+from service.db.database import Database
 from service.errors import InvalidError
+from service.http.paging import PageRequest
 from service.jobs.models import Event, Job
-from service.openapi import DOCUMENT
-from service.paging import PageRequest
 from service.policies.service import list_policies
 from service.webhooks.models import Webhook
 from service.workers.models import Worker

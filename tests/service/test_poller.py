@@ -18,10 +18,10 @@ from service.auth.service import find_api_key_principal
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import Catalog
-from service.database import utc_now
+from service.db.database import utc_now
 from service.index_health.models import HealthSample, TableHealth
-from service.index_health.poller import Poller
 from service.jobs import attempts
+from service.scheduling.poller import Poller
 from service.settings import Settings
 from service.workers.models import FinishRequest
 from tests.patience import PATIENCE_SECONDS
@@ -240,17 +240,17 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
 def test_heads_are_compared_also_while_tables_wait_to_be_read_anyway(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index_health.poller._LONGEST_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
     quiet = settled(service, iceberg)
     with polling(service) as (poller, catalogs):
         # Read again and again, until it gets no turn any more, as if many others went before.
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > 2)
-        monkeypatch.setattr("service.index_health.poller._QUEUED_POLLS", 0)
+        monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", 0)
         tick_until(poller, lambda: not any(lane.busy for lane in poller._lanes.values()))
         read = catalogs.loads["local.db.quiet"]
         let_polls_pass(service, poller, quiet, 2)
         assert catalogs.loads["local.db.quiet"] == read
-        monkeypatch.setattr("service.index_health.poller._QUEUED_POLLS", 1)
+        monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", 1)
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > read)
 
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from service.app import prepare
-from service.cli import app
-from service.database import Database
+from service.command.main import app
+from service.db.database import Database
+from service.db.private_files import tighten_data_directory
 from service.errors import StartError
-from service.private_files import tighten_data_directory
 from service.settings import Settings
 
 

@@ -11,11 +11,12 @@ from sqlmodel import select
 
 from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
-from service.database import Database
+from service.db.database import Database
 from service.errors import ConflictError, InvalidError
-from service.jobs import attempts, clock, queue
+from service.jobs import attempts, queue
 from service.jobs.models import Assignment, Event, Job, SystemState
 from service.jobs.status import JobKind, JobStatus
+from service.scheduling import clock
 from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     AddressRangeRequest,

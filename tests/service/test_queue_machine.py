@@ -20,13 +20,14 @@ from sqlmodel import Session, col, select
 
 from service.auth.models import SYSTEM
 from service.catalogs.models import Catalog
-from service.database import Database
+from service.db.database import Database
 from service.errors import ConflictError, InvalidError
-from service.jobs import attempts, clock, queue
+from service.jobs import attempts, queue
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Assignment, Attempt, Event, Job, SystemState, Turn
 from service.jobs.service import retry_job
 from service.jobs.status import AttemptStatus, JobKind, JobStatus
+from service.scheduling import clock
 from service.tables.models import EnrolledTable
 from service.workers.models import (
     AddressRangeRequest,

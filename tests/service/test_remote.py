@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import app
-from service.remote import load_document, operations
+from service.command.main import app
+from service.command.operations import load_document, operations
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -132,7 +132,7 @@ def test_a_name_that_several_tables_have_is_told_with_their_ids(
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.client._WAITS_SECONDS", 0.01)
+    monkeypatch.setattr("service.command.calls._WAITS_SECONDS", 0.01)
     table = enroll(call)
     job = answer(call("jobs", "request", table["id"], "--kind", "index", "-o", "json"))
     worker = service.start_worker()
@@ -204,7 +204,7 @@ def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pyt
 
 def test_events_are_followed_until_somebody_interrupts(call: Call, service: Running) -> None:
     table = enroll(call)
-    command = [sys.executable, "-c", "from service.cli import main; main()", "jobs", "follow-events"]
+    command = [sys.executable, "-c", "from service.command.main import main; main()", "jobs", "follow-events"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         while not select.select([follower.stdout], [], [], 0.1)[0]:

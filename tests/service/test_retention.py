@@ -11,16 +11,16 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, SQLModel, func, select
 
-from service import retention
 from service.audit.models import AuditEntry
 from service.auth.models import BrowserSession, LoginToken
-from service.database import Database
+from service.command.openapi import DOCUMENT
+from service.db.database import Database
+from service.http.routing import IdempotentAnswer
 from service.index_health.models import HealthSample
 from service.jobs.models import Attempt, Event, Job, Turn
 from service.jobs.status import JobKind
-from service.openapi import DOCUMENT
-from service.retention import forget
-from service.routing import IdempotentAnswer
+from service.scheduling import retention
+from service.scheduling.retention import forget
 from service.settings import Settings
 from service.tables.models import AddressCounter
 from service.workers.models import Worker

@@ -7,7 +7,6 @@ import pytest
 
 from service.index_health.measure import Volume
 from service.jobs.budgets import SpentBudget
-from service.jobs.scheduler import Action, Decision, LastJob, TableState, _changes, decide
 from service.jobs.status import JobKind
 from service.policies.models import (
     EffectiveBudgetPolicy,
@@ -21,6 +20,7 @@ from service.policies.models import (
     EffectiveVerifyPolicy,
 )
 from service.policies.schedules import Window
+from service.scheduling.scheduler import Action, Decision, LastJob, TableState, _changes, decide
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(

@@ -10,7 +10,7 @@ HANGS_AT_THE_END = """
 import sys, threading
 from contextlib import asynccontextmanager
 from fastapi import FastAPI
-from service import serving
+from service.command import serving
 from service.settings import Settings
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from sqlalchemy import text
 from sqlmodel import Session
 
 from service.auth.models import SYSTEM
-from service.index_health.poller import Poller
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
+from service.scheduling.poller import Poller
 from service.tables.models import TablePatch
 from service.tables.service import update_table
 from tests.service.conftest import Running

@@ -9,7 +9,7 @@ import pytest
 from service.auth.models import Role
 from service.catalogs.heads import heads_reader
 from service.catalogs.models import CatalogType
-from service.database import utc_now
+from service.db.database import utc_now
 from service.jobs.models import Attempt, Job
 from service.settings import Settings
 from service.tables import service as tables

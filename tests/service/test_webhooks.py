@@ -17,10 +17,10 @@ from sqlmodel import select
 
 from service.audit.models import AuditEntry
 from service.catalogs.clients import allowed_session
-from service.database import Database, utc_now
+from service.db.database import Database, utc_now
 from service.jobs import queue
 from service.jobs.events import record_table_event
-from service.retention import forget
+from service.scheduling.retention import forget
 from service.settings import Settings
 from service.webhooks.models import Webhook, WebhookDelivery
 from service.webhooks.sender import WebhookSender, pause

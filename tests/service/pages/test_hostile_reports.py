@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import text
 from sqlmodel import col, update
 
-from service.database import utc_now
+from service.db.database import utc_now
 from service.index_health.models import TableHealth
 from service.jobs.models import Job
-from service.jobs.scheduler import schedule
 from service.jobs.status import JobStatus
+from service.scheduling.scheduler import schedule
 from service.tables.models import EnrolledTable
 from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running

@@ -9,7 +9,7 @@ import pytest
 from sqlmodel import col, delete, select
 
 from service.auth.models import Role
-from service.database import new_id, utc_now
+from service.db.database import new_id, utc_now
 from service.index_health.models import TableHealth
 from service.jobs.models import EventView, Job, JobView
 from service.tables.models import EnrolledTable

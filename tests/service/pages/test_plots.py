@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
-from service.database import utc_now
+from service.db.database import utc_now
 from service.index_health import service as index_health
 from service.index_health.models import HealthSample, Resolution, TableHealth
 from service.jobs import service as jobs

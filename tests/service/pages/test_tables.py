@@ -11,7 +11,7 @@ from service.audit import service as audit
 from service.auth import service as auth
 from service.auth.models import Role
 from service.catalogs import service as catalogs
-from service.database import utc_now
+from service.db.database import utc_now
 from service.discovery import patterns
 from service.index_health.models import HealthSample, TableHealth
 from service.policies import service as policies

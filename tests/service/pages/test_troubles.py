@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlmodel import delete
 
 from service.auth.models import BrowserSession, Role
-from service.limits import MAX_BODY_BYTES
+from service.http.body_limits import MAX_BODY_BYTES
 from service.settings import Settings
 from tests.access import DECISIONS
 from tests.service.conftest import ADMIN_KEY, Running, running

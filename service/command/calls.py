@@ -19,8 +19,8 @@ import httpx
 import typer
 from rich.console import Console
 
-from service.printing import print_answer, reason_of
-from service.remote import NAMED, Json, Operation, Output
+from service.command.operations import NAMED, Json, Operation, Output
+from service.command.printing import print_answer, reason_of
 from service.wording import counted
 
 _WAITS_SECONDS = 1.0

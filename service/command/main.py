@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from service import remote
+from service.command import operations as remote
 
 if TYPE_CHECKING:
+    from service.command.up import Demo
     from service.settings import Settings
-    from service.up import Demo
 
 app = typer.Typer(
     name="icestream",
@@ -57,7 +57,7 @@ def demo(
     ] = None,
 ) -> None:
     """The same as `up`, with a sample table and a stream of upserts and deletes into it."""
-    from service.up import Demo
+    from service.command.up import Demo
 
     interactive = sys.stdout.isatty()
     exits = not interactive if exits is None else exits
@@ -74,10 +74,10 @@ def demo(
 @app.command()
 def serve(host: Host = None, port: Port = None) -> None:
     """Start the service alone; its database must be migrated, and workers are started elsewhere."""
-    from service import private_files
     from service.app import create_app
-    from service.database import Database
-    from service.serving import run
+    from service.command.serving import run
+    from service.db import private_files
+    from service.db.database import Database
 
     settings = _settings(host=host, port=port)
     private_files.tighten_data_directory(settings.data_dir)
@@ -98,7 +98,7 @@ def login(
     ] = None,
 ) -> None:
     """Print a link that signs a browser in once, within ten minutes; on the machine of the service."""
-    from service.login import make_link
+    from service.command.login import make_link
 
     settings = _settings(data_dir=data_dir)
     with _one_sentence():
@@ -114,8 +114,8 @@ def worker() -> None:
 @app.command()
 def migrate(down_to: DownTo = None) -> None:
     """Bring the control database to this version's schema, or back to an older one."""
-    from service import database, private_files
     from service.app import prepare
+    from service.db import database, private_files
 
     settings = _settings()
     private_files.tighten_data_directory(settings.data_dir)
@@ -129,13 +129,13 @@ def migrate(down_to: DownTo = None) -> None:
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document of the HTTP API."""
-    from service.openapi import render
+    from service.command.openapi import render
 
     typer.echo(render(), nl=False)
 
 
 def _run_up(settings: "Settings", *, browser: bool, demo: "Demo | None") -> NoReturn:
-    from service.up import run
+    from service.command.up import run
 
     with _one_sentence():
         raise SystemExit(run(settings, browser=browser, demo=demo))

@@ -1,7 +1,7 @@
 """Poll catalogs for new snapshots, store what is found, and let the scheduler decide on it.
 
 Each poll is: read the row, look at Iceberg with no transaction open, then store and schedule in one
-transaction. Only the replica that holds the scheduling lease polls (service.background).
+transaction. Only the replica that holds the scheduling lease polls (service.scheduling.background).
 """
 
 import heapq
@@ -26,7 +26,7 @@ from service.catalogs.heads import AT_ONCE, Heads, Identifier
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
-from service.database import FOR_UPDATE, Database, utc_now
+from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import EqualityDelete, ManifestCache, Measurement, measure
 from service.index_health.models import TableHealth
@@ -34,11 +34,11 @@ from service.index_health.reports import health_of
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused
-from service.jobs.scheduler import schedule
 from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
 from service.policies.models import Level, Policy, PolicyAttachment
 from service.policies.service import effective_policy
+from service.scheduling.scheduler import schedule
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from trust.bounds import Budget

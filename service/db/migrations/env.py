@@ -1,9 +1,9 @@
-"""Alembic environment: migrations run on the connection that `service.database.migrate` opened."""
+"""Alembic environment: migrations run on the connection that `service.db.database.migrate` opened."""
 
 from alembic import context
 from sqlmodel import SQLModel
 
-import service.schema  # noqa: F401  (registers every table)
+import service.db.schema  # noqa: F401  (registers every table)
 
 # One transaction for all migrations: a failed one leaves the database as it was.
 context.configure(

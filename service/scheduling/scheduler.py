@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from service.catalogs.models import Catalog
 from service.index_health.measure import Volume
 from service.index_health.models import TableHealth
-from service.jobs import claims, clock, queue
+from service.jobs import claims, queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
 from service.jobs.models import POLICY, REQUEST, Job, PlannedJob, PolicyPreview
@@ -27,6 +27,7 @@ from service.jobs.status import JobKind, JobStatus, backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
 from service.policies.service import effective_policy
+from service.scheduling import clock
 from service.tables.models import EnrolledTable
 from service.wording import counted, sized
 

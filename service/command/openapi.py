@@ -1,4 +1,4 @@
-"""The OpenAPI document: `python -m service.openapi` writes openapi/openapi.json."""
+"""The OpenAPI document: `python -m service.command.openapi` writes openapi/openapi.json."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from service.app import create_app
 from service.settings import Settings
 
-DOCUMENT = Path(__file__).parents[1] / "openapi" / "openapi.json"
+DOCUMENT = Path(__file__).parents[2] / "openapi" / "openapi.json"
 
 
 def render() -> str:

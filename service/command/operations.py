@@ -209,7 +209,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def _command(operation: Operation) -> Callable[..., None]:
     def call(**given: Any) -> None:
-        from service import client
+        from service.command import calls as client
 
         client.call(operation, given, given.pop("output"))
 
@@ -236,6 +236,6 @@ def wait(
     output: Annotated[Output, typer.Option("--output", "-o", help="How the job is printed.")] = Output.TABLE,
 ) -> None:
     """Wait until a job has ended, and show it. Ends with 1 unless it succeeded."""
-    from service import client
+    from service.command import calls as client
 
     client.wait(job_id, output)

@@ -17,15 +17,15 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlmodel import col, select
 
 from service.catalogs.iceberg import IcebergCatalogs
-from service.database import Database, new_id, utc_now
+from service.db.database import Database, new_id, utc_now
 from service.discovery.patterns import PatternRunner
 from service.errors import is_database_trouble
-from service.index_health.poller import Poller
 from service.jobs import attempts
-from service.jobs.clock import CLOCK_TOLERANCE, follow_clock
 from service.jobs.leases import LeaseObserver
 from service.jobs.models import Lease
-from service.retention import forget
+from service.scheduling.clock import CLOCK_TOLERANCE, follow_clock
+from service.scheduling.poller import Poller
+from service.scheduling.retention import forget
 from service.settings import Settings
 from service.webhooks.sender import WebhookSender
 

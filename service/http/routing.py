@@ -21,10 +21,10 @@ from sqlmodel import Field, Session, SQLModel
 from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import SAFE_METHODS, access_of
-from service.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
+from service.db.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
-from service.limits import check_depth
-from service.values import check_body
+from service.http.body_limits import check_depth
+from service.http.json_values import check_body
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 _MAX_KEY_CHARACTERS = 255

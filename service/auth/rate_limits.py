@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.auth.buckets import Bucket, Recent, digest_of, network_of, too_many
 from service.auth.models import Principal, Role
 from service.auth.principals import credential_of
-from service.buckets import Bucket, Recent, digest_of, network_of, too_many
 from service.errors import IcestreamError, problem_response
 from service.settings import Settings
 

@@ -11,10 +11,10 @@ import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.auth.service import create_login_link
-from service.control_database import files_of
-from service.database import Database
+from service.command.serving import address_of
+from service.db.control_database import files_of
+from service.db.database import Database
 from service.errors import DatabaseError, StartError
-from service.serving import address_of
 from service.settings import Settings
 
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service.database import Json
+from service.db.database import Json
 
 revision = "0020"
 down_revision = "0019"

@@ -20,8 +20,8 @@ from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.errors import InvalidError
-from service.messages import Message, UtcTime, to_utc
-from service.values import unusable_values
+from service.http.json_values import unusable_values
+from service.http.messages import Message, UtcTime, to_utc
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")

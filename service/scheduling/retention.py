@@ -12,11 +12,11 @@ from sqlmodel import Session, SQLModel, col, or_, select
 
 from service.audit.models import AuditEntry
 from service.auth.models import BrowserSession, LoginToken
-from service.database import Database
+from service.db.database import Database
+from service.http.routing import IdempotentAnswer
 from service.index_health.models import HealthSample, Resolution
 from service.jobs.models import Attempt, Event, Job
 from service.jobs.status import JobStatus
-from service.routing import IdempotentAnswer
 from service.settings import Settings
 from service.webhooks.models import WebhookDelivery
 from service.workers.models import Worker

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from service.database import Json
+from service.db.database import Json
 
 
 class ReportedObject(TypeDecorator[dict[str, Any]]):

@@ -48,8 +48,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Session
 
-from service import private_files
-from service.control_database import files_of
+from service.db import private_files
+from service.db.control_database import files_of
 from service.errors import DatabaseError, StartError, is_database_trouble
 from trust.bounds import ANSWER_BYTES, LimitExceededError, check_size, check_time, holding
 
@@ -490,7 +490,7 @@ async def _read_session(request: Request) -> AsyncIterator[Session]:
 async def write_session(request: Request) -> AsyncIterator[Session]:
     database = get_database(request)
     async with database.requests, contextmanager_in_threadpool(database.write()) as session:
-        # The answer of an idempotent POST is stored in the same transaction (service.routing).
+        # The answer of an idempotent POST is stored in the same transaction (service.http.routing).
         request.state.session = session
         yield session
 

@@ -8,10 +8,10 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
 from service.auth.access import Anyone
 from service.errors import NotFoundError
-from service.headers import PAGE_POLICY
+from service.http.headers import PAGE_POLICY
 
 _SWAGGER = Path(str(files("fastapi_offline") / "static"))
-_OURS = Path(__file__).parent / "ui" / "docs"
+_OURS = Path(__file__).parents[1] / "ui" / "docs"
 _ASSETS = {
     "swagger-ui.css": (_SWAGGER, "text/css"),
     "swagger-ui-bundle.js": (_SWAGGER, "text/javascript"),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.remote import Json, Output
+from service.command.operations import Json, Output
 
 _FIRST = (
     "at",

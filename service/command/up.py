@@ -7,7 +7,7 @@ Everything lies in one data directory, and the next start goes on from there:
     index/                  indexes
     cache/, logs/           what the worker may lose, and what it said
 
-Invariant: one `up` per data directory (a locked file), and no child outlives it (service.children).
+Invariant: one `up` per data directory (a locked file), and no child outlives it (service.command.processes).
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
-from service import private_files
 from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
 from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
 from service.catalogs.service import register_embedded_catalog
-from service.children import Child, KeptAlive
-from service.database import Database, utc_now
+from service.command.processes import Child, KeptAlive
+from service.command.serving import Server, address_of
+from service.db import private_files
+from service.db.database import Database, utc_now
 from service.errors import StartError
 from service.jobs.events import events_after, latest_event_id
 from service.jobs.models import EventView
-from service.serving import Server, address_of
 from service.settings import Settings
 from service.tables.models import EnrolledTable
 from service.workers.models import Worker

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from service import private_files
+from service.db import private_files
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class KeptAlive:
 def _search_path() -> str:
     """Where a child that works elsewhere finds the packages that this process runs from."""
     given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(Path(__file__).parents[1]), *([given] if given else [])])
+    return os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
 
 
 def _how_it_ended(code: int) -> str:
