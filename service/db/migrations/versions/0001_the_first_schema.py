@@ -6,6 +6,34 @@ from sqlalchemy.dialects import postgresql
 
 JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+AT = sa.DateTime(timezone=True)
+TABLES = (
+    "address_counters",
+    "api_keys",
+    "audit_entries",
+    "catalogs",
+    "idempotent_answers",
+    "leases",
+    "login_tokens",
+    "policies",
+    "system_state",
+    "webhooks",
+    "workers",
+    "browser_sessions",
+    "enrollment_patterns",
+    "tables",
+    "webhook_deliveries",
+    "health_samples",
+    "jobs",
+    "policy_attachments",
+    "table_health",
+    "turns",
+    "attempts",
+    "events",
+)
+"""Each after those that it names."""
+APPEND_ONLY = ("events", "audit_entries")
+"""Their rows never change: the database refuses it."""
 
 revision = "0001"
 down_revision = None
@@ -14,6 +42,33 @@ depends_on = None
 
 
 def upgrade() -> None:
+    _create_tables()
+    if op.get_bind().dialect.name == "sqlite":
+        for table in APPEND_ONLY:
+            op.execute(
+                f"CREATE TRIGGER {table}_append_only BEFORE UPDATE ON {table} "
+                f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
+            )
+        return
+    op.execute(
+        "CREATE FUNCTION refuse_update() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION '% are append-only', TG_TABLE_NAME; END $$"
+    )
+    for table in APPEND_ONLY:
+        op.execute(
+            f"CREATE TRIGGER {table}_append_only BEFORE UPDATE ON {table} "
+            "FOR EACH ROW EXECUTE FUNCTION refuse_update()"
+        )
+
+
+def downgrade() -> None:
+    for table in reversed(TABLES):
+        op.drop_table(table)
+    if op.get_bind().dialect.name != "sqlite":
+        op.execute("DROP FUNCTION refuse_update()")
+
+
+def _create_tables() -> None:
     op.create_table(
         "address_counters",
         sa.Column("table_uuid", sa.String(), nullable=False),
@@ -26,19 +81,24 @@ def upgrade() -> None:
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("key_hash", sa.String(), nullable=False),
+        sa.Column("scopes", JSON, nullable=True),
         sa.Column("prefix", sa.String(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
         sa.Column("created_by", sa.String(), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("expires_at", AT, nullable=True),
+        sa.Column("last_used_at", AT, nullable=True),
+        sa.Column("revoked_at", AT, nullable=True),
+        sa.Column("rotated_at", AT, nullable=True),
+        sa.Column("previous_key_hash", sa.String(), nullable=True),
+        sa.Column("previous_expires_at", AT, nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("key_hash"),
     )
+    op.create_index("ix_api_keys_previous_key_hash", "api_keys", ["previous_key_hash"], unique=True)
     op.create_table(
         "audit_entries",
         sa.Column("id", BIG_ID, nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("at", AT, nullable=False),
         sa.Column("principal", sa.String(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("action", sa.String(), nullable=False),
@@ -58,11 +118,12 @@ def upgrade() -> None:
         sa.Column("type", sa.String(), nullable=False),
         sa.Column("properties", JSON, nullable=False),
         sa.Column("index_warehouse", sa.String(), nullable=True),
+        sa.Column("max_running_jobs", sa.Integer(), nullable=True),
         sa.Column("paused", sa.Boolean(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
+        sa.Column("deleted_at", AT, nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index(
@@ -80,8 +141,9 @@ def upgrade() -> None:
         sa.Column("fingerprint", sa.String(), nullable=False),
         sa.Column("status_code", sa.Integer(), nullable=False),
         sa.Column("content_type", sa.String(), nullable=False),
+        sa.Column("headers", JSON, nullable=False),
         sa.Column("body", sa.String(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
         sa.PrimaryKeyConstraint("principal", "key"),
     )
     op.create_index("ix_idempotent_answers_created_at", "idempotent_answers", ["created_at"], unique=False)
@@ -89,7 +151,8 @@ def upgrade() -> None:
         "leases",
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("holder", sa.String(), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", AT, nullable=False),
+        sa.Column("renewals", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
@@ -97,8 +160,8 @@ def upgrade() -> None:
         sa.Column("token_hash", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("expires_at", AT, nullable=False),
+        sa.Column("used_at", AT, nullable=True),
         sa.PrimaryKeyConstraint("token_hash"),
     )
     op.create_table(
@@ -109,8 +172,8 @@ def upgrade() -> None:
         sa.Column("built_in", sa.Boolean(), nullable=False),
         sa.Column("settings", JSON, nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("name"),
     )
@@ -121,14 +184,32 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "webhooks",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("url", sa.String(), nullable=False),
+        sa.Column("kinds", JSON, nullable=False),
+        sa.Column("secret", sa.String(), nullable=False),
+        sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("disabled_because", sa.String(), nullable=True),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_by", sa.String(), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("name"),
+    )
+    op.create_table(
         "workers",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("hostname", sa.String(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("version", sa.String(), nullable=False),
-        sa.Column("registered_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("last_seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("problem", sa.String(), nullable=True),
+        sa.Column("registered_by", sa.String(), nullable=True),
+        sa.Column("registered_at", AT, nullable=False),
+        sa.Column("last_seen_at", AT, nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
@@ -138,8 +219,8 @@ def upgrade() -> None:
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("api_key_id", sa.String(), nullable=True),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("expires_at", AT, nullable=False),
         sa.ForeignKeyConstraint(
             ["api_key_id"],
             ["api_keys.id"],
@@ -148,10 +229,41 @@ def upgrade() -> None:
     )
     op.create_index("ix_browser_sessions_api_key_id", "browser_sessions", ["api_key_id"], unique=False)
     op.create_table(
+        "enrollment_patterns",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=False),
+        sa.Column("pattern", sa.String(), nullable=False),
+        sa.Column("exclude", JSON, nullable=False),
+        sa.Column("branch", sa.String(), nullable=False),
+        sa.Column("policy_id", sa.String(), nullable=True),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_by", sa.String(), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
+        sa.Column("evaluated_at", AT, nullable=True),
+        sa.Column("matched", sa.Integer(), nullable=False),
+        sa.Column("enrolled", sa.Integer(), nullable=False),
+        sa.Column("error", JSON, nullable=True),
+        sa.Column("failures", JSON, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["catalog_id"],
+            ["catalogs.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["policy_id"],
+            ["policies.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_enrollment_patterns_catalog_id", "enrollment_patterns", ["catalog_id"], unique=False)
+    op.create_index("ix_enrollment_patterns_created_at", "enrollment_patterns", ["created_at"], unique=False)
+    op.create_table(
         "tables",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("catalog_id", sa.String(), nullable=False),
         sa.Column("identifier", JSON, nullable=False),
+        sa.Column("namespace", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("branch", sa.String(), nullable=False),
         sa.Column("key_sets", JSON, nullable=False),
@@ -160,9 +272,9 @@ def upgrade() -> None:
         sa.Column("location", sa.String(), nullable=False),
         sa.Column("paused", sa.Boolean(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
+        sa.Column("deleted_at", AT, nullable=True),
         sa.ForeignKeyConstraint(
             ["catalog_id"],
             ["catalogs.id"],
@@ -174,16 +286,59 @@ def upgrade() -> None:
     op.create_index(
         "uq_tables_identifier_branch",
         "tables",
-        ["catalog_id", "name", "branch"],
+        ["catalog_id", "identifier", "branch"],
         unique=True,
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
     op.create_table(
+        "webhook_deliveries",
+        sa.Column("id", BIG_ID, nullable=False),
+        sa.Column("message_id", sa.String(), nullable=False),
+        sa.Column("webhook_id", sa.String(), nullable=False),
+        sa.Column("table_id", sa.String(), nullable=True),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("event", JSON, nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("next_attempt_at", AT, nullable=False),
+        sa.Column("ended_at", AT, nullable=True),
+        sa.Column("status_code", sa.Integer(), nullable=True),
+        sa.Column("error", sa.String(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["webhook_id"],
+            ["webhooks.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_webhook_deliveries_pending",
+        "webhook_deliveries",
+        ["webhook_id", "table_id", "id"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending'"),
+        postgresql_where=sa.text("status = 'pending'"),
+    )
+    op.create_index(
+        "ix_webhook_deliveries_status_created_at",
+        "webhook_deliveries",
+        ["status", "created_at"],
+        unique=False,
+    )
+    op.create_index(
+        "ix_webhook_deliveries_webhook_id_status_id",
+        "webhook_deliveries",
+        ["webhook_id", "status", "id"],
+        unique=False,
+    )
+    op.create_table(
         "health_samples",
         sa.Column("id", BIG_ID, nullable=False),
         sa.Column("table_id", sa.String(), nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("at", AT, nullable=False),
+        sa.Column("resolution", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("iceberg_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
@@ -195,6 +350,7 @@ def upgrade() -> None:
         sa.Column("sorted_runs", sa.Integer(), nullable=False),
         sa.Column("dead_ratio", sa.Float(), nullable=False),
         sa.Column("unconvertible", sa.Integer(), nullable=False),
+        sa.Column("key_sets", JSON, nullable=False),
         sa.ForeignKeyConstraint(
             ["table_id"],
             ["tables.id"],
@@ -216,18 +372,26 @@ def upgrade() -> None:
         sa.Column("trigger", sa.String(), nullable=False),
         sa.Column("requested_by", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("available_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("available_at", AT, nullable=False),
+        sa.Column("held_because", sa.String(), nullable=True),
+        sa.Column("run_at", AT, nullable=True),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("started_at", AT, nullable=True),
+        sa.Column("ended_at", AT, nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("max_attempts", sa.Integer(), nullable=False),
         sa.Column("backoff_seconds", sa.Float(), nullable=False),
         sa.Column("max_backoff_seconds", sa.Float(), nullable=False),
-        sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("cancel_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("timeout_seconds", sa.Float(), nullable=False),
+        sa.Column("lease_expires_at", AT, nullable=True),
+        sa.Column("renewals", sa.Integer(), nullable=False),
+        sa.Column("cancel_requested_at", AT, nullable=True),
         sa.Column("retry_of", sa.String(), nullable=True),
+        sa.Column("traceparent", sa.String(), nullable=True),
+        sa.Column("policy_digest", sa.String(), nullable=False),
+        sa.Column("seen_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("progress", JSON, nullable=True),
         sa.Column("result", JSON, nullable=True),
         sa.Column("error", JSON, nullable=True),
@@ -238,7 +402,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
-    op.create_index("ix_jobs_lease_expires_at", "jobs", ["lease_expires_at"], unique=False)
+    op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"], unique=False)
     op.create_index("ix_jobs_status_available_at", "jobs", ["status", "available_at"], unique=False)
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
     op.create_index(
@@ -265,7 +429,7 @@ def upgrade() -> None:
         sa.Column("namespace", JSON, nullable=True),
         sa.Column("table_id", sa.String(), nullable=True),
         sa.Column("policy_id", sa.String(), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", AT, nullable=False),
         sa.ForeignKeyConstraint(
             ["catalog_id"],
             ["catalogs.id"],
@@ -286,26 +450,52 @@ def upgrade() -> None:
     op.create_table(
         "table_health",
         sa.Column("table_id", sa.String(), nullable=False),
-        sa.Column("measured_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("status_reason", sa.String(), nullable=False),
+        sa.Column("measured_at", AT, nullable=True),
         sa.Column("iceberg_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
         sa.Column("pending_equality_deletes", sa.BigInteger(), nullable=False),
-        sa.Column("oldest_equality_delete_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("oldest_equality_delete_at", AT, nullable=True),
+        sa.Column("pending_key_sets", JSON, nullable=False),
         sa.Column("convertible_delete_files", sa.Integer(), nullable=False),
         sa.Column("convertible_deletes", sa.BigInteger(), nullable=False),
-        sa.Column("oldest_convertible_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("convertible_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("oldest_convertible_at", AT, nullable=True),
         sa.Column("data_files", sa.Integer(), nullable=False),
         sa.Column("unindexed_data_files", sa.Integer(), nullable=False),
         sa.Column("new_data_files", sa.Integer(), nullable=False),
+        sa.Column("new_rows", sa.BigInteger(), nullable=False),
+        sa.Column("new_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("unverified_data_files", sa.Integer(), nullable=False),
+        sa.Column("unverified_rows", sa.BigInteger(), nullable=False),
+        sa.Column("unverified_bytes", sa.BigInteger(), nullable=False),
         sa.Column("has_keys", sa.Boolean(), nullable=False),
         sa.Column("poll_failures", sa.Integer(), nullable=False),
         sa.Column("poll_error", JSON, nullable=True),
         sa.Column("report_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("indexed_snapshot_id", sa.BigInteger(), nullable=True),
-        sa.Column("reported_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("verified_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("reported_at", AT, nullable=True),
         sa.Column("key_sets", JSON, nullable=False),
         sa.Column("unconvertible", JSON, nullable=False),
         sa.Column("decisions", JSON, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["table_id"],
+            ["tables.id"],
+        ),
+        sa.PrimaryKeyConstraint("table_id"),
+    )
+    op.create_index("ix_table_health_status", "table_health", ["status"], unique=False)
+    op.create_table(
+        "turns",
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=False),
+        sa.Column("at", AT, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["catalog_id"],
+            ["catalogs.id"],
+        ),
         sa.ForeignKeyConstraint(
             ["table_id"],
             ["tables.id"],
@@ -319,10 +509,15 @@ def upgrade() -> None:
         sa.Column("worker_id", sa.String(), nullable=False),
         sa.Column("worker_name", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("started_at", AT, nullable=False),
+        sa.Column("ended_at", AT, nullable=True),
+        sa.Column("lease_expires_at", AT, nullable=False),
         sa.Column("error", JSON, nullable=True),
+        sa.Column("seconds", sa.Float(), nullable=False),
+        sa.Column("stages", JSON, nullable=False),
+        sa.Column("rows", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("plans", JSON, nullable=True),
         sa.ForeignKeyConstraint(
             ["job_id"],
             ["jobs.id"],
@@ -333,11 +528,20 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job_id", "attempt"),
     )
+    op.create_index("ix_attempts_ended_at", "attempts", ["ended_at"], unique=False)
+    op.create_index(
+        "ix_attempts_plans",
+        "attempts",
+        ["job_id"],
+        unique=False,
+        sqlite_where=sa.text("plans IS NOT NULL"),
+        postgresql_where=sa.text("plans IS NOT NULL"),
+    )
     op.create_index("ix_attempts_worker_id", "attempts", ["worker_id"], unique=False)
     op.create_table(
         "events",
         sa.Column("id", BIG_ID, nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("at", AT, nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("level", sa.String(), nullable=False),
         sa.Column("message", sa.String(), nullable=False),
@@ -358,27 +562,3 @@ def upgrade() -> None:
     )
     op.create_index("ix_events_job_id_id", "events", ["job_id", "id"], unique=False)
     op.create_index("ix_events_table_id_id", "events", ["table_id", "id"], unique=False)
-
-
-def downgrade() -> None:
-    for table in (
-        "events",
-        "attempts",
-        "table_health",
-        "policy_attachments",
-        "jobs",
-        "health_samples",
-        "tables",
-        "browser_sessions",
-        "workers",
-        "system_state",
-        "policies",
-        "login_tokens",
-        "leases",
-        "idempotent_answers",
-        "catalogs",
-        "audit_entries",
-        "api_keys",
-        "address_counters",
-    ):
-        op.drop_table(table)
