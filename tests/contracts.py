@@ -2,10 +2,16 @@
 
 A request may be given more freedom, an answer more fields; never the other way round. Descriptions and
 examples are free. The documents are those that FastAPI writes: no `allOf`, no parameters by reference.
+
+`python -m tests.contracts` writes openapi/released.json: what is compared of the document, a line for each
+path and each schema.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
+
+from service.command.openapi import DOCUMENT
 
 Schema = dict[str, Any]
 _NARROWING = {
@@ -19,6 +25,33 @@ _NARROWING = {
     "maxItems": -1,
 }
 """Bounds, and the direction in which they allow less."""
+_WORDS = {"description", "example", "examples", "security", "summary", "tags", "title"}
+_NAMING = {"content", "headers", "properties", "responses"}
+"""Below these stand names, some of which are also words of OpenAPI."""
+RELEASED = DOCUMENT.with_name("released.json")
+
+
+def released_form(document: Schema) -> str:
+    """What is compared of a document, as JSON with a line for each path and each schema."""
+    paths, schemas = (
+        ",\n".join(f"{json.dumps(name)}: {json.dumps(_wordless(part[name]))}" for name in sorted(part))
+        for part in (document["paths"], document["components"]["schemas"])
+    )
+    return f'{{"paths": {{\n{paths}\n}}, "components": {{"schemas": {{\n{schemas}\n}}}}}}\n'
+
+
+def _wordless(value: Any, *, are_names: bool = False) -> Any:
+    match value:
+        case dict():
+            return {
+                key: _wordless(item, are_names=key in _NAMING and not are_names)
+                for key, item in sorted(value.items())
+                if are_names or key not in _WORDS
+            }
+        case list():
+            return [_wordless(item) for item in value]
+        case _:
+            return value
 
 
 def breaking_changes(old: Schema, new: Schema) -> list[str]:
@@ -159,3 +192,7 @@ def _kinds(document: Schema, schema: Schema) -> dict[str, Schema]:
 
 def _words(names: Any) -> str:
     return ", ".join(sorted(names))
+
+
+if __name__ == "__main__":
+    RELEASED.write_text(released_form(json.loads(DOCUMENT.read_text())))

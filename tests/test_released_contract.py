@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from service.command.openapi import DOCUMENT
-from tests.contracts import breaking_changes
+from tests.contracts import RELEASED, breaking_changes, released_form
 
-RELEASED = DOCUMENT.with_name("released.json")
 SMALL: dict[str, Any] = {
     "paths": {
         "/things": {
@@ -68,11 +67,11 @@ def call(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(change: Change) -> list[str]:
-    """What breaks when `change` is done to the call, to what is sent, and to what is read."""
+    """What breaks when `change` is done to the call, what is sent, and what is read after a release."""
     new = copy.deepcopy(SMALL)
     schemas = new["components"]["schemas"]
     change(call(new), schemas["Sent"], schemas["Read"])
-    return breaking_changes(SMALL, new)
+    return breaking_changes(json.loads(released_form(SMALL)), new)
 
 
 BREAKING: dict[str, Change] = {
@@ -163,6 +162,13 @@ def test_a_harmless_change_is_none(what: str) -> None:
 
 def test_a_call_that_is_gone_is_found() -> None:
     assert breaking_changes(SMALL, {"paths": {}, "components": {"schemas": {}}}) == ["POST /things is gone"]
+
+
+def test_a_released_contract_keeps_no_words_and_every_name() -> None:
+    named: dict[str, Any] = {"title": {"type": "string", "title": "Title", "description": "Words."}}
+    document = {"paths": {}, "components": {"schemas": {"Thing": {"properties": named, "title": "Thing"}}}}
+    kept = json.loads(released_form(document))["components"]["schemas"]
+    assert kept == {"Thing": {"properties": {"title": {"type": "string"}}}}
 
 
 def test_the_contract_of_the_last_release_is_kept() -> None:
