@@ -25,7 +25,7 @@ from service.errors import IcestreamError, is_database_trouble
 from service.settings import Settings
 from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery
 from service.webhooks.outbox import CONTENT_TYPE
-from service.webhooks.signing import keys_of, signature
+from service.webhooks.signing import signature, signers_of
 
 _CONNECT_SECONDS = 5
 _LONGEST_PAUSE = timedelta(hours=6)
@@ -159,17 +159,16 @@ class WebhookSender:
             )
 
     def _send(self, claim: _Claim, http: Session) -> _Outcome:
-        timestamp = str(int(self._wall().timestamp()))
+        now = self._wall()
         try:
             settings = self._settings
             secret = resolve({"secret": claim.secret}, settings.secret_rules, settings.own_files)["secret"]
-            keys = keys_of(secret)
             headers = {
                 "Content-Type": CONTENT_TYPE,
                 "User-Agent": "icestream",
                 "webhook-id": claim.message_id,
-                "webhook-timestamp": timestamp,
-                "webhook-signature": signature(keys, claim.message_id, timestamp, claim.event),
+                "webhook-timestamp": str(int(now.timestamp())),
+                "webhook-signature": signature(signers_of(secret), claim.message_id, now, claim.event),
             }
             # Nobody reads what it says: it may be endless.
             with http.post(

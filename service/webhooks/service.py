@@ -27,7 +27,7 @@ from service.webhooks.models import (
     WebhookView,
 )
 from service.webhooks.outbox import cloud_event
-from service.webhooks.signing import keys_of
+from service.webhooks.signing import signers_of
 
 SORTING = Sorting(
     {"name": Webhook.name, "created_at": Webhook.created_at, "updated_at": Webhook.updated_at},
@@ -318,4 +318,4 @@ def _check_secret(settings: Settings, reference: str) -> None:
         )
     if not reference.startswith("env:WEBHOOK_"):
         check_reference(settings, "secret", reference)
-    keys_of(resolve({"secret": reference}, settings.secret_rules, settings.own_files)["secret"])
+    signers_of(resolve({"secret": reference}, settings.secret_rules, settings.own_files)["secret"])
