@@ -1,6 +1,6 @@
 """An Iceberg REST catalog on loopback that fails as a test says: HTTP in front of PyIceberg's SqlCatalog.
 
-Iceberg's own server is in tests/worker/catalog_servers.py.
+Iceberg's own server is in tests/worker/table/catalog_servers.py.
 """
 
 import json

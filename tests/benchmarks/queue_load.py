@@ -48,7 +48,7 @@ from service.tables.models import EnrolledTable
 from service.workers.models import FinishRequest, Worker
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
-from tests.worker.catalog_servers import rest_server
+from tests.worker.table.catalog_servers import rest_server
 
 T = TypeVar("T")
 _REPORT = Path("docs/queue.md")

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
-from tests.worker.paimon_readers import JavaReader, PaimonTable, Row, read_with_pypaimon
+from tests.worker.index.paimon_readers import JavaReader, PaimonTable, Row, read_with_pypaimon
 from worker.index import compaction, sorted_runs
 from worker.index import key_set_index as index
 from worker.index.sorted_runs import TOP_LEVEL

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
 from tests.patience import PATIENCE_SECONDS
-from tests.worker.test_read import FlakyStorage
+from tests.worker.keys.test_read import FlakyStorage
 from worker.io.storage import Storage
 from worker.jobs.conversion import DeletesTask, _deletes_by_scope, _deletes_of
 from worker.table.catalogs import load_table

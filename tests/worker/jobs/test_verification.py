@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
-from tests.worker.test_paimon_readers import COLUMNS, KEYS, row
+from tests.worker.index.test_paimon_readers import COLUMNS, KEYS, row
 from worker.index import checksums, compaction, footers, sorted_runs
 from worker.index import key_set_index as index
 from worker.index.fingerprints import Blocks

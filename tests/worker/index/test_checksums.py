@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.benchmarks.object_store import SlowStore
-from tests.worker.test_lookup import key_set_of, write_data_file
+from tests.worker.lookup.test_lookup import key_set_of, write_data_file
 from worker.index import checksums, sorted_runs
 from worker.index.checksums import CheckedFiles, read_footer
 from worker.index.footers import footer

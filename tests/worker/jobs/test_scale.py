@@ -31,7 +31,7 @@ from worker.table.deletes import NewDeleteFile, write_deletion_vectors
 from worker.table.plan import DataFile, DeleteFile, FileContent, PartitionKey
 from worker.table.puffin import read_deletion_vector
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "scale.md").read_text()
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8
 BYTES_OF_FILE, BYTES_OF_LISTED_FILE, BYTES_FOR_A_MOMENT = 36, 44, 200
 CHARACTERS_OF_PATH = 120
@@ -120,7 +120,7 @@ def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: p
 
 def test_the_measured_planning_is_that_of_the_page() -> None:
     """Of a table with ten data files for each delete file, whose text of paths lies in memory."""
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 
     def of_each(step: str) -> int:
         (found,) = re.findall(rf"^\| {step} \|.*\| (\d+) B \|$", page, re.MULTILINE)

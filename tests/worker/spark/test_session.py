@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from worker.agent.main import main
 from worker.spark.session import cached_jars, check_jars, is_local, remember_jars, spark_settings
 
-DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+DEPLOYMENT = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 
 def documented() -> dict[str, tuple[dict[str, str], dict[str, str]]]:
