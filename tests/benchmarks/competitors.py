@@ -11,10 +11,10 @@ from unittest.mock import patch
 from tests.benchmarks.datasets import Dataset, Pending
 from tests.benchmarks.measure import timed
 from worker.attempt.job import Outcome
+from worker.lookup.cost import Source
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
 from worker.lookup.resolution import PendingDeletes
-from worker.table.plan import Source
 
 # Data file -> number of its rows that were found, and the sum of their positions.
 Found: TypeAlias = Mapping[str, tuple[int, int]]

@@ -33,8 +33,9 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from tests.benchmarks.measure import mebibytes, timed
 from worker.index.key_set_index import DICTIONARY_SCHEMA, FileDictionary, uncovered_files
 from worker.io.paths import MEMORY_BYTES
+from worker.table.files import SnapshotFiles
 from worker.table.manifests import read_snapshot_files
-from worker.table.plan import SnapshotFiles, plan_conversion
+from worker.table.plan import plan_conversion
 
 FILES_PER_MANIFEST = 10_000
 PARTITIONS = 1_000

@@ -18,9 +18,9 @@ from tests.benchmarks.measure import Figure, timed
 from tests.factories import sqlite_catalog
 from tests.jobs import Jobs
 from worker.demo.table import KEY, Orders, OrdersWriter
+from worker.lookup.cost import Source
 from worker.lookup.resolution import PendingDeletes
 from worker.spark.session import create_spark
-from worker.table.plan import Source
 
 ROWS = 3_000_000
 CHECKPOINTS = (0, 25, 100, 250, 500)

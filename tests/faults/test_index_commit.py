@@ -33,7 +33,7 @@ from worker.index.key_set_index import (
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
 from worker.io.storage import Storage
 from worker.keys.read import KeyColumn, KeyReader, KeySet
-from worker.table.plan import DataFile, DataFiles, PartitionKey
+from worker.table.files import DataFile, DataFiles, PartitionKey
 
 DATABASE = "t_1"
 KEY_SET = KeySet((KeyColumn(1, "id", (1,), LongType(), pa.int64()),))

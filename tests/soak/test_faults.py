@@ -16,7 +16,7 @@ from worker.keys.read import NULL_MASK, KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
 from worker.table.deletes import ExistingDeletes, plan_deletes
-from worker.table.plan import DataFile, DataFiles
+from worker.table.files import DataFile, DataFiles
 
 pytestmark = pytest.mark.integration
 

@@ -32,8 +32,8 @@ from worker.io.storage import Storage
 from worker.keys.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
 from worker.spark.session import TaskRunner, Work
 from worker.table import catalogs
+from worker.table.files import DataFiles, SnapshotFiles
 from worker.table.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files
-from worker.table.plan import DataFiles, SnapshotFiles
 
 MAX_HALVINGS = 6
 NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())

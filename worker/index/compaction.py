@@ -39,7 +39,7 @@ from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
-from worker.table.plan import DataFiles
+from worker.table.files import DataFiles
 
 # How long what compaction replaced stays for those who still read it: longer than any lookup takes.
 KEEP_SECONDS = 3600.0

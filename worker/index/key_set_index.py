@@ -42,7 +42,7 @@ from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.read import KeyColumnError, KeyReader, KeySet
 from worker.process.slots import Threads
 from worker.spark.session import tell_share
-from worker.table.plan import DataFile, DataFiles, PartitionKey
+from worker.table.files import DataFile, DataFiles, PartitionKey
 
 RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key
 RUN_BYTES = 512 * 1024**2  # the same bound for wide keys

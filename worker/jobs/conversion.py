@@ -24,6 +24,7 @@ from worker.io.storage import DryStorage, Storage
 from worker.jobs.indexing import start_anew
 from worker.jobs.leftovers import output_locations, remove_leftovers, unannounced
 from worker.keys.read import KeyColumnError, KeySet, column_names_of, key_reader, resolve_key_set
+from worker.lookup.cost import Source, conversion_seconds
 from worker.lookup.deviations import Deviation
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.lookup.resolution import Choice, PendingDeletes, Resolved, explain, merge_explanations
@@ -54,18 +55,8 @@ from worker.table.deletes import (
     sharing_a_file,
     write_planned,
 )
-from worker.table.plan import (
-    DataFile,
-    DataFiles,
-    DeleteFile,
-    KeySetDeletes,
-    PartitionKey,
-    Source,
-    applies,
-    conversion_seconds,
-    in_commits,
-    plan_conversion,
-)
+from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
+from worker.table.plan import KeySetDeletes, applies, in_commits, plan_conversion
 
 PLANNING_ATTEMPTS = 5
 FILES_PER_DELETES_TASK = 500

@@ -51,7 +51,8 @@ from worker.keys.read import (
     resolve_key_set,
 )
 from worker.lookup.resolution import PendingDeletes
-from worker.table.plan import DataFile, DataFiles, balanced, plan_conversion
+from worker.table.files import DataFile, DataFiles
+from worker.table.plan import balanced, plan_conversion
 
 EXAMPLES = 10
 SAMPLE_ROWS = 500_000_000  # of data files that are read at most: of more, some at random

@@ -50,7 +50,7 @@ from pyiceberg.types import (
 
 from worker.io.file_formats import BATCH_ROWS, FORMATS, Path, field_id_of, open_columns
 from worker.io.storage import Storage
-from worker.table.plan import DataFile, DeleteFile
+from worker.table.files import DataFile, DeleteFile
 
 NULL_MASK = "null_mask"
 _MASK_BITS = 31

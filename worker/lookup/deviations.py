@@ -14,8 +14,9 @@ from pyiceberg.types import FixedType, UUIDType
 
 from worker.attempt.job import PinnedTable
 from worker.keys.read import KeySet
+from worker.table.files import DataFile, DeleteFile
 from worker.table.manifests import read_bounds
-from worker.table.plan import DataFile, DeleteFile, applies
+from worker.table.plan import applies
 
 _UUID_BYTES = 16
 

@@ -26,7 +26,7 @@ from worker.io.sorting import Int64Array, contiguous, sort_rows
 from worker.io.storage import Storage
 from worker.keys.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.lookup.matching import KeyMatcher, match_sorted
-from worker.table.plan import DataFile, DataFiles
+from worker.table.files import DataFile, DataFiles
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"

@@ -12,7 +12,7 @@ import numpy as np
 
 from worker.io.sorting import Int64Array
 from worker.lookup.index_lookup import Matches
-from worker.table.plan import DataFile, DataFiles
+from worker.table.files import DataFile, DataFiles
 
 MEMORY_POSITIONS = 16_000_000  # 8 bytes each
 

@@ -19,6 +19,7 @@ from worker.index.key_set_index import KeySetIndex
 from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io.sorting import Int64Array
 from worker.keys.read import KeyReader, KeySet
+from worker.lookup.cost import Source, index_is_cheaper, rates_of
 from worker.lookup.deviations import Deviation, deviations, may_deviate
 from worker.lookup.index_lookup import (
     GLOBAL,
@@ -40,19 +41,8 @@ from worker.lookup.shuffle import (
     cuts_between,
 )
 from worker.process.wording import counted
-from worker.table.plan import (
-    DataFile,
-    DataFiles,
-    DeleteFile,
-    KeySetDeletes,
-    PartitionKey,
-    Source,
-    affected_files,
-    applies,
-    balanced,
-    index_is_cheaper,
-    rates_of,
-)
+from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
+from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
 DRIVER_KEYS = 4_000_000

@@ -20,7 +20,7 @@ from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.io.storage import Storage
 from worker.keys.read import NULL_MASK, KeyColumnError, KeyReader
 from worker.lookup.index_lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
-from worker.table.plan import DeleteFile
+from worker.table.files import DeleteFile
 
 # (partition_id, data sequence number, keys)
 KeyBatch = tuple[int, int, pa.RecordBatch]

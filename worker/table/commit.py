@@ -32,7 +32,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.table.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
 from worker.table.deletes import NewDeleteFile
-from worker.table.plan import DeleteFile
+from worker.table.files import DeleteFile
 
 T = TypeVar("T")
 JOB_ID = "icestream.job-id"

@@ -28,7 +28,7 @@ from trust.properties import LOCATION_PROPERTIES
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.io.storage import Storage
 from worker.process.slots import Threads
-from worker.table.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
 from worker.table.puffin import (
     CorruptDeletionVectorError,
     Positions,

@@ -47,7 +47,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.process.slots import Threads
-from worker.table.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
 DELETED = 2  # manifest entry status
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files

@@ -34,7 +34,7 @@ from worker.index.sorted_runs import IndexWarehouse, write_run
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
-from worker.table.plan import DataFile, DataFiles
+from worker.table.files import DataFile, DataFiles
 
 TYPES = ("string", "long")
 KEY_SET = key_set_of(*TYPES)

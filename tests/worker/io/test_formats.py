@@ -18,7 +18,7 @@ from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from worker.io.storage import Storage
 from worker.keys.read import KeyColumnError, key_reader, resolve_key_set
-from worker.table.plan import DataFile, PartitionKey
+from worker.table.files import DataFile, PartitionKey
 
 _COLUMNS = (
     "id bigint, region string, small int, day date, at timestamp_ntz, price decimal(9,2), raw binary,"

@@ -22,9 +22,9 @@ from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
+from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 from worker.spark.session import JobCancelledError, TaskRunner
 from worker.table.commit import _row_delta
-from worker.table.plan import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 
 pytestmark = pytest.mark.integration
 
@@ -322,7 +322,7 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
     monkeypatch.setattr(compaction, "RUNS_KEPT", 3)
     monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 8)
     monkeypatch.setattr(
-        "worker.table.plan.INDEX_FILE_SECONDS", 0
+        "worker.lookup.cost.INDEX_FILE_SECONDS", 0
     )  # so many tiny files are not worth a lookup
     table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
     levels = set()

@@ -28,7 +28,7 @@ from worker.lookup.resolution import DRIVER_KEYS
 from worker.spark import session
 from worker.table import manifests
 from worker.table.deletes import NewDeleteFile, write_deletion_vectors
-from worker.table.plan import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
 from worker.table.puffin import read_deletion_vector
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scale.md").read_text()

@@ -41,7 +41,7 @@ from pyiceberg.types import (
 
 from worker.io.storage import Storage
 from worker.keys.read import KeyColumnError, key_reader, resolve_key_set
-from worker.table.plan import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
 
 
 def table(

@@ -30,7 +30,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.read import KeyColumn, KeyReader, KeySet
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
-from worker.table.plan import DataFile, DataFiles, PartitionKey
+from worker.table.files import DataFile, DataFiles, PartitionKey
 
 TYPES: dict[str, tuple[PrimitiveType, pa.DataType]] = {
     "long": (LongType(), pa.int64()),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader, KeySet
 from worker.lookup.shuffle import KeyBatch, ReadTask, cuts_between, ranges_of
-from worker.table.plan import DeleteFile, FileContent, PartitionKey
+from worker.table.files import DeleteFile, FileContent, PartitionKey
 
 _SCHEMA = pa.schema(
     [

@@ -33,8 +33,8 @@ from worker.table.commit import (
     find_commits,
 )
 from worker.table.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
+from worker.table.files import DataFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
-from worker.table.plan import DataFile, PartitionKey
 
 pytestmark = pytest.mark.integration
 

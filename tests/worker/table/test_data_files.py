@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from worker.io import paths as paths_module
 from worker.io.paths import Paths
-from worker.table.plan import DataFile, DataFiles, PartitionKey, balanced
+from worker.table.files import DataFile, DataFiles, PartitionKey
+from worker.table.plan import balanced
 
 TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
 PARTITIONS = st.builds(PartitionKey, st.integers(0, 1), st.sampled_from(["[]", "[1]", "[2]"]))

@@ -46,8 +46,8 @@ from worker.table.deletes import (
     write_position_deletes,
     written_files,
 )
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.table.manifests import read_snapshot_files
-from worker.table.plan import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.table.puffin import Positions
 
 UNPARTITIONED = PartitionKey(0, "[]")

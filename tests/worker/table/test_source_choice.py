@@ -9,7 +9,7 @@ in seconds (medians of 4): 1.0 and 0.9 with 48 data files, 0.5 and 0.8 with 208,
 import pyarrow as pa
 import pytest
 
-from worker.table.plan import INTEGER_FIRST, NUMBERS, STRINGS, Rates, index_is_cheaper, rates_of
+from worker.lookup.cost import INTEGER_FIRST, NUMBERS, STRINGS, Rates, index_is_cheaper, rates_of
 
 
 @pytest.mark.parametrize(
