@@ -30,7 +30,7 @@ from worker.index.key_set_index import ADDRESS, PARTITION_ID
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.io.row_groups import REQUESTS
 from worker.io.storage import Storage
-from worker.keys.read import NULL_MASK
+from worker.keys.key_set import NULL_MASK
 from worker.lookup.index_lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
 
 _REPORT = Path("docs/object-stores.md")

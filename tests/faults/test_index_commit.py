@@ -32,7 +32,8 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumn, KeyReader, KeySet
+from worker.keys.key_set import KeyColumn, KeySet
+from worker.keys.read import KeyReader
 from worker.table.files import DataFile, DataFiles, PartitionKey
 
 DATABASE = "t_1"

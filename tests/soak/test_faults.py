@@ -12,7 +12,8 @@ from pyroaring import BitMap64
 
 from tests.soak.seeds import run_seed
 from tests.soak.world import World
-from worker.keys.read import NULL_MASK, KeyReader
+from worker.keys.key_set import NULL_MASK
+from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
 from worker.table.deletes import ExistingDeletes, plan_deletes

@@ -29,7 +29,8 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumnError, KeySet, field_ids_of, resolve_key_set
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.schema_fields import field_ids_of, resolve_key_set
 from worker.spark.session import TaskRunner, Work
 from worker.table import catalogs
 from worker.table.files import DataFiles, SnapshotFiles

@@ -39,7 +39,8 @@ from worker.io.paths import PIECE, Paths
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, sort_rows
 from worker.io.storage import Storage, lacks_own_memory
-from worker.keys.read import KeyColumnError, KeyReader, KeySet
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader
 from worker.process.slots import Threads
 from worker.spark.session import tell_share
 from worker.table.files import DataFile, DataFiles, PartitionKey

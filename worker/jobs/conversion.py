@@ -23,7 +23,9 @@ from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
 from worker.jobs.indexing import start_anew
 from worker.jobs.leftovers import output_locations, remove_leftovers, unannounced
-from worker.keys.read import KeyColumnError, KeySet, column_names_of, key_reader, resolve_key_set
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import key_reader
+from worker.keys.schema_fields import column_names_of, resolve_key_set
 from worker.lookup.cost import Source, conversion_seconds
 from worker.lookup.deviations import Deviation
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union

@@ -37,14 +37,9 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
 from worker.jobs.leftovers import remove_leftovers
-from worker.keys.read import (
-    KeyColumnError,
-    KeySet,
-    column_names_of,
-    field_ids_of,
-    key_reader,
-    resolve_key_set,
-)
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import key_reader
+from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.wording import counted
 from worker.spark.session import JobCancelledError
 

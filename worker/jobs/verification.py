@@ -42,14 +42,9 @@ from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
 from worker.jobs.indexing import rebuild_key_set
-from worker.keys.read import (
-    KeyColumnError,
-    KeyReader,
-    KeySet,
-    column_names_of,
-    key_reader,
-    resolve_key_set,
-)
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader, key_reader
+from worker.keys.schema_fields import column_names_of, resolve_key_set
 from worker.lookup.resolution import PendingDeletes
 from worker.table.files import DataFile, DataFiles
 from worker.table.plan import balanced, plan_conversion

@@ -13,7 +13,7 @@ import numpy as np
 from pyiceberg.types import FixedType, UUIDType
 
 from worker.attempt.job import PinnedTable
-from worker.keys.read import KeySet
+from worker.keys.key_set import KeySet
 from worker.table.files import DataFile, DeleteFile
 from worker.table.manifests import read_bounds
 from worker.table.plan import applies

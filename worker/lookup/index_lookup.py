@@ -24,7 +24,8 @@ from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows
 from worker.io.storage import Storage
-from worker.keys.read import NULL_MASK, KeyColumnError, KeyReader
+from worker.keys.key_set import NULL_MASK, KeyColumnError
+from worker.keys.read import KeyReader
 from worker.lookup.matching import KeyMatcher, match_sorted
 from worker.table.files import DataFile, DataFiles
 

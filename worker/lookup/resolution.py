@@ -18,7 +18,8 @@ from worker.attempt.job import Job, PinnedTable, Unconvertible
 from worker.index.key_set_index import KeySetIndex
 from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io.sorting import Int64Array
-from worker.keys.read import KeyReader, KeySet
+from worker.keys.key_set import KeySet
+from worker.keys.read import KeyReader
 from worker.lookup.cost import Source, index_is_cheaper, rates_of
 from worker.lookup.deviations import Deviation, deviations, may_deviate
 from worker.lookup.index_lookup import (

@@ -18,7 +18,8 @@ from worker.index.key_set_index import PARTITION_ID
 from worker.index.sorted_runs import RunFile
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.io.storage import Storage
-from worker.keys.read import NULL_MASK, KeyColumnError, KeyReader
+from worker.keys.key_set import NULL_MASK, KeyColumnError
+from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.table.files import DeleteFile
 

@@ -28,7 +28,7 @@ from worker.index.compaction import (
 from worker.index.key_set_index import RUN_ROWS, entries_schema, sort_entries
 from worker.index.sorted_runs import TOP_LEVEL, RunFile, write_run
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumn, KeySet
+from worker.keys.key_set import KeyColumn, KeySet
 
 _names = count()
 TRIGGER = 16  # sorted runs at which the standard policy starts a compaction

@@ -17,7 +17,9 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumnError, key_reader, resolve_key_set
+from worker.keys.key_set import KeyColumnError
+from worker.keys.read import key_reader
+from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import DataFile, PartitionKey
 
 _COLUMNS = (

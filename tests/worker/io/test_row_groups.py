@@ -15,7 +15,7 @@ from worker.index.key_set_index import ADDRESS, PARTITION_ID, decode
 from worker.index.sorted_runs import write_run
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage
-from worker.keys.read import NULL_MASK
+from worker.keys.key_set import NULL_MASK
 
 ROWS = 64_000
 GROUPS = 64

@@ -40,7 +40,9 @@ from pyiceberg.types import (
 )
 
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumnError, key_reader, resolve_key_set
+from worker.keys.key_set import KeyColumnError
+from worker.keys.read import key_reader
+from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
 
 

@@ -28,7 +28,8 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
-from worker.keys.read import KeyColumn, KeyReader, KeySet
+from worker.keys.key_set import KeyColumn, KeySet
+from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.table.files import DataFile, DataFiles, PartitionKey
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.io.storage import Storage
-from worker.keys.read import KeyReader, KeySet
+from worker.keys.key_set import KeySet
+from worker.keys.read import KeyReader
 from worker.lookup.shuffle import KeyBatch, ReadTask, cuts_between, ranges_of
 from worker.table.files import DeleteFile, FileContent, PartitionKey
 
