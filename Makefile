@@ -36,7 +36,7 @@ $(VENV)/installed: requirements/dev.txt pyproject.toml
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/jars: $(VENV)/installed worker/spark/session.py scripts/fetch_jars
+$(VENV)/jars: $(VENV)/installed worker/spark/jars.py scripts/fetch_jars
 	@scripts/install_system_packages java
 	echo "Fetching the JARs of Iceberg and JDBC, unless they are here ..."
 	said=$$($(BIN)/python scripts/fetch_jars 2>&1) || { echo "$$said" >&2; exit 1; }

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from worker.attempt.job import Outcome
 from worker.contract.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
 from worker.jobs.pipeline import run_job
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 _numbers = count(1)
 

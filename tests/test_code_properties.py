@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import pytest
 
 from trust.properties import chooses_code, unknown_database_options, without_code
-from worker.spark.session import cached_jars, jars_folder
+from worker.spark.jars import cached_jars, jars_folder
 
 _NAME = re.compile(r"(?!(org|com|net|sun|software)\.)[a-z][A-Za-z0-9]*([.-][A-Za-z0-9_]+)+[.-]?")
 _SUSPICIOUS = re.compile(

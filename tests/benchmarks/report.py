@@ -22,7 +22,7 @@ from tests.benchmarks.readers import DUCKDB_SECONDS, Reading
 from tests.benchmarks.small_files import SmallFiles
 from tests.benchmarks.small_files import section_of as section_of_small_files
 from tests.benchmarks.sweep import Point
-from worker.spark.session import ICEBERG_RUNTIME
+from worker.spark.jars import ICEBERG_RUNTIME
 
 _METHOD = """\
 Keys are dense and in random order over the data files, as upserts leave them, so statistics of data files

@@ -29,7 +29,7 @@ from tests.deployment.chart import (
 )
 from tests.deployment.pods import SECRETS, given
 from worker.agent.main import WorkerSettings
-from worker.spark.session import DRAIN_SECONDS
+from worker.spark.tasks import DRAIN_SECONDS
 
 pytestmark = pytest.mark.integration
 

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from tests.deployment.chart import ROOT, component, container, pods, render
 from tests.deployment.dockerfile import FOLDER, Instruction, Stage, build, read
 from tests.test_requirements import read_lock
-from worker.spark.session import cached_jars
+from worker.spark.jars import cached_jars
 
 IMAGES = ("service", "worker")
 JARS = Path(os.environ.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()

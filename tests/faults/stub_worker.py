@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from worker.agent.main import AttemptReporter
     from worker.attempt.job import Outcome
     from worker.contract.control_plane import Assignment
-    from worker.spark.session import TaskRunner
+    from worker.spark.tasks import TaskRunner
 
 JOURNAL = Path(os.environ["STUB_JOURNAL"])
 HOLD = JOURNAL / "hold"
@@ -96,14 +96,10 @@ def main() -> None:
     cancelled, timed_out, unfit = errors
     _stand_in("worker.spark.executors", UnfitExecutorsError=unfit, check_executors=None)
     _stand_in(
-        "worker.spark.session",
-        JobCancelledError=cancelled,
-        JobTimedOutError=timed_out,
-        TaskRunner=object,
-        JvmWatch=object,
-        check_jars=None,
-        create_spark=None,
+        "worker.spark.tasks", JobCancelledError=cancelled, JobTimedOutError=timed_out, TaskRunner=object
     )
+    _stand_in("worker.spark.jvm_watch", JvmWatch=object)
+    _stand_in("worker.spark.session", create_spark=None)
 
     import worker.agent.main
     from worker.agent.main import Worker, WorkerSettings

@@ -29,7 +29,7 @@ import worker.index.key_set_index
 import worker.jobs.conversion
 import worker.jobs.leftovers
 import worker.lookup.index_lookup
-import worker.spark.session
+import worker.spark.tasks
 import worker.table.commit
 import worker.table.deletes
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
@@ -37,7 +37,7 @@ from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
 from worker.index.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.io.storage import Storage
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 Failure = Callable[[], Exception]
 Sort = Callable[[pa.Table], pa.Table]
@@ -112,7 +112,7 @@ def choose_place(runner: TaskRunner) -> None:
     if Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("on-spark").exists():
         runner.local_rows = -1
     else:
-        runner.local_rows = worker.spark.session.LOCAL_ROWS
+        runner.local_rows = worker.spark.tasks.LOCAL_ROWS
 
 
 def part_of_index(table: RunTable) -> str:
@@ -174,7 +174,7 @@ if __name__ == "__main__":
     # Clean-up runs after seconds, not an hour.
     worker.index.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
     # And a JVM is hung after seconds, not a minute.
-    worker.spark.session.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
+    worker.spark.jvm_watch.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
     # So is a job that outlives its attempt.
     worker.agent.main.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
     sys.exit(worker.agent.main.main())

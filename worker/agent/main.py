@@ -50,14 +50,10 @@ from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 from worker.process.threads import outliving_shortage
 from worker.spark.executors import UnfitExecutorsError, check_executors
-from worker.spark.session import (
-    JobCancelledError,
-    JobTimedOutError,
-    JvmWatch,
-    TaskRunner,
-    check_jars,
-    create_spark,
-)
+from worker.spark.jars import check_jars
+from worker.spark.jvm_watch import JvmWatch
+from worker.spark.session import create_spark
+from worker.spark.tasks import JobCancelledError, JobTimedOutError, TaskRunner
 from worker.table.catalogs import secrets_of
 
 log = logging.getLogger("icestream.worker")

@@ -31,7 +31,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import field_ids_of, resolve_key_set
-from worker.spark.session import TaskRunner, Work
+from worker.spark.tasks import TaskRunner, Work
 from worker.table import catalogs
 from worker.table.files import DataFiles, SnapshotFiles
 from worker.table.manifests import CorruptMetadataError, UnsupportedTableError, read_snapshot_files

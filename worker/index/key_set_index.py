@@ -42,7 +42,7 @@ from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader
 from worker.process.slots import Threads
-from worker.spark.session import tell_share
+from worker.spark.tasks import tell_share
 from worker.table.files import DataFile, DataFiles, PartitionKey
 
 RUN_ROWS = 4_000_000  # rows sorted at once by one task: about 400 MB for an int64 key

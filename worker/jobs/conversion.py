@@ -30,7 +30,7 @@ from worker.lookup.cost import Source, conversion_seconds
 from worker.lookup.deviations import Deviation
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.lookup.resolution import Choice, PendingDeletes, Resolved, explain, merge_explanations
-from worker.spark.session import JobCancelledError
+from worker.spark.tasks import JobCancelledError
 from worker.table.commit import (
     CLOCK_TOLERANCE_SECONDS,
     ClockAheadError,

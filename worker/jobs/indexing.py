@@ -41,7 +41,7 @@ from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.wording import counted
-from worker.spark.session import JobCancelledError
+from worker.spark.tasks import JobCancelledError
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""

@@ -30,7 +30,7 @@ from worker.jobs.conversion import convert_table
 from worker.jobs.indexing import compact_index, index_table, rebuild_index
 from worker.jobs.removal import drop_index
 from worker.jobs.verification import verify_index
-from worker.spark.session import JobCancelledError, TaskRunner
+from worker.spark.tasks import JobCancelledError, TaskRunner
 
 # Errors whose text is all that there is of what happened in another process.
 _ABROAD = (Py4JError, PySparkException)

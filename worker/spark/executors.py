@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from worker.spark.session import TaskRunner, is_local
+from worker.spark.session import is_local
+from worker.spark.tasks import TaskRunner
 
 log = logging.getLogger("icestream.worker")
 

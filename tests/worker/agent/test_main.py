@@ -31,8 +31,9 @@ from worker.contract.control_plane import (
     StaleAttemptError,
 )
 from worker.process.redaction import Redaction
-from worker.spark import session
-from worker.spark.session import JvmWatch, TaskRunner
+from worker.spark import jvm_watch
+from worker.spark.jvm_watch import JvmWatch
+from worker.spark.tasks import TaskRunner
 
 ASSIGNMENT = Assignment.model_validate(
     {
@@ -342,7 +343,7 @@ class Jvm:
 
 
 def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(jvm_watch, "JVM_SILENCE_SECONDS", 0.2)
     jvm = Jvm(answers=3)
     with JvmWatch(cast("TaskRunner", jvm)):
         assert jvm.ended.wait(PATIENCE_SECONDS)
@@ -352,7 +353,7 @@ def test_a_jvm_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_jvm_that_could_not_be_asked_for_lack_of_memory_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
+    monkeypatch.setattr(jvm_watch, "JVM_SILENCE_SECONDS", 4.0)
     jvm = Jvm(answers=3)
     answered, ask = threading.Event(), jvm.ping
 
@@ -370,7 +371,7 @@ def test_a_jvm_that_could_not_be_asked_for_lack_of_memory_is_asked_again(
 
 
 def test_a_jvm_in_which_spark_has_ended_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "JVM_SILENCE_SECONDS", 4.0)
+    monkeypatch.setattr(jvm_watch, "JVM_SILENCE_SECONDS", 4.0)
     jvm = Jvm(answers=1, works=False)
     with JvmWatch(cast("TaskRunner", jvm)):
         assert jvm.ended.wait(PATIENCE_SECONDS)
@@ -402,7 +403,7 @@ import json
 from pyspark.sql import SparkSession
 from tests.worker.agent.test_main import ASSIGNMENT, Service
 from worker.agent import main
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 runner, service = TaskRunner(spark), Service()

@@ -13,7 +13,7 @@ from trust.egress import HostNotAllowedError
 from worker.attempt.job import index_storage
 from worker.contract.control_plane import Assignment
 from worker.io.storage import ALLOWED_LOCATIONS, Storage
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 ROWS = 300
 NOBODY = "http://127.0.0.1:1"  # refuses connections

@@ -12,7 +12,7 @@ from tests.traces import attributes
 from tests.traces import collected as collected
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 pytestmark = pytest.mark.integration
 ASSIGNMENT = {

@@ -15,7 +15,7 @@ from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.service.conftest import ADMIN_KEY, Running, running
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 # They need the JARs of ICESTREAM_STORES, and Azurite: `make thorough` has both.
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]

@@ -18,7 +18,7 @@ from worker.attempt.job import JobError
 from worker.contract.control_plane import Assignment
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
 from worker.jobs.pipeline import run_job
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 CALLS: list[Callable[[Storage, str], Any]] = [
     Storage.open_input,

@@ -29,7 +29,7 @@ from worker.jobs.conversion import DeletesTask
 from worker.jobs.pipeline import lacks_memory
 from worker.keys.read import KeyReader
 from worker.lookup.positions import Positions
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 from worker.table import catalogs, commit
 
 

@@ -23,7 +23,7 @@ from worker.index.sorted_runs import TOP_LEVEL
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
-from worker.spark.session import JobCancelledError, TaskRunner
+from worker.spark.tasks import JobCancelledError, TaskRunner
 from worker.table.commit import _row_delta
 
 pytestmark = pytest.mark.integration

@@ -16,8 +16,7 @@ from tests.jobs import Jobs
 from tests.patience import PATIENCE_SECONDS
 from worker.attempt.job import Account
 from worker.jobs.pipeline import run_job
-from worker.spark import session
-from worker.spark.session import JobCancelledError, TaskRunner
+from worker.spark.tasks import RESULTS_AT_ONCE, JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +85,7 @@ def test_what_spark_computes_again_for_an_executor_that_is_gone_can_be_cancelled
             raise JobCancelledError
 
     is_lost = False
-    tasks = [OnceMore(str(tmp_path), number) for number in range(2 * session._RESULTS_AT_ONCE)]
+    tasks = [OnceMore(str(tmp_path), number) for number in range(2 * RESULTS_AT_ONCE)]
     results = TaskRunner(spark, -1).run(tasks, None, planned_rows=1, on_progress=on_progress)
     assert next(results) == 0
     context: Any = spark.sparkContext

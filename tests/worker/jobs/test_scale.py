@@ -25,7 +25,7 @@ from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.lookup.positions import MEMORY_POSITIONS
 from worker.lookup.resolution import DRIVER_KEYS
-from worker.spark import session
+from worker.spark.tasks import RESULTS_AT_ONCE
 from worker.table import manifests
 from worker.table.deletes import NewDeleteFile, write_deletion_vectors
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
@@ -79,7 +79,7 @@ def test_every_figure_follows_from_the_code() -> None:
         "text of the paths of both, in temporary files": f"{2 * FILES * CHARACTERS_OF_PATH / 1e9:.1f} GB",
         "delete keys": f"{DRIVER_KEYS * 16 / 1e6:.0f} MB",
         "positions, of a key set, in memory": f"{MEMORY_POSITIONS * 8 / 1e6:.0f} MB",
-        "results of a stage on Spark, at a time": f"{session._RESULTS_AT_ONCE}",
+        "results of a stage on Spark, at a time": f"{RESULTS_AT_ONCE}",
     }
 
 

@@ -31,7 +31,7 @@ from worker.io.storage import Storage
 from worker.jobs import verification
 from worker.lookup import resolution
 from worker.lookup.index_lookup import LiveRows, Matches
-from worker.spark.session import JobCancelledError, TaskRunner
+from worker.spark.tasks import JobCancelledError, TaskRunner
 
 pytestmark = pytest.mark.integration
 

@@ -40,7 +40,7 @@ from worker.contract.control_plane import OUT_OF_MEMORY, Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot, Threads
-from worker.spark.session import TaskRunner, Work
+from worker.spark.tasks import TaskRunner, Work
 
 SLOTS = Slot(1, 2), Slot(2, 2)
 _addresses = count(0, 1_000_000)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from worker.spark import executors
 from worker.spark.executors import UnfitExecutorsError, check_executors
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 
 pytestmark = pytest.mark.integration
 

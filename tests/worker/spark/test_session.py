@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from worker.agent.main import main
-from worker.spark.session import cached_jars, check_jars, is_local, remember_jars, spark_settings
+from worker.spark.jars import cached_jars, check_jars, remember_jars
+from worker.spark.session import is_local, spark_settings
 
 DEPLOYMENT = Path(__file__).parents[3] / "docs" / "deployment.md"
 

@@ -29,7 +29,7 @@ from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.attempt.job import JobError
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 from worker.table.catalogs import CatalogUnreachableError, load_table, resolve_secrets
 
 pytestmark = pytest.mark.integration

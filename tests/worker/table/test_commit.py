@@ -21,7 +21,7 @@ from tests.jobs import Jobs
 from worker.attempt.job import JobError
 from worker.contract.control_plane import StaleAttemptError
 from worker.io.storage import Storage
-from worker.spark.session import JobTimedOutError
+from worker.spark.tasks import JobTimedOutError
 from worker.table.catalogs import load_table
 from worker.table.commit import (
     ClockBehindError,

@@ -23,7 +23,7 @@ from worker.attempt.job import JobError
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.slots import Slot
-from worker.spark.session import TaskRunner
+from worker.spark.tasks import TaskRunner
 from worker.table import rest_gateway
 from worker.table.catalogs import CodeNotAllowedError, file_io_properties, load_table
 from worker.table.rest_gateway import RestGateway, open_gateway

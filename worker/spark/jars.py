@@ -1,0 +1,98 @@
+"""The JARs of Iceberg, its stores and JDBC: which are wanted, and where Ivy keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from urllib.parse import unquote, urlsplit
+
+ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
+JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
+_JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
+STORE_JARS = {
+    # Iceberg's runtime has GCSFileIO and ADLSFileIO, and not what these are made on.
+    "gcs": ("org.apache.iceberg:iceberg-gcp-bundle:1.11.0",),
+    "azure": (
+        "com.azure:azure-storage-file-datalake:12.25.0",
+        "com.azure:azure-identity:1.18.1",
+        "com.azure:azure-core-http-jdk-httpclient:1.1.0",
+    ),
+}
+"""What `ICESTREAM_STORES` names, beyond S3."""
+# What the above bring along: Spark has it, the JDK's client replaces Azure's, or nothing needs it.
+EXCLUDED = (
+    "com.azure:azure-core-http-netty",
+    "com.fasterxml.jackson.*:*",
+    "net.java.dev.jna:*",
+    "org.checkerframework:*",
+    "org.slf4j:*",
+)
+_RESOLVED = "resolved-{}.json"
+
+
+def wanted_jars(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Their coordinates. Raises ValueError for a store that is none."""
+    stores = [name.strip() for name in environment.get("ICESTREAM_STORES", "").split(",") if name.strip()]
+    for name in stores:
+        if name not in STORE_JARS:
+            known = ", ".join(STORE_JARS)
+            raise ValueError(f"ICESTREAM_STORES names {name!r}; beyond S3 there are: {known}.")
+    return (*_JARS, *(jar for name in stores for jar in STORE_JARS[name]))
+
+
+def check_jars(environment: Mapping[str, str]) -> None:
+    """Raises ValueError if JARs are neither there nor can be put there, as in an image."""
+    wanted, folder = wanted_jars(environment), jars_folder(environment)
+    if cached_jars(folder, wanted):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Of the JARs {', '.join(wanted)} some are not in {folder} (ICESTREAM_JARS_DIR) and can't be put"
+            f" there: {error.strerror}. An image gets what ICESTREAM_STORES names by --build-arg STORES=..."
+        ) from error
+
+
+def jars_folder(environment: Mapping[str, str]) -> Path:
+    """Ivy's."""
+    return Path(environment.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+
+
+def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:
+    """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
+    if tuple(wanted) == _JARS:  # which need no further ones
+        names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in wanted]
+        return _present(folder, names)
+    for path in sorted(folder.glob(_RESOLVED.format("*"))):
+        resolved = json.loads(path.read_text())
+        is_meant = set(wanted) <= set(resolved["wanted"]) and tuple(resolved["excluded"]) == EXCLUDED
+        if is_meant and (jars := _present(folder, resolved["jars"])):
+            return jars
+    return []
+
+
+def remember_jars(folder: Path, wanted: Sequence[str], resolved: Iterable[str]) -> None:
+    """Writes down what Ivy found to be needed. Its folder does not tell: it keeps what older versions needed.
+
+    resolved: paths or URIs, of which those in the folder count.
+    """
+    paths = [Path(unquote(urlsplit(jar).path)) for jar in resolved]
+    names = sorted(path.name for path in paths if path.parent.resolve() == (folder / "jars").resolve())
+    text = json.dumps({"wanted": sorted(wanted), "excluded": EXCLUDED, "jars": names}, indent=1)
+    path = folder / _RESOLVED.format(hashlib.sha256(text.encode()).hexdigest()[:16])
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_text(text)
+    written.replace(path)  # at once, since others may start meanwhile
+
+
+def _present(folder: Path, names: Iterable[str]) -> list[Path]:
+    jars = [folder / "jars" / name for name in names]
+    return jars if all(jar.is_file() for jar in jars) else []
