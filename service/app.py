@@ -26,7 +26,7 @@ from service.audit import endpoints as audit_endpoints
 from service.audit import service as audit
 from service.auth import endpoints as auth_endpoints
 from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
-from service.auth.models import SYSTEM, Principal, Role
+from service.auth.models import SYSTEM, Principal
 from service.auth.oidc import TokenVerifier
 from service.auth.rate_limits import RateLimits
 from service.auth.service import ensure_bootstrap_keys
@@ -57,6 +57,7 @@ from service.jobs import endpoints as jobs_endpoints
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
+from service.records.keys import Role
 from service.scheduling.background import Background
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from sqlmodel import Session
 
 from service.db.database import utc_now
-from service.index_health.models import HealthStatus
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, last_failure_at
-from service.jobs.status import JobKind, JobStatus
+from service.records.health import HealthStatus
+from service.records.jobs import JobKind, JobStatus
 from service.settings import Settings
 from service.webhooks import service as webhooks
 from service.workers.service import count_alive

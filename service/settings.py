@@ -13,9 +13,9 @@ from fastapi import Depends, Request
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.auth.models import Role
 from service.db.control_database import files_of, is_database_of
 from service.errors import StartError
+from service.records.keys import Role
 from telemetry.logs import LogFormat
 from trust.egress import Reach
 from trust.locations import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.catalogs.clients import allowed_session, open_catalog
-from service.catalogs.models import CatalogType
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import Answer, HttpServer, answering, rest_catalog
 from trust.egress import Reach

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from sqlmodel import Session, col, select
 
-from service.audit.models import AuditEntry, AuditEntryView
+from service.audit.models import AuditEntryView
 from service.auth.models import Principal
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
+from service.records.audit import AuditEntry
 
 SORTING = Sorting({"id": AuditEntry.id, "at": AuditEntry.at}, key=AuditEntry.id, default="-id")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)

@@ -14,11 +14,12 @@ from fastapi.routing import iter_route_contexts
 from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.datastructures import FormData
 
-from service.auth.models import Principal, Role, Scope
+from service.auth.models import Principal, Scope
 from service.auth.principals import SESSION_COOKIE, find_principal
 from service.auth.service import forbidden
 from service.auth.tries import one_try
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
+from service.records.keys import Role
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"

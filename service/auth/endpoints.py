@@ -6,11 +6,12 @@ from fastapi import APIRouter, Depends, Query
 
 from service.auth import service
 from service.auth.access import Admin, SignedIn
-from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, KeyState, Me, Role, RotationRequest
+from service.auth.models import ApiKeyRequest, ApiKeyView, CreatedApiKey, Me, RotationRequest
 from service.db.database import ReadSession, WriteSession
 from service.http.messages import KeyId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
+from service.records.keys import KeyState, Role
 
 router = APIRouter(tags=["auth"], route_class=ApiRoute)
 

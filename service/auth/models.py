@@ -7,28 +7,9 @@ from typing import Literal
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
-from sqlmodel import Field, SQLModel
 
-from service.db.database import Json, UtcDateTime, new_id, utc_now
 from service.http.messages import Message, UtcTime, example
-
-
-class Role(StrEnum):
-    """viewer < operator < admin; worker stands apart and reports about jobs only."""
-
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    ADMIN = "admin"
-    WORKER = "worker"
-
-    def allows(self, needed: "Role") -> bool:
-        """Whether somebody with this role may do what `needed` may."""
-        if self is Role.ADMIN:
-            return True
-        if Role.WORKER in (self, needed):
-            return self is needed
-        ladder = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
-        return ladder.index(self) >= ladder.index(needed)
+from service.records.keys import KeyState, Role
 
 
 class Scope(StrEnum):
@@ -56,12 +37,6 @@ class Scope(StrEnum):
     WORKERS_WRITE = "workers:write"
 
 
-class KeyState(StrEnum):
-    ACTIVE = "active"
-    EXPIRED = "expired"
-    REVOKED = "revoked"
-
-
 @dataclass(frozen=True)
 class Principal:
     """Who is calling."""
@@ -83,63 +58,6 @@ class Principal:
 
 SYSTEM = Principal("system", "system", "icestream", Role.ADMIN)
 """The service itself: `up` and the scheduler."""
-
-
-class ApiKey(SQLModel, table=True):
-    __tablename__ = "api_keys"
-
-    id: str = Field(default_factory=new_id, primary_key=True)
-    name: str
-    role: str
-    key_hash: str = Field(unique=True)
-    scopes: list[str] | None = Field(default=None, sa_type=Json)
-    """None: all that the role allows."""
-    prefix: str
-    """The first characters, to tell keys apart in lists."""
-    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    created_by: str
-    expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    last_used_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    revoked_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    rotated_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    previous_key_hash: str | None = Field(default=None, index=True, unique=True)
-    """Of the secret before the last rotation, which is good until `previous_expires_at`."""
-    previous_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-
-    def state(self, now: datetime) -> "KeyState":
-        if self.revoked_at is not None:
-            return KeyState.REVOKED
-        if self.expires_at is not None and self.expires_at <= now:
-            return KeyState.EXPIRED
-        return KeyState.ACTIVE
-
-    def is_valid(self, now: datetime) -> bool:
-        return self.state(now) is KeyState.ACTIVE
-
-
-class LoginToken(SQLModel, table=True):
-    """Good for one login."""
-
-    __tablename__ = "login_tokens"
-
-    token_hash: str = Field(primary_key=True)
-    name: str
-    role: str
-    expires_at: datetime = Field(sa_type=UtcDateTime)
-    used_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-
-
-class BrowserSession(SQLModel, table=True):
-    __tablename__ = "browser_sessions"
-
-    token_hash: str = Field(primary_key=True)
-    id: str = Field(default_factory=new_id)
-    name: str
-    role: str
-    api_key_id: str | None = Field(default=None, foreign_key="api_keys.id", index=True)
-    """The key that opened it: revoking the key ends the session."""
-    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    expires_at: datetime = Field(sa_type=UtcDateTime)
 
 
 class ApiKeyRequest(Message):

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import jwt
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
+from service.records.keys import Role
 from service.settings import Settings
 
 ALGORITHMS = (

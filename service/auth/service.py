@@ -16,21 +16,17 @@ from sqlmodel import Session, and_, col, select
 from service.audit import service as audit
 from service.auth.models import (
     SYSTEM,
-    ApiKey,
     ApiKeyRequest,
     ApiKeyView,
-    BrowserSession,
     CreatedApiKey,
-    KeyState,
-    LoginToken,
     Principal,
-    Role,
     RotationRequest,
     Scope,
 )
 from service.db.database import Database, utc_now
 from service.errors import ConflictError, ForbiddenError, NotFoundError, StartError, UnauthenticatedError
 from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.records.keys import ApiKey, BrowserSession, KeyState, LoginToken, Role
 from service.settings import Settings
 
 KEY_PREFIX = "ice_"

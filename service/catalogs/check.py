@@ -42,9 +42,10 @@ from service.catalogs.iceberg import (
     open_source,
     redact,
 )
-from service.catalogs.models import Catalog, CatalogCheck, CatalogType, CheckStep, StepName
+from service.catalogs.models import CatalogCheck, CheckStep, StepName
 from service.catalogs.reach import addresses_of
 from service.errors import IcestreamError
+from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from service.wording import counted
 from stores.file_io import GOOGLE_SCHEMES

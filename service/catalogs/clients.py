@@ -38,10 +38,10 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from service.catalogs import sqlite
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.models import CatalogType
 from service.catalogs.reach import addresses_of
 from service.db.database import bound_waiting
 from service.errors import UnreachableError
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import (

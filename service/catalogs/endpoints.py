@@ -7,13 +7,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
 from service.catalogs.turns import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import CatalogId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
+from service.records.catalogs import CatalogType
 from service.settings import CurrentSettings
 
 router = APIRouter(prefix="/catalogs", tags=["catalogs"], route_class=ApiRoute)

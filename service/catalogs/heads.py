@@ -15,8 +15,8 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from sqlalchemy import select
 
 from service.catalogs.clients import GuardedRestCatalog
-from service.catalogs.models import CatalogType
 from service.catalogs.sqlite import read_again_if_changed
+from service.records.catalogs import CatalogType
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.glue import GlueCatalog

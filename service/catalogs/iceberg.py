@@ -28,10 +28,10 @@ from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.heads import Heads, Identifier, heads_reader
-from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_reachable, check_record
 from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
+from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_tables

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from service.catalogs.models import CatalogType
 from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from trust.egress import AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
 from trust.locations import (

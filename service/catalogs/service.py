@@ -6,29 +6,24 @@ from sqlalchemy import delete, func
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs import iceberg
 from service.catalogs.check import CatalogProbe
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import (
-    Catalog,
-    CatalogCheck,
-    CatalogPatch,
-    CatalogRequest,
-    CatalogType,
-    CatalogView,
-)
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
 from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties, mask_secrets
 from service.db import private_files
 from service.db.database import FOR_UPDATE, utc_now
-from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.records.catalogs import Catalog, CatalogType
+from service.records.keys import Role
+from service.records.patterns import EnrollmentPattern
+from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.models import EnrolledTable
 from trust.locations import can_hold_index, is_under
 
 _REQUIRED: dict[CatalogType, tuple[str, ...]] = {

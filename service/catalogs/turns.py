@@ -19,8 +19,8 @@ from service.catalogs.iceberg import budget_seconds
 from service.catalogs.service import find_catalog
 from service.db.database import get_database
 from service.errors import IcestreamError, UnreachableError
+from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.models import EnrolledTable
 from trust.bounds import Budget
 
 _AT_ONCE = 32

@@ -38,7 +38,7 @@ from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
 from service.app import create_app, prepare
-from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, Role
+from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.service import create_api_key, create_login_link, provision_worker_key, revoke_api_key
 from service.catalogs.service import register_embedded_catalog
 from service.command.processes import Child, KeptAlive
@@ -48,9 +48,10 @@ from service.db.database import Database, utc_now
 from service.errors import StartError
 from service.jobs.events import events_after, latest_event_id
 from service.jobs.models import EventView
+from service.records.keys import ApiKey, Role
+from service.records.tables import EnrolledTable
+from service.records.workers import Worker
 from service.settings import Settings
-from service.tables.models import EnrolledTable
-from service.workers.models import Worker
 from telemetry.logs import JsonFormatter, LogFormat
 
 logger = logging.getLogger(__name__)

@@ -17,15 +17,15 @@ from sqlmodel import col, select
 
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs, unreachable
-from service.catalogs.models import Catalog
 from service.catalogs.service import get_catalog, index_warehouse
 from service.db.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.http.paging import PageRequest, make_cursor, page_request, read_cursor
 from service.index_health.measure import branch_head, commit_times
+from service.records.catalogs import Catalog
+from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.models import EnrolledTable
 from service.tables.service import check_places, miss
 from service.wording import aged, counted
 from trust.bounds import checked_names

@@ -12,29 +12,27 @@ from fnmatch import fnmatchcase
 
 from sqlmodel import Session, col, or_, select
 
-from service.auth.models import SYSTEM, Principal, Role
+from service.auth.models import SYSTEM, Principal
 from service.auth.service import authorize
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.discovery.candidates import list_names
-from service.discovery.models import (
-    EnrollmentPattern,
-    StandingPatternPatch,
-    StandingPatternRequest,
-    StandingPatternView,
-)
+from service.discovery.models import StandingPatternPatch, StandingPatternRequest, StandingPatternView
 from service.errors import IcestreamError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs.events import record_table_event
-from service.policies.models import Policy
 from service.policies.service import policy_of_request
+from service.records.catalogs import Catalog
+from service.records.keys import Role
+from service.records.patterns import EnrollmentPattern
+from service.records.policies import Policy
+from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables import service as tables
-from service.tables.models import EnrolledTable, PatternMiss, TableRequest
+from service.tables.models import PatternMiss, TableRequest
 from trust.bounds import Budget
 
 SORTING = Sorting(

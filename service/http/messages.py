@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
+from pydantic import Field as ModelField
 
 
 class Message(BaseModel):
@@ -45,7 +46,6 @@ def _refuse_number(value: object) -> object:
 
 UtcTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(to_utc)]
 """A time in a request, with any time zone."""
-
 CatalogId = Annotated[str, Path(description="Id or name of a catalog.")]
 PolicyId = Annotated[str, Path(description="Id or name of a policy.")]
 TableId = Annotated[str, Path(description="Id of an enrolled table.")]
@@ -55,3 +55,4 @@ WorkerId = Annotated[str, Path(description="Id that a worker got when it registe
 AttemptNumber = Annotated[
     int, Path(ge=1, le=2**31 - 1, description="Number of the attempt: a late one gets 409 `stale-attempt`.")
 ]
+Name = Annotated[str, ModelField(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]

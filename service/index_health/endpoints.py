@@ -10,8 +10,9 @@ from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Since, Until
 from service.http.routing import ApiRoute
 from service.index_health import service
-from service.index_health.models import HealthSampleView, HealthView, Resolution
-from service.tables.service import get_table
+from service.index_health.models import HealthSampleView, HealthView
+from service.records.health import Resolution
+from service.records.tables import get_table
 
 router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_class=ApiRoute)
 

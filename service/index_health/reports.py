@@ -4,19 +4,9 @@ from datetime import datetime
 
 from sqlmodel import Session
 
-from service.index_health.models import TableHealth
-from service.jobs.models import Job
+from service.records.health import TableHealth, health_of
+from service.records.jobs import Job
 from service.workers.models import IndexReport
-
-
-def health_of(session: Session, table_id: str) -> TableHealth:
-    """The stored health of a table; a new row for one that was never measured."""
-    row = session.get(TableHealth, table_id)
-    if row is None:
-        row = TableHealth(table_id=table_id)
-        session.add(row)
-        session.flush()
-    return row
 
 
 def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:

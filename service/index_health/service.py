@@ -9,29 +9,20 @@ from typing import Any
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
-from service.catalogs.models import Catalog
 from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
-from service.index_health.models import (
-    HealthSample,
-    HealthSampleView,
-    HealthStatus,
-    HealthView,
-    KeySetSample,
-    KeySetView,
-    Resolution,
-    TableHealth,
-)
+from service.index_health.models import HealthSampleView, HealthView, KeySetSample, KeySetView
 from service.jobs.caveats import caveat_of
-from service.jobs.models import Job
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
-from service.jobs.status import JobKind, JobStatus
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
-from service.tables.models import EnrolledTable
+from service.records.catalogs import Catalog
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
+from service.records.jobs import Job, JobKind, JobStatus
+from service.records.reports import KeySetReport, UnconvertibleDelete
+from service.records.tables import EnrolledTable
 from service.wording import aged, counted
-from service.workers.models import KeySetReport, UnconvertibleDelete
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""

@@ -15,17 +15,12 @@ from service.errors import ConflictError, InvalidError
 from service.index_health.reports import apply_report
 from service.jobs.caveats import caveat_of
 from service.jobs.events import record_job_event
-from service.jobs.models import Attempt, Job
 from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
-from service.jobs.status import (
-    AttemptStatus,
-    JobKind,
-    JobStatus,
-    backoff_seconds,
-    status_after,
-)
+from service.jobs.status import backoff_seconds, status_after
+from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
+from service.records.tables import AddressCounter, EnrolledTable
+from service.records.workers import Worker
 from service.settings import Settings
-from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     MAX_ADDRESS,
     AddressRange,
@@ -35,7 +30,6 @@ from service.workers.models import (
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
-    Worker,
 )
 from service.workers.ownership import check_owner
 

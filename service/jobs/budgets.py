@@ -7,11 +7,11 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import Float, cast, func
 from sqlmodel import Session, col, select
 
-from service.catalogs.models import Catalog
-from service.jobs.models import Attempt, Job
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import day_of
-from service.tables.models import EnrolledTable
+from service.records.catalogs import Catalog
+from service.records.jobs import Attempt, Job
+from service.records.tables import EnrolledTable
 from service.wording import sized
 
 

@@ -23,9 +23,9 @@ from service.jobs.models import (
     JobView,
     SystemView,
 )
-from service.jobs.status import JobKind, JobStatus
 from service.jobs.stream import stream_events
-from service.tables.service import get_table
+from service.records.jobs import JobKind, JobStatus
+from service.records.tables import get_table
 
 router = APIRouter(tags=["jobs"], route_class=ApiRoute)
 EventPage = Annotated[PageRequest, Depends(events.SORTING.page_request)]

@@ -8,7 +8,8 @@ from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
-from service.jobs.models import Event, EventView, Job
+from service.jobs.models import EventView
+from service.records.jobs import Event, Job
 from service.webhooks import outbox  # noqa: F401 - whoever records events writes deliveries
 
 SORTING = Sorting({"id": Event.id}, key=Event.id, default="id")

@@ -12,10 +12,12 @@ from sqlmodel import Session, col, select
 
 from service.errors import ConflictError, NotFoundError
 from service.jobs.events import record_job_event
-from service.jobs.models import REQUEST, Attempt, AttemptView, Job, SystemState
-from service.jobs.status import JobKind, JobStatus, check_transition
+from service.jobs.models import AttemptView
+from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
-from service.tables.models import EnrolledTable
+from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.system import SystemState
+from service.records.tables import EnrolledTable
 from telemetry.traces import begin_trace, current_traceparent
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)

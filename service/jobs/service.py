@@ -11,9 +11,8 @@ from sqlalchemy import ColumnElement, Float, String, cast, func
 from sqlmodel import Session, col, select
 
 from service import __version__
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog
 from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
@@ -21,22 +20,21 @@ from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import claims, queue
 from service.jobs.caveats import caveat_of
 from service.jobs.models import (
-    REQUEST,
-    Attempt,
     AttemptView,
     BulkItem,
     BulkRequest,
     BulkResult,
-    Job,
     JobRequest,
     JobView,
-    SystemState,
     SystemView,
 )
-from service.jobs.status import JobKind, JobStatus
 from service.policies.service import effective_policy
-from service.tables.models import EnrolledTable
-from service.tables.service import check_index_unused, get_table
+from service.records.catalogs import Catalog
+from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.keys import Role
+from service.records.system import SystemState
+from service.records.tables import EnrolledTable, get_table
+from service.tables.service import check_index_unused
 from service.wording import counted
 from telemetry.traces import trace_id_of
 

@@ -16,12 +16,12 @@ from service.policies import service
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
-    Level,
     PolicyPatch,
     PolicyRequest,
     PolicySettings,
     PolicyView,
 )
+from service.records.policies import Level
 from service.settings import CurrentSettings, Settings
 
 

@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import datetime
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -15,14 +14,11 @@ from pydantic import (
 )
 from pydantic import Field as ModelField
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
-from sqlmodel import Field, SQLModel
 
-from service.catalogs.models import Name
-from service.db.database import Json, UtcDateTime, new_id, utc_now
-from service.http.messages import Message, described_as, example
+from service.http.messages import Message, Name, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
+from service.records.policies import Level
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Count = Annotated[int, ModelField(ge=1, le=10**18)]
 Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
@@ -401,46 +397,6 @@ class EffectivePolicy(Message):
     def digest(self) -> str:
         """Tells policies apart by their values, wherever they come from."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
-
-
-class Policy(SQLModel, table=True):
-    __tablename__ = "policies"
-
-    id: str = Field(default_factory=new_id, primary_key=True)
-    name: str = Field(unique=True)
-    description: str = ""
-    built_in: bool = False
-    settings: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
-    version: int = 1
-    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-
-
-class Level(StrEnum):
-    """From the widest to the narrowest; the narrowest level that sets a value wins."""
-
-    SYSTEM = "system"
-    CATALOG = "catalog"
-    NAMESPACE = "namespace"
-    TABLE = "table"
-
-
-class PolicyAttachment(SQLModel, table=True):
-    __tablename__ = "policy_attachments"
-
-    target: str = Field(primary_key=True)
-    """One policy a place: `system`, `catalog:<id>`, `namespace:<catalog id>:<parts, JSON>`, `table:<id>`."""
-    level: str
-    catalog_id: str | None = Field(default=None, foreign_key="catalogs.id", index=True)
-    namespace: list[str] | None = Field(default=None, sa_type=Json)
-    table_id: str | None = Field(default=None, foreign_key="tables.id", index=True)
-    policy_id: str = Field(foreign_key="policies.id", index=True)
-    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-
-    @property
-    def version(self) -> int:
-        """When it was attached, in microseconds: one that is made anew has another than the one before."""
-        return (self.updated_at - _EPOCH) // timedelta(microseconds=1)
 
 
 class PolicyRequest(Message):

@@ -12,12 +12,10 @@ from typing import Any
 
 from sqlmodel import Session, col, or_, select
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.models import Catalog
 from service.catalogs.service import find_catalog, get_catalog
 from service.db.database import FOR_UPDATE, utc_now
-from service.discovery.models import EnrollmentPattern
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
@@ -32,9 +30,6 @@ from service.policies.models import (
     EffectiveResourcesPolicy,
     EffectiveValue,
     IndexPolicy,
-    Level,
-    Policy,
-    PolicyAttachment,
     PolicyPatch,
     PolicyRequest,
     PolicySettings,
@@ -47,8 +42,12 @@ from service.policies.models import (
     contradictions,
 )
 from service.policies.schedules import MAX_WINDOWS
+from service.records.catalogs import Catalog
+from service.records.keys import Role
+from service.records.patterns import EnrollmentPattern
+from service.records.policies import Level, Policy, PolicyAttachment
+from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.models import EnrolledTable
 
 STANDARD = "standard"
 MANUAL = "manual"

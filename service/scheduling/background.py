@@ -22,7 +22,7 @@ from service.discovery.patterns import PatternRunner
 from service.errors import is_database_trouble
 from service.jobs import attempts
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Lease
+from service.records.system import Lease
 from service.scheduling.clock import CLOCK_TOLERANCE, follow_clock
 from service.scheduling.poller import Poller
 from service.scheduling.retention import forget

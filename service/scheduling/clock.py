@@ -5,10 +5,9 @@ from datetime import datetime, timedelta
 from sqlmodel import Session, col, or_, select
 
 from service.jobs.events import record_job_event
-from service.jobs.models import Attempt, Job
 from service.jobs.queue import rfc3339
-from service.jobs.status import JobStatus
-from service.tables.models import EnrolledTable
+from service.records.jobs import Attempt, Job, JobStatus
+from service.records.tables import EnrolledTable
 
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""

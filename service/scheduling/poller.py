@@ -24,23 +24,22 @@ from sqlmodel import Session, col, select
 
 from service.catalogs.heads import AT_ONCE, Heads, Identifier
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.models import Catalog, CatalogType
 from service.catalogs.reach import check_location
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.measure import EqualityDelete, ManifestCache, Measurement, measure
-from service.index_health.models import TableHealth
-from service.index_health.reports import health_of
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused
-from service.jobs.status import JobStatus
 from service.jobs.stream import settled_after
-from service.policies.models import Level, Policy, PolicyAttachment
 from service.policies.service import effective_policy
+from service.records.catalogs import Catalog, CatalogType
+from service.records.health import TableHealth, health_of
+from service.records.jobs import JobStatus
+from service.records.policies import Level, Policy, PolicyAttachment
+from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
 from service.settings import Settings
-from service.tables.models import EnrolledTable
 from trust.bounds import Budget
 from trust.locations import normalize_location
 

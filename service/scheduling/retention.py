@@ -10,16 +10,15 @@ from sqlalchemy import ColumnElement, and_, delete, exists, inspect, tuple_
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, SQLModel, col, or_, select
 
-from service.audit.models import AuditEntry
-from service.auth.models import BrowserSession, LoginToken
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
-from service.index_health.models import HealthSample, Resolution
-from service.jobs.models import Attempt, Event, Job
-from service.jobs.status import JobStatus
+from service.records.audit import AuditEntry
+from service.records.health import HealthSample, Resolution
+from service.records.jobs import Attempt, Event, Job, JobStatus
+from service.records.keys import BrowserSession, LoginToken
+from service.records.webhooks import WebhookDelivery
+from service.records.workers import Worker
 from service.settings import Settings
-from service.webhooks.models import WebhookDelivery
-from service.workers.models import Worker
 
 BATCH = 500
 _ENDED = (JobStatus.SUCCEEDED.value, JobStatus.FAILED.value, JobStatus.CANCELLED.value)

@@ -15,20 +15,21 @@ from zoneinfo import ZoneInfo
 
 from sqlmodel import Session, col, select
 
-from service.catalogs.models import Catalog
 from service.index_health.measure import Volume
-from service.index_health.models import TableHealth
 from service.jobs import claims, queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
-from service.jobs.models import POLICY, REQUEST, Job, PlannedJob, PolicyPreview
+from service.jobs.models import PlannedJob, PolicyPreview
 from service.jobs.service import pause_reason, read_others, waiting_for
-from service.jobs.status import JobKind, JobStatus, backoff_seconds
+from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
 from service.policies.service import effective_policy
+from service.records.catalogs import Catalog
+from service.records.health import TableHealth
+from service.records.jobs import POLICY, REQUEST, Job, JobKind, JobStatus
+from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.tables.models import EnrolledTable
 from service.wording import counted, sized
 
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)

@@ -13,11 +13,12 @@ from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
-from service.index_health.models import HealthStatus, TableHealth
 from service.jobs.models import JobView, PolicyPreview
 from service.jobs.service import view
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
+from service.records import tables as rows
+from service.records.health import HealthStatus, TableHealth
 from service.scheduling.scheduler import preview
 from service.settings import CurrentSettings
 from service.tables import service
@@ -127,7 +128,7 @@ def get_table(
     session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: TableId, response: Response
 ) -> TableView:
     """One enrolled table; the ETag of the answer is what a change of it must name."""
-    found = service.view(session, settings, service.get_table(session, table_id))
+    found = service.view(session, settings, rows.get_table(session, table_id))
     set_etag(response, found.version)
     return found
 
@@ -194,12 +195,12 @@ def resume_table(
 @router.get("/{table_id}/policy")
 def get_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> EffectivePolicyView:
     """The policy that holds for a table, with the place that each value comes from."""
-    return explain_policy(session, service.get_table(session, table_id))
+    return explain_policy(session, rows.get_table(session, table_id))
 
 
 @router.get("/{table_id}/policy/preview")
 def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> PolicyPreview:
     """What the policy would start within the next 24 hours, when and why, if nothing is written meanwhile."""
-    table = service.get_table(session, table_id)
+    table = rows.get_table(session, table_id)
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
     return preview(session, table, health, utc_now())

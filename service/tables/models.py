@@ -8,77 +8,14 @@ from typing import Annotated
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
-from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
-from sqlalchemy.orm import column_property
-from sqlmodel import Field, SQLModel, col
 
-from service.db.database import Json, UtcDateTime, new_id, utc_now
 from service.http.messages import Message, example
-from service.index_health.models import GRAVITY, HealthStatus, TableHealth
+from service.records.health import HealthStatus
 
 Identifier = Annotated[
     list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=2, max_length=20)
 ]
 KeySet = Annotated[list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=1)]
-
-
-class EnrolledTable(SQLModel, table=True):
-    __tablename__ = "tables"
-    __table_args__ = (
-        Index(
-            "uq_tables_identifier_branch",
-            "catalog_id",
-            "identifier",
-            "branch",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
-    )
-
-    id: str = Field(default_factory=new_id, primary_key=True)
-    catalog_id: str = Field(foreign_key="catalogs.id", index=True)
-    identifier: list[str] = Field(sa_type=Json)
-    namespace: str
-    """The identifier without its last part, with dots."""
-    name: str
-    """The identifier with dots."""
-    branch: str = "main"
-    key_sets: list[list[str]] = Field(default_factory=list, sa_type=Json)
-    """Declared keys, as column names; more are found by the worker."""
-    table_uuid: str = Field(index=True)
-    """The Iceberg table: enrolments of several branches share it, and its index."""
-    format_version: int
-    location: str
-    paused: bool = False
-    version: int = 1
-    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
-    deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-
-
-# Read only where it is asked for: by lists that are sorted by it.
-inspect(EnrolledTable).add_property(
-    "gravity",
-    column_property(
-        func.coalesce(
-            select(case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status))
-            .where(col(TableHealth.table_id) == EnrolledTable.id)
-            .scalar_subquery(),
-            GRAVITY.index(HealthStatus.UNKNOWN),
-        ),
-        deferred=True,
-    ),
-)
-
-
-class AddressCounter(SQLModel, table=True):
-    """The next free row address of an Iceberg table's index; outlives enrolments, as the index does."""
-
-    __tablename__ = "address_counters"
-
-    table_uuid: str = Field(primary_key=True)
-    next_address: int = Field(default=0, sa_type=BigInteger)
 
 
 class TableRequest(Message):

@@ -14,33 +14,32 @@ from sqlalchemy import and_, func, inspect, or_
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import authorize, require_role
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import Catalog
 from service.catalogs.reach import check_location
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
-from service.db.database import FOR_UPDATE, Database, utc_now
+from service.db.database import Database, utc_now
 from service.errors import (
     PROBLEM_PATH,
     ConflictError,
     IcestreamError,
     InvalidError,
-    NotFoundError,
     UnreachableError,
 )
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
-from service.index_health.models import HealthStatus, TableHealth
 from service.jobs import queue
 from service.jobs.events import record_table_event
-from service.jobs.models import Job
-from service.jobs.status import JobKind
 from service.policies import service as policies
-from service.policies.models import Policy, PolicyAttachment
+from service.records.catalogs import Catalog
+from service.records.health import HealthStatus, TableHealth
+from service.records.jobs import Job, JobKind
+from service.records.keys import Role
+from service.records.policies import Policy, PolicyAttachment
+from service.records.tables import EnrolledTable, get_table
 from service.settings import Settings
 from service.tables.models import (
-    EnrolledTable,
     PatternMiss,
     PatternRequest,
     PatternResult,
@@ -273,19 +272,6 @@ def list_tables(
         never = ~col(EnrolledTable.id).in_(others)
         query = query.where(never if status is HealthStatus.UNKNOWN else is_status)
     return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
-
-
-def get_table(session: Session, table_id: str, *, for_update: bool = False) -> EnrolledTable:
-    """Raises NotFoundError."""
-    row = session.get(EnrolledTable, table_id, with_for_update=FOR_UPDATE if for_update else None)
-    if row is None or row.deleted_at is not None:
-        raise NotFoundError(
-            "table-not-enrolled",
-            "No such table",
-            f"There is no enrolled table {table_id!r}.",
-            "Look in the list of tables, or enrol it.",
-        )
-    return row
 
 
 def load_columns(

@@ -9,13 +9,14 @@ from service.auth.access import Admin, Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
-from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogType, CatalogView
+from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
 from service.catalogs.turns import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError
 from service.http.paging import PageRequest, Search
 from service.policies import service as policies
+from service.records.catalogs import CatalogType
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.ui.forms import Form, Typed, see

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from service.jobs.models import EventView, JobView
-from service.jobs.status import JobStatus
+from service.records.jobs import JobStatus
 from service.ui.formats import count, duration, plural, seconds_between, size
 
 _STAGE_WORDS = {

@@ -13,8 +13,8 @@ from service.http.paging import Page, PageRequest
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
-from service.jobs.status import JobKind, JobStatus
-from service.tables import service as tables
+from service.records.jobs import JobKind, JobStatus
+from service.records.tables import get_table
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
 from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
@@ -65,7 +65,7 @@ def show_jobs(
         trigger=trigger,
         since=since,
         until=until,
-        table=tables.get_table(session, table_id) if table_id else None,
+        table=get_table(session, table_id) if table_id else None,
         now=utc_now(),
     )
 

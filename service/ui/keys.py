@@ -6,18 +6,11 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 
 from service.auth import service as auth
 from service.auth.access import Admin
-from service.auth.models import (
-    ApiKeyRequest,
-    CreatedApiKey,
-    KeyState,
-    Principal,
-    Role,
-    RotationRequest,
-    Scope,
-)
+from service.auth.models import ApiKeyRequest, CreatedApiKey, Principal, RotationRequest, Scope
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError
 from service.http.paging import PageRequest, Search
+from service.records.keys import KeyState, Role
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.pages import PageRoute, render

@@ -12,15 +12,17 @@ from fastapi import APIRouter, Request, Response
 from sqlmodel import Session
 
 from service.auth.access import Admin, Viewer
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.discovery import patterns
 from service.http.paging import PageRequest
 from service.index_health import service as index_health
-from service.index_health.models import GRAVITY, HealthStatus
 from service.jobs import service as jobs
-from service.jobs.status import JobStatus
+from service.records.health import GRAVITY, HealthStatus
+from service.records.jobs import JobStatus
+from service.records.keys import Role
+from service.records.tables import get_table
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TableView
@@ -134,7 +136,7 @@ def _concerns(session: Session, settings: Settings, reader: Principal) -> Iterat
     for status in _TROUBLED:
         found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
         for table in found.items:
-            health = index_health.get_health(session, tables.get_table(session, table.id))
+            health = index_health.get_health(session, get_table(session, table.id))
             yield Concern(
                 f"{table.name} is {health.status.value}",
                 health.status_reason,

@@ -21,10 +21,11 @@ from pydantic import AfterValidator
 
 from service import __version__
 from service.auth.access import CSRF_FIELD, typed_form
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.errors import IcestreamError, UnauthenticatedError
 from service.http.headers import PAGE_POLICY
 from service.http.messages import to_utc
+from service.records.keys import Role
 from service.ui import formats
 
 _PASSING = frozenset({500, 502, 503})

@@ -15,15 +15,14 @@ from service.policies import service as policies
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
-    Level,
-    Policy,
     PolicyPatch,
     PolicyRequest,
     PolicySettings,
     PolicyView,
 )
+from service.records.policies import Level, Policy
+from service.records.tables import get_table
 from service.settings import CurrentSettings
-from service.tables import service as tables
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import EVERYTHING, PageRoute, render
@@ -259,7 +258,7 @@ def _words(session: Session, place: AttachmentView) -> str:
         case Level.NAMESPACE:
             return f"namespace {'.'.join(place.namespace or [])} of {place.catalog}"
         case Level.TABLE:
-            return f"table {tables.get_table(session, place.table_id or '').name}"
+            return f"table {get_table(session, place.table_id or '').name}"
 
 
 def _places(session: Session, policy: PolicyView) -> list[str]:

@@ -17,12 +17,14 @@ from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.http.paging import PageRequest, Search, page_request
 from service.index_health import service as index_health
-from service.index_health.models import HealthSampleView, HealthStatus, Resolution, TableHealth
+from service.index_health.models import HealthSampleView
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, RequestableKind
-from service.jobs.status import JobKind
 from service.policies import service as policies
+from service.records.health import HealthStatus, Resolution, TableHealth
+from service.records.jobs import JobKind
+from service.records.tables import get_table
 from service.scheduling.scheduler import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
@@ -94,7 +96,7 @@ def rows_of(session: Session, listed: Sequence[TableView]) -> list[dict[str, Any
     rows = []
     for table in listed:
         last = jobs.list_jobs(session, PageRequest(limit=1), table_id=table.id).items
-        health = index_health.get_health(session, tables.get_table(session, table.id))
+        health = index_health.get_health(session, get_table(session, table.id))
         rows.append({"table": table, "health": health, "last_job": last[0] if last else None})
     return rows
 
@@ -123,7 +125,7 @@ def _table_page(
     shown: PageRequest = _LATEST_EVENTS,
 ) -> Response:
     """shown: which of its events."""
-    row = tables.get_table(session, table_id)
+    row = get_table(session, table_id)
     days = days if days in SPANS else 1
     now = utc_now()
     since = now - timedelta(days=days)
@@ -156,7 +158,7 @@ def _table_page(
 def show_table_form(
     request: Request, session: ReadSession, settings: CurrentSettings, sender: Operator, table_id: str
 ) -> Response:
-    table = tables.view(session, settings, tables.get_table(session, table_id))
+    table = tables.view(session, settings, get_table(session, table_id))
     return _table_form(request, session, sender, table, _filled(table))
 
 
@@ -181,7 +183,7 @@ def update_table(
         raise
     except IcestreamError as error:
         with database.read() as session:
-            table = tables.view(session, settings, tables.get_table(session, table_id))
+            table = tables.view(session, settings, get_table(session, table_id))
             form = typed.refused(error, policy_not_found="policy", invalid_key_set="key_sets").beside(
                 _filled(table)
             )

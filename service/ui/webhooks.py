@@ -10,11 +10,12 @@ from service.auth.models import Principal
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError, NotFoundError, PreconditionError
 from service.http.paging import PageRequest, Search
+from service.records.webhooks import DeliveryStatus
 from service.settings import CurrentSettings
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render
 from service.webhooks import service as webhooks
-from service.webhooks.models import DeliveryStatus, WebhookKind, WebhookPatch, WebhookRequest
+from service.webhooks.models import WebhookKind, WebhookPatch, WebhookRequest
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
 DeliveryPage = Annotated[PageRequest, Depends(webhooks.DELIVERY_SORTING.page_request)]

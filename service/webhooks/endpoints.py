@@ -9,16 +9,10 @@ from service.db.database import ReadSession, WriteSession
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
+from service.records.webhooks import DeliveryStatus
 from service.settings import CurrentSettings
 from service.webhooks import service
-from service.webhooks.models import (
-    DeliveryStatus,
-    DeliveryView,
-    ResendResult,
-    WebhookPatch,
-    WebhookRequest,
-    WebhookView,
-)
+from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView
 
 router = APIRouter(tags=["webhooks"], route_class=ApiRoute)
 WebhookId = Annotated[str, Path(description="Id of a webhook.")]

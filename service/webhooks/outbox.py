@@ -12,11 +12,11 @@ from sqlalchemy.orm import Mapper
 from sqlmodel import col
 
 from service import __version__
-from service.catalogs.models import Catalog
 from service.db.database import new_id
-from service.jobs.models import Event, Job
-from service.tables.models import EnrolledTable
-from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery
+from service.records.catalogs import Catalog
+from service.records.jobs import Event, Job
+from service.records.tables import EnrolledTable
+from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from telemetry.traces import current_traceparent
 
 CONTENT_TYPE = "application/cloudevents+json"

@@ -22,8 +22,8 @@ from service.catalogs.clients import allowed_session
 from service.catalogs.secrets import resolve
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, is_database_trouble
+from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from service.settings import Settings
-from service.webhooks.models import DeliveryStatus, Webhook, WebhookDelivery
 from service.webhooks.outbox import CONTENT_TYPE
 from service.webhooks.signing import signature, signers_of
 

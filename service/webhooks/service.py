@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import func, update
 from sqlmodel import Session, col, delete, select
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs.reach import check_host, check_reference
 from service.catalogs.secrets import is_reference, resolve
@@ -15,17 +15,10 @@ from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.records.keys import Role
+from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from service.settings import Settings
-from service.webhooks.models import (
-    DeliveryStatus,
-    DeliveryView,
-    ResendResult,
-    Webhook,
-    WebhookDelivery,
-    WebhookPatch,
-    WebhookRequest,
-    WebhookView,
-)
+from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView
 from service.webhooks.outbox import cloud_event
 from service.webhooks.signing import signers_of
 

@@ -7,8 +7,8 @@ from sqlmodel import Session
 
 from service.auth.models import Principal
 from service.errors import ForbiddenError, NotFoundError
-from service.jobs.models import Attempt
-from service.workers.models import Worker
+from service.records.jobs import Attempt
+from service.records.workers import Worker
 
 
 def own_worker(session: Session, worker_id: str, caller: Principal) -> Worker:

@@ -11,15 +11,17 @@ from sqlalchemy import ColumnElement, and_, func, not_
 from sqlmodel import Session, col, select
 from starlette.concurrency import run_in_threadpool
 
-from service.auth.models import Principal, Role
+from service.auth.models import Principal
 from service.auth.service import require_role
 from service.db.database import Database, utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import claims
-from service.jobs.models import Assignment, Attempt
-from service.jobs.status import AttemptStatus
+from service.jobs.models import Assignment
+from service.records.jobs import Attempt, AttemptStatus
+from service.records.keys import Role
+from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import AttemptId, ClaimRequest, Worker, WorkerRequest, WorkerView
+from service.workers.models import AttemptId, ClaimRequest, WorkerRequest, WorkerView
 
 _LOOK_SECONDS = 0.4
 _FORGET_AFTER = timedelta(days=1)

@@ -35,17 +35,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
-from service.catalogs.models import Catalog
 from service.db.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
-from service.index_health.models import TableHealth
 from service.jobs import attempts, claims, queue
-from service.jobs.status import JobKind
-from service.policies.models import Policy, PolicyAttachment
 from service.policies.service import effective_policy, ensure_built_in
+from service.records.catalogs import Catalog
+from service.records.health import TableHealth
+from service.records.jobs import JobKind
+from service.records.policies import Policy, PolicyAttachment
+from service.records.tables import EnrolledTable
+from service.records.workers import Worker
 from service.settings import Settings
-from service.tables.models import EnrolledTable
-from service.workers.models import FinishRequest, Worker
+from service.workers.models import FinishRequest
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 from tests.worker.table.catalog_servers import rest_server

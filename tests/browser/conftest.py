@@ -8,8 +8,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
-from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
+from service.records.keys import Role
 from tests.browser.running_service import RunningService, running_service
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import httpx
 
-from service.auth.models import Role
 from service.auth.service import create_login_link
 from service.db.database import Database, migrate
+from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.iceberg_tables import IcebergCatalog

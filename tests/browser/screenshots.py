@@ -20,9 +20,9 @@ from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
 from service.db.database import Database, new_id, utc_now
-from service.index_health.models import HealthSample
-from service.jobs.models import Attempt, Event, Job
-from service.tables.models import EnrolledTable
+from service.records.health import HealthSample
+from service.records.jobs import Attempt, Event, Job
+from service.records.tables import EnrolledTable
 from service.ui.formats import rfc3339
 from tests.browser.conftest import CHROMIUM, sign_in
 from tests.browser.running_service import (

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
+from service.records.keys import Role
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import (
     PlayedWorker,

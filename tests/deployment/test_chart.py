@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from service import __version__
-from service.auth.models import Role
 from service.command.serving import STOP_SECONDS
+from service.records.keys import Role
 from service.settings import Settings
 from tests.deployment.chart import (
     CHART,

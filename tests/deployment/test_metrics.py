@@ -25,7 +25,7 @@ ADDED_BY_PROMETHEUS = {"namespace", "service"}
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[dict[str, str]]]:
     """Metric -> the labels of each of its series, of a service without any table."""
-    from service.db.schema import TABLES
+    from service.records.schema import TABLES
 
     database = Database("sqlite://")
     TABLES[0].metadata.create_all(database.engine)

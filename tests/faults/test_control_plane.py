@@ -26,13 +26,13 @@ from sqlalchemy.engine import make_url
 from sqlmodel import select
 
 from service.app import prepare
-from service.catalogs.models import Catalog
 from service.db.database import Database
-from service.jobs.models import Attempt, Event, Job, Lease
-from service.jobs.status import AttemptStatus, JobStatus
-from service.policies.models import Policy, PolicyAttachment
+from service.records.catalogs import Catalog
+from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobStatus
+from service.records.policies import Policy, PolicyAttachment
+from service.records.system import Lease
+from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import Worker
 from tests.faults.injection import Fault, Faults, When, fired
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy
 from tests.faults.recovery import TALLY, Recovery, read_watched, summary

@@ -20,10 +20,11 @@ import uvicorn
 from sqlalchemy import create_engine, text
 
 from service.app import create_app, prepare
-from service.auth.models import SYSTEM, ApiKeyRequest, Role
+from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.service import create_api_key
 from service.db.database import Database, migrate
 from service.policies.service import ensure_built_in
+from service.records.keys import Role
 from service.scheduling.background import Background, Clock
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS

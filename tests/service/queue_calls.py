@@ -6,19 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from service.auth.models import SYSTEM, Principal
-from service.catalogs.models import Catalog
 from service.db.database import Database
 from service.jobs import attempts, claims, queue
-from service.jobs.models import Assignment, Job
-from service.jobs.status import JobKind, JobStatus
+from service.jobs.models import Assignment
 from service.policies.service import effective_policy
+from service.records.catalogs import Catalog
+from service.records.jobs import Job, JobKind, JobStatus
+from service.records.tables import EnrolledTable
+from service.records.workers import Worker
 from service.settings import Settings
-from service.tables.models import EnrolledTable
-from service.workers.models import (
-    ErrorReport,
-    FinishRequest,
-    Worker,
-)
+from service.workers.models import ErrorReport, FinishRequest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings(lease_seconds=30)

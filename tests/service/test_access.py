@@ -12,12 +12,13 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from sqlmodel import select
 
-from service.audit.models import AuditEntry
 from service.auth.access import Access, Anyone, Viewer, check_every_route_declares_access
-from service.auth.models import Role, Scope
+from service.auth.models import Scope
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
 from service.command.openapi import DOCUMENT
+from service.records.audit import AuditEntry
+from service.records.keys import Role
 from tests.access import CALLERS, DECISIONS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

@@ -12,16 +12,16 @@ import httpx
 import pytest
 from sqlmodel import Session, select
 
-from service.auth.models import ApiKey, Role
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_key, log_in_with_token
 from service.db.database import Database
 from service.errors import UnauthenticatedError
 from service.http.routing import IdempotentAnswer
 from service.jobs import stream
-from service.jobs.models import Event, EventView
-from service.jobs.status import JobKind
+from service.jobs.models import EventView
 from service.jobs.stream import _after, settled
+from service.records.jobs import Event, JobKind
+from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

@@ -8,11 +8,12 @@ import httpx
 import pytest
 from sqlmodel import Session, select
 
-from service.auth.models import SYSTEM, ApiKey, ApiKeyRequest, BrowserSession, Role, RotationRequest
+from service.auth.models import SYSTEM, ApiKeyRequest, RotationRequest
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_api_key, find_api_key_principal, log_in_with_key, rotate_api_key
 from service.db.database import Database, utc_now
 from service.http.routing import IdempotentAnswer
+from service.records.keys import ApiKey, BrowserSession, Role
 from tests.service.conftest import ADMIN_KEY, Running
 
 

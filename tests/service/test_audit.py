@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
-from service.audit.models import AuditEntry
-from service.jobs.models import Job
-from service.jobs.status import JobStatus
+from service.records.audit import AuditEntry
+from service.records.jobs import Job, JobStatus
 from tests.access import DECISIONS
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

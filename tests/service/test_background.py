@@ -14,9 +14,8 @@ from service.db.database import Database
 from service.errors import ConflictError
 from service.jobs import attempts
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Event, Job
-from service.jobs.status import JobStatus
-from service.policies.models import Policy, PolicyAttachment
+from service.records.jobs import Event, Job, JobStatus
+from service.records.policies import Policy, PolicyAttachment
 from service.scheduling.background import Background
 from service.settings import Settings
 from service.workers.models import HeartbeatRequest

@@ -24,8 +24,8 @@ from starlette.requests import Request
 from service.catalogs import clients, turns
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import PyIcebergSource, limit_of
-from service.catalogs.models import CatalogType
 from service.errors import UnreachableError
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import Answer, Answers, answering, rest_catalog
 from tests.server_process import free_port, serving

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from thrift.transport.TTransport import TTransportException
 
 from service.catalogs.check import explain
-from service.catalogs.models import Catalog
+from service.records.catalogs import Catalog
 from tests.http_server import Answer, answering, rest_catalog
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

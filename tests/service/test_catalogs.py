@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from service.auth.models import Role
 from service.catalogs.iceberg import unreachable
-from service.catalogs.models import Catalog
+from service.records.catalogs import Catalog
+from service.records.keys import Role
 from service.settings import Settings
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ON_BOTH, Running, alike_on_both

@@ -6,14 +6,12 @@ import pytest
 from sqlmodel import col, select
 
 from service.db.database import Database
-from service.index_health.models import TableHealth
-from service.index_health.reports import health_of
-from service.jobs.models import Attempt, Event, Job
-from service.jobs.status import JobKind
-from service.policies.models import Policy, PolicyAttachment
+from service.records.health import TableHealth, health_of
+from service.records.jobs import Attempt, Event, Job, JobKind
+from service.records.policies import Policy, PolicyAttachment
+from service.records.tables import EnrolledTable
 from service.scheduling.poller import _since
 from service.scheduling.scheduler import schedule
-from service.tables.models import EnrolledTable
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import FATAL, add_tables, add_worker, claim, finish, job, request

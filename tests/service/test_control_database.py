@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from service.catalogs.models import CatalogType
 from service.catalogs.reach import check_reachable, check_record
 from service.errors import InvalidError
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 
 NAMES = {"db.internal": "10.1.2.3", "db": "10.1.2.3", "other.internal": "10.1.2.4", "laptop": "127.0.1.1"}

@@ -19,9 +19,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
-from service.auth.models import ApiKey
 from service.db.database import _PoolInTurn, _Turns
-from service.jobs.models import Event, Job
+from service.records.jobs import Event, Job
+from service.records.keys import ApiKey
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.patience import wait_until

@@ -12,9 +12,9 @@ from sqlalchemy.exc import IntegrityError
 
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import Catalog
 from service.discovery import patterns
 from service.discovery.candidates import list_names
+from service.records.catalogs import Catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

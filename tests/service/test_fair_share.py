@@ -8,16 +8,16 @@ from sqlalchemy import event, update
 from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
-from service.catalogs.models import Catalog
 from service.db.database import Database
-from service.index_health.models import TableHealth
-from service.jobs.models import Event, Job
 from service.jobs.service import view, views
-from service.jobs.status import JobKind
-from service.policies.models import AttachmentRequest, Level, PolicyPatch, PolicyRequest
+from service.policies.models import AttachmentRequest, PolicyPatch, PolicyRequest
 from service.policies.service import attach_policy, create_policy, update_policy
+from service.records.catalogs import Catalog
+from service.records.health import TableHealth
+from service.records.jobs import Event, Job, JobKind
+from service.records.policies import Level
+from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import preview, schedule
-from service.tables.models import EnrolledTable
 from tests.service.queue_calls import (
     SETTINGS,
     START,

@@ -12,16 +12,15 @@ from pyiceberg.types import LongType, NestedField
 
 from service.db.database import utc_now
 from service.index_health.measure import ManifestCache, Volume, measure
-from service.index_health.models import HealthStatus, TableHealth
 from service.index_health.service import _resolution, judge
-from service.jobs.models import Job
-from service.jobs.status import JobKind
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD
+from service.records.health import HealthStatus, TableHealth
+from service.records.jobs import Job, JobKind
+from service.records.reports import KeySetReport
 from service.scheduling.scheduler import Action, LastJob, decide
 from service.settings import Settings
 from service.wording import sized
-from service.workers.models import KeySetReport
 from tests.patience import wait_until
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog

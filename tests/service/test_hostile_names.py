@@ -8,12 +8,12 @@ from urllib.parse import quote
 import httpx
 from sqlmodel import func, select
 
-from service.audit.models import AuditEntry
-from service.auth.models import BrowserSession, LoginToken, Role
 from service.auth.principals import SESSION_COOKIE
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
-from service.db.schema import TABLES
+from service.records.audit import AuditEntry
+from service.records.keys import BrowserSession, LoginToken, Role
+from service.records.schema import TABLES
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_access import sign_in

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.auth.models import Role
 from service.errors import InvalidError
 from service.http.body_limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_depth
+from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
 

@@ -9,9 +9,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from service.auth.models import SYSTEM
 from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
-from service.catalogs.models import CatalogType
 from service.catalogs.service import register_embedded_catalog
 from service.db.database import Database
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
 from service.app import prepare
-from service.auth.models import Role
 from service.auth.oidc import (
     KEEP_SECONDS,
     LEEWAY_SECONDS,
@@ -28,6 +27,7 @@ from service.auth.oidc import (
 )
 from service.command import main as cli
 from service.errors import ForbiddenError, StartError, UnauthenticatedError
+from service.records.keys import Role
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, Running, running
 from tests.service.oidc_issuer import AUDIENCE, Issuer, new_ec_key, new_rsa_key, public_jwk, running_issuer

@@ -7,22 +7,16 @@ import httpx
 import pytest
 from sqlmodel import col, select, update
 
-from service.auth.models import SYSTEM, ApiKeyRequest, Principal, Role
+from service.auth.models import SYSTEM, ApiKeyRequest, Principal
 from service.auth.service import create_api_key
 from service.db.database import Database, utc_now
 from service.errors import ForbiddenError
 from service.jobs import attempts
-from service.jobs.models import Attempt, Job
-from service.jobs.status import JobKind
-from service.tables.models import EnrolledTable
-from service.workers.models import (
-    PLANS_AT_MOST,
-    AnnouncedPlan,
-    AttemptId,
-    FinishRequest,
-    HeartbeatRequest,
-    Worker,
-)
+from service.records.jobs import Attempt, Job, JobKind
+from service.records.keys import Role
+from service.records.tables import EnrolledTable
+from service.records.workers import Worker
+from service.workers.models import PLANS_AT_MOST, AnnouncedPlan, AttemptId, FinishRequest, HeartbeatRequest
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request

@@ -13,18 +13,18 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from sqlmodel import delete, select
 
-from service.audit.models import AuditEntry
 from service.audit.service import list_entries
-from service.auth.models import ApiKey, Role
 from service.auth.service import SORTING, list_api_keys
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
 from service.errors import InvalidError
 from service.http.paging import PageRequest
-from service.jobs.models import Event, Job
 from service.policies.service import list_policies
-from service.webhooks.models import Webhook
-from service.workers.models import Worker
+from service.records.audit import AuditEntry
+from service.records.jobs import Event, Job
+from service.records.keys import ApiKey, Role
+from service.records.webhooks import Webhook
+from service.records.workers import Worker
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
-from service.jobs.models import Job
+from service.records.jobs import Job
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import httpx
 import pytest
 
-from service.auth.models import Role
-from service.index_health.models import TableHealth
+from service.records.health import TableHealth
+from service.records.keys import Role
 from service.settings import Settings
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog

@@ -17,10 +17,10 @@ from sqlmodel import col, select
 from service.auth.service import find_api_key_principal
 from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.models import Catalog
 from service.db.database import utc_now
-from service.index_health.models import HealthSample, TableHealth
 from service.jobs import attempts
+from service.records.catalogs import Catalog
+from service.records.health import HealthSample, TableHealth
 from service.scheduling.poller import Poller
 from service.settings import Settings
 from service.workers.models import FinishRequest

@@ -10,14 +10,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import select
 
 from service.auth.models import SYSTEM
-from service.catalogs.models import Catalog
 from service.db.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, queue
-from service.jobs.models import Assignment, Event, Job, SystemState
-from service.jobs.status import JobKind, JobStatus
+from service.jobs.models import Assignment
+from service.records.catalogs import Catalog
+from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.system import SystemState
+from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock
-from service.tables.models import AddressCounter, EnrolledTable
 from service.workers.models import (
     AddressRangeRequest,
     AnnouncedPlan,

@@ -19,16 +19,17 @@ from sqlalchemy import update
 from sqlmodel import Session, col, select
 
 from service.auth.models import SYSTEM
-from service.catalogs.models import Catalog
 from service.db.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, queue
 from service.jobs.leases import LeaseObserver
-from service.jobs.models import Assignment, Attempt, Event, Job, SystemState, Turn
+from service.jobs.models import Assignment
 from service.jobs.service import retry_job
-from service.jobs.status import AttemptStatus, JobKind, JobStatus
+from service.records.catalogs import Catalog
+from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus, Turn
+from service.records.system import SystemState
+from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.tables.models import EnrolledTable
 from service.workers.models import (
     AddressRangeRequest,
     AnnouncedPlan,

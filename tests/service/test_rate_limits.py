@@ -11,12 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from service.app import create_app, prepare
 from service.auth import buckets
-from service.auth.models import SYSTEM, ApiKeyRequest, Role
+from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.principals import SESSION_COOKIE
 from service.auth.rate_limits import RateLimits
 from service.auth.service import create_api_key, create_login_link
 from service.auth.tries import Tries
 from service.errors import IcestreamError, UnauthenticatedError
+from service.records.keys import Role
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, alike_on_both, run_apart, running
 

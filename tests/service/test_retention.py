@@ -11,19 +11,18 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, SQLModel, func, select
 
-from service.audit.models import AuditEntry
-from service.auth.models import BrowserSession, LoginToken
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
-from service.index_health.models import HealthSample
-from service.jobs.models import Attempt, Event, Job, Turn
-from service.jobs.status import JobKind
+from service.records.audit import AuditEntry
+from service.records.health import HealthSample
+from service.records.jobs import Attempt, Event, Job, JobKind, Turn
+from service.records.keys import BrowserSession, LoginToken
+from service.records.tables import AddressCounter
+from service.records.workers import Worker
 from service.scheduling import retention
 from service.scheduling.retention import forget
 from service.settings import Settings
-from service.tables.models import AddressCounter
-from service.workers.models import Worker
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, finish, request
 
 SETTINGS = Settings(history_days=10, job_history_days=20, audit_history_days=30, answer_days=5)

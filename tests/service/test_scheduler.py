@@ -7,7 +7,6 @@ import pytest
 
 from service.index_health.measure import Volume
 from service.jobs.budgets import SpentBudget
-from service.jobs.status import JobKind
 from service.policies.models import (
     EffectiveBudgetPolicy,
     EffectiveCompactPolicy,
@@ -20,6 +19,7 @@ from service.policies.models import (
     EffectiveVerifyPolicy,
 )
 from service.policies.schedules import Window
+from service.records.jobs import JobKind
 from service.scheduling.scheduler import Action, Decision, LastJob, TableState, _changes, decide
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.engine import make_url
 
 from service.catalogs import clients
-from service.catalogs.models import CatalogType
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.patience import PATIENCE_SECONDS, wait_until

@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from sqlmodel import SQLModel, select
 
 from service.app import prepare
-from service.auth.models import SYSTEM, ApiKey, Role
+from service.auth.models import SYSTEM
 from service.auth.service import find_api_key_principal, provision_worker_key
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import register_embedded_catalog
 from service.db.database import Database, migrate
-from service.db.schema import TABLES
 from service.errors import StartError
+from service.records.keys import ApiKey, Role
+from service.records.schema import TABLES
 from service.scheduling.background import Background
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, DATABASES, ManualTime

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.status import (
-    TRANSITIONS,
-    AttemptStatus,
-    JobKind,
-    JobStatus,
-    backoff_seconds,
-    check_transition,
-    status_after,
-)
+from service.jobs.status import backoff_seconds, check_transition, status_after
+from service.records.jobs import TRANSITIONS, AttemptStatus, JobKind, JobStatus
 
 OUTCOMES = [outcome for outcome in AttemptStatus if outcome is not AttemptStatus.RUNNING]
 

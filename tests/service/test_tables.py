@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from service.auth.models import Role
 from service.catalogs.heads import heads_reader
-from service.catalogs.models import CatalogType
 from service.db.database import utc_now
-from service.jobs.models import Attempt, Job
+from service.records.catalogs import CatalogType
+from service.records.jobs import Attempt, Job
+from service.records.keys import Role
 from service.settings import Settings
 from service.tables import service as tables
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running

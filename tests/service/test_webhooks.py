@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
-from service.audit.models import AuditEntry
 from service.catalogs.clients import allowed_session
 from service.db.database import Database, utc_now
 from service.jobs import queue
 from service.jobs.events import record_table_event
+from service.records.audit import AuditEntry
+from service.records.webhooks import Webhook, WebhookDelivery
 from service.scheduling.retention import forget
 from service.settings import Settings
-from service.webhooks.models import Webhook, WebhookDelivery
 from service.webhooks.sender import WebhookSender, pause
 from service.webhooks.service import last_failure_at
 from telemetry.traces import adopt

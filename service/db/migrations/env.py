@@ -3,7 +3,7 @@
 from alembic import context
 from sqlmodel import SQLModel
 
-import service.db.schema  # noqa: F401  (registers every table)
+import service.records.schema  # noqa: F401  (registers every table)
 
 # One transaction for all migrations: a failed one leaves the database as it was.
 context.configure(

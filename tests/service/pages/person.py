@@ -7,8 +7,8 @@ from urllib.parse import urljoin
 
 import httpx
 
-from service.auth.models import Role
 from service.auth.principals import SESSION_COOKIE
+from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.test_access import sign_in

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.auth.models import Role, Scope
+from service.auth.models import Scope
+from service.records.keys import Role
 from service.ui.policy_form import read_setting
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.auth.models import Role
+from service.records.keys import Role
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person

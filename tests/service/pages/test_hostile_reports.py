@@ -12,11 +12,10 @@ from sqlalchemy import text
 from sqlmodel import col, update
 
 from service.db.database import utc_now
-from service.index_health.models import TableHealth
-from service.jobs.models import Job
-from service.jobs.status import JobStatus
+from service.records.health import TableHealth
+from service.records.jobs import Job, JobStatus
+from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
-from service.tables.models import EnrolledTable
 from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from sqlmodel import col, delete, select
 
-from service.auth.models import Role
 from service.db.database import new_id, utc_now
-from service.index_health.models import TableHealth
-from service.jobs.models import EventView, Job, JobView
-from service.tables.models import EnrolledTable
+from service.jobs.models import EventView, JobView
+from service.records.health import TableHealth
+from service.records.jobs import Job
+from service.records.keys import Role
+from service.records.tables import EnrolledTable
+from service.records.webhooks import Webhook
 from service.ui.job_story import stages_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
-from service.webhooks.models import Webhook
 from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

@@ -12,9 +12,9 @@ from sqlmodel import select
 
 from service.db.database import utc_now
 from service.index_health import service as index_health
-from service.index_health.models import HealthSample, Resolution, TableHealth
 from service.jobs import service as jobs
-from service.jobs.models import Job
+from service.records.health import HealthSample, Resolution, TableHealth
+from service.records.jobs import Job
 from service.settings import Settings
 from service.ui import tables as table_pages
 from tests.service.conftest import ADMIN_KEY, Running, running

@@ -9,12 +9,12 @@ from sqlmodel import delete, select
 
 from service.audit import service as audit
 from service.auth import service as auth
-from service.auth.models import Role
 from service.catalogs import service as catalogs
 from service.db.database import utc_now
 from service.discovery import patterns
-from service.index_health.models import HealthSample, TableHealth
 from service.policies import service as policies
+from service.records.health import HealthSample, TableHealth
+from service.records.keys import Role
 from service.tables import service as tables
 from service.webhooks import service as webhooks
 from service.workers import service as workers

@@ -14,8 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlmodel import delete
 
-from service.auth.models import BrowserSession, Role
 from service.http.body_limits import MAX_BODY_BYTES
+from service.records.keys import BrowserSession, Role
 from service.settings import Settings
 from tests.access import DECISIONS
 from tests.service.conftest import ADMIN_KEY, Running, running

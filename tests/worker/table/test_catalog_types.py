@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from service.catalogs.clients import open_catalog
 from service.catalogs.iceberg import IcebergCatalogs, PyIcebergSource
-from service.catalogs.models import Catalog, CatalogType
+from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from tests.factories import equality_delete_files, visible_rows
 from tests.faults.tables import table_with_deletes

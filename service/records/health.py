@@ -1,0 +1,132 @@
+"""Measured health of each table: the latest state, and samples of it over time."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Index
+from sqlmodel import Field, Session, SQLModel
+
+from service.db.database import BigId, Json, UtcDateTime
+from service.db.reported import ReportedList
+from service.records.reports import KeySetReport, UnconvertibleDelete
+
+
+class HealthStatus(StrEnum):
+    """`blocked`: deletes can't be converted, or the job that should do it failed. `unknown`: the table can't
+    be looked at. `lagging`: deletes are older than the policy lets them become, with the time that a job
+    takes. `degraded`: lookups cost more than they should, or the last job of another kind failed. `healthy`:
+    none of these."""
+
+    HEALTHY = "healthy"
+    LAGGING = "lagging"
+    DEGRADED = "degraded"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+
+GRAVITY = (
+    HealthStatus.HEALTHY,
+    HealthStatus.DEGRADED,
+    HealthStatus.LAGGING,
+    HealthStatus.UNKNOWN,
+    HealthStatus.BLOCKED,
+)
+"""In this order, lists that are sorted by status."""
+
+
+class Resolution(StrEnum):
+    """How long a sample stays: the first of a day for years, the first of an hour for weeks."""
+
+    ALL = "all"
+    HOUR = "hour"
+    DAY = "day"
+
+
+class TableHealth(SQLModel, table=True):
+    """The latest: pending figures from polling, the index from the last worker's report."""
+
+    __tablename__ = "table_health"
+
+    table_id: str = Field(foreign_key="tables.id", primary_key=True)
+    status: str = Field(default=HealthStatus.UNKNOWN.value, index=True)
+    """As of the last poll, with its reason."""
+    status_reason: str = ""
+    measured_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    pending_equality_delete_files: int = 0
+    pending_equality_deletes: int = Field(default=0, sa_type=BigInteger)
+    oldest_equality_delete_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    pending_key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    """Of each key set with pending deletes: `equality_field_ids` in order, `files`, and `oldest_at`."""
+    convertible_delete_files: int = 0
+    """Pending files without those that the worker reported as unconvertible."""
+    convertible_deletes: int = Field(default=0, sa_type=BigInteger)
+    convertible_bytes: int = Field(default=0, sa_type=BigInteger)
+    oldest_convertible_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    data_files: int = 0
+    unindexed_data_files: int = 0
+    """Data files that the index does not cover: as last reported, and added since."""
+    new_data_files: int = 0
+    """Data files added since the last index job's snapshot, which is what triggers the next one."""
+    new_rows: int = Field(default=0, sa_type=BigInteger)
+    new_bytes: int = Field(default=0, sa_type=BigInteger)
+    unverified_data_files: int = 0
+    """The same since the last verification."""
+    unverified_rows: int = Field(default=0, sa_type=BigInteger)
+    unverified_bytes: int = Field(default=0, sa_type=BigInteger)
+    has_keys: bool = False
+    """Whether there is a key: declared, identifier fields, equality deletes, or indexed before."""
+    poll_failures: int = 0
+    poll_error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    report_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Snapshot of the last report."""
+    indexed_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Snapshot that the last successful index job saw."""
+    verified_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Snapshot that the last successful verification saw."""
+    reported_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    key_sets: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(KeySetReport), nullable=False)
+    )
+    unconvertible: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(UnconvertibleDelete), nullable=False)
+    )
+    decisions: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
+    """The scheduler's latest decision per job kind: what, why, since when."""
+
+
+class HealthSample(SQLModel, table=True):
+    __tablename__ = "health_samples"
+    __table_args__ = (
+        Index("ix_health_samples_table_id_id", "table_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigId)
+    table_id: str = Field(foreign_key="tables.id")
+    at: datetime = Field(sa_type=UtcDateTime, index=True)
+    resolution: str
+    """What it is the first of, by UTC: `day`, `hour`, or neither (`all`)."""
+    status: str
+    iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    pending_equality_delete_files: int
+    pending_equality_deletes: int = Field(sa_type=BigInteger)
+    lag_seconds: float
+    coverage: float | None
+    entries: int = Field(sa_type=BigInteger)
+    bytes: int = Field(sa_type=BigInteger)
+    sorted_runs: int
+    dead_ratio: float
+    unconvertible: int
+    key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+
+
+def health_of(session: Session, table_id: str) -> TableHealth:
+    """The stored health of a table; a new row for one that was never measured."""
+    row = session.get(TableHealth, table_id)
+    if row is None:
+        row = TableHealth(table_id=table_id)
+        session.add(row)
+        session.flush()
+    return row

@@ -1,0 +1,236 @@
+"""Jobs, their attempts, and the append-only events about them."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Index, text
+from sqlmodel import Field, SQLModel
+
+from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
+from service.db.reported import ReportedList, ReportedObject
+from service.records.reports import JobResult, StageReport
+
+
+class JobKind(StrEnum):
+    INDEX = "index"
+    CONVERT = "convert"
+    COMPACT = "compact"
+    REBUILD = "rebuild"
+    VERIFY = "verify"
+    DROP_INDEX = "drop_index"
+    """Not requested by itself: it follows the removal of its table."""
+
+    def writes(self, *, dry_run: bool) -> bool:
+        """Whether such a job needs the table and its index for itself.
+
+        A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong.
+        """
+        return not (dry_run and self is JobKind.CONVERT)
+
+    @property
+    def persists(self) -> bool:
+        """Whether a failure is never the end: nobody would look again at what such a job leaves behind."""
+        return self is JobKind.DROP_INDEX
+
+    @property
+    def has_dry_run(self) -> bool:
+        return self in (JobKind.CONVERT, JobKind.VERIFY)
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return not TRANSITIONS[self]
+
+    @property
+    def is_cancelable(self) -> bool:
+        return JobStatus.CANCELLED in TRANSITIONS[self]
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether a user may ask for the same job again."""
+        return self in (JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
+    JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.CANCELLED}),
+    # Back to queued: another attempt follows, or the attempt was handed back.
+    JobStatus.RUNNING: frozenset(
+        {JobStatus.QUEUED, JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED}
+    ),
+    JobStatus.SUCCEEDED: frozenset(),
+    JobStatus.FAILED: frozenset(),
+    JobStatus.CANCELLED: frozenset(),
+}
+
+
+class AttemptStatus(StrEnum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+    """Handed back by a worker that shuts down."""
+    LOST = "lost"
+    """Its lease ran out, or its worker asked for other work."""
+
+
+_RUNNING_WRITER = text("status = 'running' AND writes")
+_NEVER_STARTED = text("status = 'queued' AND attempt = 0")
+_MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
+
+
+class Turn(SQLModel, table=True):
+    """When a table was last given a worker: of equal jobs, the one whose turn is longest ago goes first."""
+
+    __tablename__ = "turns"
+
+    table_id: str = Field(foreign_key="tables.id", primary_key=True)
+    catalog_id: str = Field(foreign_key="catalogs.id")
+    at: datetime = Field(sa_type=UtcDateTime)
+
+
+class Job(SQLModel, table=True):
+    """The two partial unique indexes are the lock service."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        # At most one running job writes a given Iceberg table's index or snapshots.
+        Index(
+            "uq_jobs_running_writer",
+            "table_uuid",
+            unique=True,
+            sqlite_where=_RUNNING_WRITER,
+            postgresql_where=_RUNNING_WRITER,
+        ),
+        # At most one of a kind waits for its first attempt; one that is tried again may wait beside it.
+        Index(
+            "uq_jobs_queued_kind",
+            "table_id",
+            "kind",
+            "dry_run",
+            unique=True,
+            sqlite_where=_NEVER_STARTED,
+            postgresql_where=_NEVER_STARTED,
+        ),
+        Index("ix_jobs_status_available_at", "status", "available_at"),
+        Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
+        Index("ix_jobs_created_at_id", "created_at", "id"),
+        Index("ix_jobs_ended_at", "ended_at"),
+    )
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    table_id: str = Field(foreign_key="tables.id")
+    table_uuid: str
+    kind: str
+    dry_run: bool = False
+    writes: bool
+    """Whether it changes the table or its index: only such jobs exclude each other."""
+    parameters: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
+    trigger: str
+    """`request`, or the sentence of the policy trigger that made it."""
+    requested_by: str
+    status: str = JobStatus.QUEUED.value
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    available_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    """Not claimed before: later than created_at while it backs off or is held."""
+    held_because: str | None = None
+    """Why a job that nobody requested waits for available_at."""
+    run_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """What the request asked for: available_at until the first attempt, whatever the clock does."""
+    priority: int = 0
+    """Of waiting jobs, those of the highest run first."""
+    started_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    attempt: int = 0
+    """Number of the latest attempt, the fencing token; 0 before the first."""
+    failures: int = 0
+    """Attempts that were used up; handing back does not count."""
+    max_attempts: int
+    backoff_seconds: float
+    max_backoff_seconds: float
+    timeout_seconds: float = 0
+    """Of one attempt; 0 for any time."""
+    lease_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """For people; that it is over is decided by `renewals` (service.jobs.leases)."""
+    renewals: int = 0
+    """Heartbeats of all attempts: what an observer sees change, whatever the clock does."""
+    cancel_requested_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    retry_of: str | None = None
+    traceparent: str | None = None
+    """What its attempts are parts of, as W3C's Trace Context writes it."""
+    policy_digest: str = ""
+    """Of the effective policy when it was queued: failures under another policy hold nothing up."""
+    seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Head of the branch as the job left it: what it found holds as long as that stays."""
+    progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(JobResult)))
+    error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+
+
+class Attempt(SQLModel, table=True):
+    __tablename__ = "attempts"
+    __table_args__ = (
+        Index(
+            "ix_attempts_plans",
+            "job_id",
+            sqlite_where=_MAY_HAVE_LEFT_FILES,
+            postgresql_where=_MAY_HAVE_LEFT_FILES,
+        ),
+        Index("ix_attempts_ended_at", "ended_at"),
+    )
+
+    job_id: str = Field(foreign_key="jobs.id", primary_key=True)
+    attempt: int = Field(primary_key=True)
+    worker_id: str = Field(foreign_key="workers.id", index=True)
+    worker_name: str
+    status: str = AttemptStatus.RUNNING.value
+    started_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    ended_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    lease_expires_at: datetime = Field(sa_type=UtcDateTime)
+    error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    seconds: float = 0
+    """How long it ran, once it has ended."""
+    stages: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(StageReport), nullable=False)
+    )
+    """What its worker measured (StageReport)."""
+    rows: int = Field(default=0, sa_type=BigInteger)
+    bytes: int = Field(default=0, sa_type=BigInteger)
+    plans: list[dict[str, Any]] | None = Field(default=None, sa_type=Json)
+    """What it announced (AnnouncedPlan), until it succeeded or a later job has removed what it left."""
+
+
+POLICY = "policy"
+"""Who requested a job that started by itself: its trigger says why."""
+REQUEST = "request"
+"""The trigger of jobs that somebody asked for."""
+
+
+class Event(SQLModel, table=True):
+    """Something that happened to a job or a table. The database refuses any change; retention removes it."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_job_id_id", "job_id", "id"),
+        Index("ix_events_table_id_id", "table_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigId)
+    at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    kind: str
+    """Such as `job.queued`, `job.progress`, `decision.skip`."""
+    level: str = "info"
+    message: str
+    table_id: str | None = Field(default=None, foreign_key="tables.id")
+    job_id: str | None = Field(default=None, foreign_key="jobs.id")
+    attempt: int | None = None
+    fields: dict[str, Any] = Field(default_factory=dict, sa_type=Json)

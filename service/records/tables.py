@@ -1,0 +1,86 @@
+"""Enrolled tables: one row per (catalog, identifier, branch).
+
+Parts of an identifier may hold dots, so dotted names are for people and filters; tables go by the parts.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
+from sqlalchemy.orm import column_property
+from sqlmodel import Field, Session, SQLModel, col
+
+from service.db.database import FOR_UPDATE, Json, UtcDateTime, new_id, utc_now
+from service.errors import NotFoundError
+from service.records.health import GRAVITY, HealthStatus, TableHealth
+
+
+class EnrolledTable(SQLModel, table=True):
+    __tablename__ = "tables"
+    __table_args__ = (
+        Index(
+            "uq_tables_identifier_branch",
+            "catalog_id",
+            "identifier",
+            "branch",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+    )
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    catalog_id: str = Field(foreign_key="catalogs.id", index=True)
+    identifier: list[str] = Field(sa_type=Json)
+    namespace: str
+    """The identifier without its last part, with dots."""
+    name: str
+    """The identifier with dots."""
+    branch: str = "main"
+    key_sets: list[list[str]] = Field(default_factory=list, sa_type=Json)
+    """Declared keys, as column names; more are found by the worker."""
+    table_uuid: str = Field(index=True)
+    """The Iceberg table: enrolments of several branches share it, and its index."""
+    format_version: int
+    location: str
+    paused: bool = False
+    version: int = 1
+    created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    updated_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+
+
+# Read only where it is asked for: by lists that are sorted by it.
+inspect(EnrolledTable).add_property(
+    "gravity",
+    column_property(
+        func.coalesce(
+            select(case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status))
+            .where(col(TableHealth.table_id) == EnrolledTable.id)
+            .scalar_subquery(),
+            GRAVITY.index(HealthStatus.UNKNOWN),
+        ),
+        deferred=True,
+    ),
+)
+
+
+class AddressCounter(SQLModel, table=True):
+    """The next free row address of an Iceberg table's index; outlives enrolments, as the index does."""
+
+    __tablename__ = "address_counters"
+
+    table_uuid: str = Field(primary_key=True)
+    next_address: int = Field(default=0, sa_type=BigInteger)
+
+
+def get_table(session: Session, table_id: str, *, for_update: bool = False) -> EnrolledTable:
+    """Raises NotFoundError."""
+    row = session.get(EnrolledTable, table_id, with_for_update=FOR_UPDATE if for_update else None)
+    if row is None or row.deleted_at is not None:
+        raise NotFoundError(
+            "table-not-enrolled",
+            "No such table",
+            f"There is no enrolled table {table_id!r}.",
+            "Look in the list of tables, or enrol it.",
+        )
+    return row
