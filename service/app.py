@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service import __version__
-from service.audit import endpoints as audit_endpoints
-from service.audit import service as audit
+from service.auth import audit, audit_endpoints
 from service.auth import endpoints as auth_endpoints
 from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal
@@ -33,7 +32,7 @@ from service.auth.service import ensure_bootstrap_keys
 from service.auth.tries import Tries
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.turns import CatalogTurns
+from service.catalogs.threads import CatalogTurns
 from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
 from service.errors import (
@@ -58,6 +57,7 @@ from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
 from service.records.keys import Role
+from service.scheduling import endpoints as scheduling_endpoints
 from service.scheduling.background import Background
 from service.settings import CurrentSettings, Settings
 from service.tables import endpoints as tables_endpoints
@@ -310,6 +310,7 @@ def _every_route() -> APIRouter:
         auth_endpoints,
         catalogs_endpoints,
         tables_endpoints,
+        scheduling_endpoints,
         discovery_endpoints,
         policies_endpoints,
         jobs_endpoints,

@@ -1,1 +1,1 @@
-"""Who is calling and what they may do: API keys, browser sessions, roles."""
+"""Who is calling, what they may do, and what they did: API keys, sessions, roles, the audit log."""

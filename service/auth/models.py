@@ -1,9 +1,9 @@
-"""Keys, one-time login tokens and browser sessions. Only hashes of secrets are stored."""
+"""Who calls, with which part of a role; and what is asked and told about keys and the audit log."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
@@ -152,3 +152,26 @@ class Me(Message):
     """The parts of it that are meant; null for all."""
     kind: str
     """`api_key`, `session` or another kind of credentials."""
+
+
+class AuditEntryView(Message):
+    """What somebody did, or was not allowed to do."""
+
+    id: int
+    """Counts up with every entry."""
+    at: datetime
+    """When it was recorded."""
+    principal: str
+    """Name of who did it: of an API key, of whoever signed in, or `icestream` for the service itself."""
+    role: str
+    """Role that the caller had then."""
+    action: str
+    """Such as `table.enroll`."""
+    target: str
+    """What it was done to: a name, an id, or the path that was called."""
+    outcome: Literal["allowed", "denied"]
+    """Whether it was allowed."""
+    request_id: str | None
+    """X-Request-ID of the request that did it; null for what the service did by itself."""
+    fields: dict[str, Any]
+    """More about it, such as `dry_run` or the `reason` of a denial."""

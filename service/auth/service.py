@@ -13,7 +13,7 @@ from sqlalchemy import or_
 from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, and_, col, select
 
-from service.audit import service as audit
+from service.auth import audit
 from service.auth.models import (
     SYSTEM,
     ApiKeyRequest,

@@ -33,17 +33,10 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from service.catalogs import iceberg, sqlite
+from service.catalogs.egress import addresses_of
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.iceberg import (
-    DATABASE_REMEDY,
-    TableSource,
-    limit_of,
-    name_inside,
-    open_source,
-    redact,
-)
+from service.catalogs.iceberg import DATABASE_REMEDY, TableSource, limit_of, name_inside, open_source, redact
 from service.catalogs.models import CatalogCheck, CheckStep, StepName
-from service.catalogs.reach import addresses_of
 from service.errors import IcestreamError
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings

@@ -37,8 +37,8 @@ from tenacity import retry
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from service.catalogs import sqlite
+from service.catalogs.egress import addresses_of
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.reach import addresses_of
 from service.db.database import bound_waiting
 from service.errors import UnreachableError
 from service.records.catalogs import CatalogType

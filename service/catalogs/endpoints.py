@@ -8,7 +8,7 @@ from service.auth.access import Admin, Operator, Viewer
 from service.catalogs import service
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
-from service.catalogs.turns import waits_for_catalog
+from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import CatalogId

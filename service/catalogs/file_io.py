@@ -16,7 +16,7 @@ from pyiceberg.io import InputFile, InputStream, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.typedef import EMPTY_DICT
 
-from service.catalogs.reach import check_file_io, check_location
+from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
 from stores.file_io import LocationFileIO
 from trust.bounds import (

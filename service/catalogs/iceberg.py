@@ -26,22 +26,16 @@ from sqlalchemy import inspect, select
 
 from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
+from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.heads import Heads, Identifier, heads_reader
-from service.catalogs.reach import check_reachable, check_record
+from service.catalogs.metadata_locations import Heads, Identifier, heads_reader
 from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from service.wording import counted
 from stores.places import of_tables
-from trust.bounds import (
-    LimitExceededError,
-    OutOfTimeError,
-    check_time,
-    checked_names,
-    working,
-)
+from trust.bounds import LimitExceededError, OutOfTimeError, check_time, checked_names, working
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000

@@ -1,4 +1,4 @@
-"""Registered catalogs. Properties hold secret references (`env:NAME`, `file:/path`), never secrets."""
+"""What is asked and told about catalogs."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -10,9 +10,9 @@ from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs import iceberg
 from service.catalogs.check import CatalogProbe
+from service.catalogs.egress import check_location, check_record
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
-from service.catalogs.reach import check_location, check_record
 from service.catalogs.secrets import check_properties, mask_secrets
 from service.db import private_files
 from service.db.database import FOR_UPDATE, utc_now

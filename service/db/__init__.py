@@ -1,0 +1,1 @@
+"""The control database: connections, transactions, migrations."""

@@ -15,14 +15,14 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 from sqlmodel import col, select
 
-from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs, unreachable
+from service.catalogs.measure import branch_head, commit_times
+from service.catalogs.metadata_locations import Identifier
 from service.catalogs.service import get_catalog, index_warehouse
 from service.db.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.http.paging import PageRequest, make_cursor, page_request, read_cursor
-from service.index_health.measure import branch_head, commit_times
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings

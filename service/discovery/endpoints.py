@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
-from service.catalogs.turns import waits_for_catalog
+from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.discovery import candidates, patterns
 from service.discovery.models import (

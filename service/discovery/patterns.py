@@ -14,8 +14,8 @@ from sqlmodel import Session, col, or_, select
 
 from service.auth.models import SYSTEM, Principal
 from service.auth.service import authorize
-from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
+from service.catalogs.metadata_locations import Identifier
 from service.catalogs.service import find_catalog
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.discovery.candidates import list_names

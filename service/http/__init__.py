@@ -1,0 +1,1 @@
+"""What all calls have in common: bodies, pages, versions, headers, problem documents."""

@@ -1,4 +1,4 @@
-"""Measured health of each table: the latest state, and samples of it over time."""
+"""What is told about the health of a table: now, and over time."""
 
 from datetime import datetime
 from typing import Any

@@ -1,1 +1,1 @@
-"""Jobs: the queue that workers claim from, and the scheduler that fills it."""
+"""Jobs: the queue that workers claim from, and what they report."""

@@ -12,16 +12,8 @@ from sqlmodel import Session, select
 
 from service.auth.models import Principal
 from service.errors import ConflictError, InvalidError
-from service.index_health.reports import apply_report
 from service.jobs.caveats import caveat_of
-from service.jobs.events import record_job_event
-from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
-from service.jobs.status import backoff_seconds, status_after
-from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
-from service.records.tables import AddressCounter, EnrolledTable
-from service.records.workers import Worker
-from service.settings import Settings
-from service.workers.models import (
+from service.jobs.contract import (
     MAX_ADDRESS,
     AddressRange,
     AddressRangeRequest,
@@ -31,7 +23,15 @@ from service.workers.models import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
-from service.workers.ownership import check_owner
+from service.jobs.events import record_job_event
+from service.jobs.ownership import check_owner
+from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
+from service.jobs.reports import apply_report
+from service.jobs.status import backoff_seconds, status_after
+from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
+from service.records.tables import AddressCounter, EnrolledTable
+from service.records.workers import Worker
+from service.settings import Settings
 
 _WRITES_DELETES = "deletes"  # a stage
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)

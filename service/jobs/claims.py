@@ -18,12 +18,22 @@ from sqlmodel.sql.expression import Select
 from service.auth.models import Principal
 from service.catalogs.service import index_warehouse
 from service.db.database import UtcDateTime
-from service.index_health.reports import seen_equality_field_ids
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget
+from service.jobs.contract import (
+    AssignedCatalog,
+    AssignedIndex,
+    AssignedJob,
+    AssignedTable,
+    Assignment,
+    AttemptId,
+    ErrorReport,
+    Leftovers,
+)
 from service.jobs.events import record_job_event
-from service.jobs.models import Assignment
+from service.jobs.ownership import is_own_attempt, own_worker
 from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339
+from service.jobs.reports import seen_equality_field_ids
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, Turn
@@ -31,16 +41,6 @@ from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import (
-    AssignedCatalog,
-    AssignedIndex,
-    AssignedJob,
-    AssignedTable,
-    AttemptId,
-    ErrorReport,
-    Leftovers,
-)
-from service.workers.ownership import is_own_attempt, own_worker
 from telemetry.traces import record_span
 
 _CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value)

@@ -1,4 +1,4 @@
-"""Jobs, their attempts, and the append-only events about them."""
+"""What is asked and told about jobs, their attempts and events."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -8,10 +8,8 @@ from pydantic import Field as ModelField
 
 from service.errors import Problem
 from service.http.messages import Message, UtcTime, example
-from service.policies.models import EffectivePolicy
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.records.reports import StageReport
-from service.workers.models import AssignedCatalog, AssignedIndex, AssignedJob, AssignedTable, Leftovers
 
 
 class SystemView(Message):
@@ -221,75 +219,3 @@ class EventView(Message):
     """The attempt that it is about; null if about none."""
     fields: dict[str, Any]
     """The same for programs; what there is depends on `kind`."""
-
-
-class PlannedJob(Message):
-    """When jobs of a kind start."""
-
-    kind: JobKind
-    """Which kind of job."""
-    starts_at: datetime | None
-    """When one would start next, by itself or because it is queued already; null if none would."""
-    why: str | None
-    """The trigger that starts it, the queued job and what it waits for, or the job that runs before it; null
-    if none would start."""
-    then_at: list[datetime]
-    """When up to 288 more would start, if each succeeds and leaves nothing to do, and nothing is written."""
-    now: str
-    """What the scheduler decides at this moment."""
-    cron_at: list[datetime]
-    """When the policy's cron expression comes; a job starts if there is anything to do by then."""
-
-
-class PolicyPreview(Message):
-    """What a table's policy makes of it within the next day, if nothing is written to the table meanwhile."""
-
-    table_id: str
-    """The table."""
-    from_time: datetime
-    """Now."""
-    until_time: datetime
-    """A day later."""
-    time_zone: str
-    """Of the policy; times here are UTC."""
-    windows_open_at: list[datetime]
-    """When windows open; none without windows."""
-    jobs: list[PlannedJob]
-    """One for each kind of job that policies start."""
-
-
-class Assignment(Message):
-    """All that a worker needs for one attempt."""
-
-    job: AssignedJob
-    """What is to be done."""
-    traceparent: str | None
-    """Of the call that asked for the job, as W3C's Trace Context writes it; null if that was no trace."""
-    attempt: int
-    """Number of the attempt: every report names it, and a late one is refused."""
-    previous_attempts: list[AttemptView]
-    """How earlier attempts at the job ended."""
-    leftovers: list[Leftovers]
-    """Of earlier attempts at jobs of the table; only for jobs that may remove them."""
-    lease_seconds: float
-    """Without a heartbeat for so long, the attempt is given up."""
-    lease_expires_at: datetime
-    """When that would be now."""
-    timeout_seconds: float
-    """After so long the worker ends the attempt, or the service takes it away; 0 for any time."""
-    table: AssignedTable
-    """The table to work on."""
-    catalog: AssignedCatalog
-    """The catalog that knows the table."""
-    index: AssignedIndex
-    """Where its index lies."""
-    policy: EffectivePolicy
-    """What holds for the table."""
-    allowed_locations: list[str]
-    """Places beyond which the worker opens no file, whatever catalog and table name."""
-    allowed_hosts: list[str]
-    """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
-    allowed_secrets: list[str]
-    """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
-    own_files: list[str]
-    """Files and folders of the service itself, which the worker never opens, whatever names them."""

@@ -192,3 +192,23 @@ def _find_queued(session: Session, job: Job) -> Job | None:
 
 def rfc3339(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
+
+
+def check_index_unused(session: Session, row: EnrolledTable) -> None:
+    """Raise ConflictError if another enrolment is of the same branch of the same Iceberg table."""
+    other = session.exec(
+        select(EnrolledTable).where(
+            EnrolledTable.table_uuid == row.table_uuid,
+            EnrolledTable.branch == row.branch,
+            EnrolledTable.id != row.id,
+            col(EnrolledTable.deleted_at).is_(None),
+        )
+    ).first()
+    if other is not None:
+        raise ConflictError(
+            "index-in-use",
+            "The index is in use",
+            f"Branch {row.branch!r} of this Iceberg table is also enrolled as {other.id} ({other.name}).",
+            "Remove this one without dropping the index; drop it with the last enrolment.",
+            table_id=other.id,
+        )

@@ -5,13 +5,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic import Field as ModelField
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 

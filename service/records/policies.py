@@ -1,4 +1,4 @@
-"""Policies: partial settings; what one leaves out is inherited from the next level up."""
+"""Policies, and where they are attached."""
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum

@@ -1,0 +1,1 @@
+"""What happens by itself: polls, the scheduler, retention, deliveries."""

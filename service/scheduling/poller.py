@@ -22,12 +22,12 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
-from service.catalogs.heads import AT_ONCE, Heads, Identifier
+from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.reach import check_location
+from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure
+from service.catalogs.metadata_locations import AT_ONCE, Heads, Identifier
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
-from service.index_health.measure import EqualityDelete, ManifestCache, Measurement, measure
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import is_system_paused

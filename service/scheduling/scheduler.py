@@ -15,11 +15,10 @@ from zoneinfo import ZoneInfo
 
 from sqlmodel import Session, col, select
 
-from service.index_health.measure import Volume
+from service.catalogs.measure import Volume
 from service.jobs import claims, queue
 from service.jobs.budgets import SpentBudget, spent_budget
 from service.jobs.events import record_table_event
-from service.jobs.models import PlannedJob, PolicyPreview
 from service.jobs.service import pause_reason, read_others, waiting_for
 from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
@@ -30,6 +29,7 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
+from service.scheduling.models import PlannedJob, PolicyPreview
 from service.wording import counted, sized
 
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)

@@ -6,20 +6,19 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
-from service.catalogs.turns import waits_for_catalog
-from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.catalogs.threads import waits_for_catalog
+from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.errors import UNREACHABLE_RESPONSE
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
-from service.jobs.models import JobView, PolicyPreview
+from service.jobs.models import JobView
 from service.jobs.service import view
 from service.policies.models import EffectivePolicyView
 from service.policies.service import explain_policy
 from service.records import tables as rows
-from service.records.health import HealthStatus, TableHealth
-from service.scheduling.scheduler import preview
+from service.records.health import HealthStatus
 from service.settings import CurrentSettings
 from service.tables import service
 from service.tables.models import PatternRequest, PatternResult, TablePatch, TableRequest, TableView
@@ -196,11 +195,3 @@ def resume_table(
 def get_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> EffectivePolicyView:
     """The policy that holds for a table, with the place that each value comes from."""
     return explain_policy(session, rows.get_table(session, table_id))
-
-
-@router.get("/{table_id}/policy/preview")
-def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> PolicyPreview:
-    """What the policy would start within the next 24 hours, when and why, if nothing is written meanwhile."""
-    table = rows.get_table(session, table_id)
-    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
-    return preview(session, table, health, utc_now())

@@ -1,7 +1,4 @@
-"""Enrolled tables: one row per (catalog, identifier, branch).
-
-Parts of an identifier may hold dots, so dotted names are for people and filters; tables go by the parts.
-"""
+"""What is asked and told about enrolled tables."""
 
 from datetime import datetime
 from typing import Annotated

@@ -16,21 +16,16 @@ from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize, require_role
+from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.reach import check_location
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.db.database import Database, utc_now
-from service.errors import (
-    PROBLEM_PATH,
-    ConflictError,
-    IcestreamError,
-    InvalidError,
-    UnreachableError,
-)
+from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, UnreachableError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import queue
 from service.jobs.events import record_table_event
+from service.jobs.queue import check_index_unused
 from service.policies import service as policies
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
@@ -376,26 +371,6 @@ def delete_table(
         return None
     job, _ = queue.enqueue(session, row, JobKind.DROP_INDEX, policy, now, requested_by=principal.name)
     return job
-
-
-def check_index_unused(session: Session, row: EnrolledTable) -> None:
-    """Raise ConflictError if another enrolment is of the same branch of the same Iceberg table."""
-    other = session.exec(
-        select(EnrolledTable).where(
-            EnrolledTable.table_uuid == row.table_uuid,
-            EnrolledTable.branch == row.branch,
-            EnrolledTable.id != row.id,
-            col(EnrolledTable.deleted_at).is_(None),
-        )
-    ).first()
-    if other is not None:
-        raise ConflictError(
-            "index-in-use",
-            "The index is in use",
-            f"Branch {row.branch!r} of this Iceberg table is also enrolled as {other.id} ({other.name}).",
-            "Remove this one without dropping the index; drop it with the last enrolment.",
-            table_id=other.id,
-        )
 
 
 def view(session: Session, settings: Settings, row: EnrolledTable) -> TableView:

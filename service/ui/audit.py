@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from service.audit import service as audit
+from service.auth import audit
 from service.auth.access import Admin
 from service.db.database import ReadSession
 from service.http.paging import PageRequest

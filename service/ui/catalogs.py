@@ -10,7 +10,7 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
-from service.catalogs.turns import waits_for_catalog
+from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError

@@ -12,7 +12,7 @@ from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
-from service.catalogs.turns import waits_for_catalog
+from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.http.paging import PageRequest, Search, page_request

@@ -1,4 +1,4 @@
-"""Webhooks, and the outbox of what is sent to them."""
+"""What is asked and told about webhooks and their deliveries."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

@@ -9,7 +9,7 @@ from sqlmodel import Session, col, delete, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.reach import check_host, check_reference
+from service.catalogs.egress import check_host, check_reference
 from service.catalogs.secrets import is_reference, resolve
 from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError

@@ -10,20 +10,19 @@ from service.http.messages import AttemptNumber, JobId, WorkerId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
 from service.jobs import attempts
-from service.jobs.models import Assignment, JobView
-from service.jobs.service import view
-from service.settings import CurrentSettings
-from service.workers import service
-from service.workers.models import (
+from service.jobs.contract import (
     AddressRange,
     AddressRangeRequest,
-    ClaimRequest,
+    Assignment,
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
-    WorkerRequest,
-    WorkerView,
 )
+from service.jobs.models import JobView
+from service.jobs.service import view
+from service.settings import CurrentSettings
+from service.workers import service
+from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
 
 router = APIRouter(tags=["workers"], route_class=ApiRoute)
 

@@ -16,12 +16,12 @@ from service.auth.service import require_role
 from service.db.database import Database, utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import claims
-from service.jobs.models import Assignment
+from service.jobs.contract import Assignment, AttemptId
 from service.records.jobs import Attempt, AttemptStatus
 from service.records.keys import Role
 from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import AttemptId, ClaimRequest, WorkerRequest, WorkerView
+from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
 
 _LOOK_SECONDS = 0.4
 _FORGET_AFTER = timedelta(days=1)

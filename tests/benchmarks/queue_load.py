@@ -38,6 +38,7 @@ from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
 from service.jobs import attempts, claims, queue
+from service.jobs.contract import FinishRequest
 from service.policies.service import effective_policy, ensure_built_in
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
@@ -46,7 +47,6 @@ from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import FinishRequest
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 from tests.worker.table.catalog_servers import rest_server

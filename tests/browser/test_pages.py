@@ -10,12 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from service.auth.principals import SESSION_COOKIE
 from service.records.keys import Role
 from tests.browser.conftest import Misdeeds, sign_in
-from tests.browser.running_service import (
-    PlayedWorker,
-    RunningService,
-    convert_result,
-    index_report,
-)
+from tests.browser.running_service import PlayedWorker, RunningService, convert_result, index_report
 from tests.patience import wait_until
 from tests.service.conftest import PLAIN_HTTP
 

@@ -9,6 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlmodel import SQLModel
 
 from service.db.database import Database
 from service.metrics import render_metrics
@@ -25,10 +26,8 @@ ADDED_BY_PROMETHEUS = {"namespace", "service"}
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[dict[str, str]]]:
     """Metric -> the labels of each of its series, of a service without any table."""
-    from service.records.schema import TABLES
-
     database = Database("sqlite://")
-    TABLES[0].metadata.create_all(database.engine)
+    SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
         families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
     database.dispose()

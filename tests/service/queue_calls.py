@@ -8,14 +8,13 @@ from typing import Any
 from service.auth.models import SYSTEM, Principal
 from service.db.database import Database
 from service.jobs import attempts, claims, queue
-from service.jobs.models import Assignment
+from service.jobs.contract import Assignment, ErrorReport, FinishRequest
 from service.policies.service import effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
-from service.workers.models import ErrorReport, FinishRequest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings(lease_seconds=30)

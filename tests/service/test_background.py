@@ -13,12 +13,12 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.db.database import Database
 from service.errors import ConflictError
 from service.jobs import attempts
+from service.jobs.contract import HeartbeatRequest
 from service.jobs.leases import LeaseObserver
 from service.records.jobs import Event, Job, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.scheduling.background import Background
 from service.settings import Settings
-from service.workers.models import HeartbeatRequest
 from tests.service.conftest import ManualTime
 from tests.service.queue_calls import RETRYABLE, add_tables, add_worker, claim, finish, job, request
 

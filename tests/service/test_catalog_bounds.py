@@ -21,7 +21,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from starlette.requests import Request
 
-from service.catalogs import clients, turns
+from service.catalogs import clients
+from service.catalogs import threads as turns
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import PyIcebergSource, limit_of
 from service.errors import UnreachableError

@@ -10,8 +10,8 @@ from pyiceberg.types import DoubleType, NestedField, StringType
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.metadata_locations import Identifier
 from service.discovery import patterns
 from service.discovery.candidates import list_names
 from service.records.catalogs import Catalog

@@ -10,8 +10,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
+from service.catalogs.measure import ManifestCache, Volume, measure
 from service.db.database import utc_now
-from service.index_health.measure import ManifestCache, Volume, measure
 from service.index_health.service import _resolution, judge
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD

@@ -12,11 +12,11 @@ from service.auth.service import create_api_key
 from service.db.database import Database, utc_now
 from service.errors import ForbiddenError
 from service.jobs import attempts
+from service.jobs.contract import PLANS_AT_MOST, AnnouncedPlan, AttemptId, FinishRequest, HeartbeatRequest
 from service.records.jobs import Attempt, Job, JobKind
 from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
-from service.workers.models import PLANS_AT_MOST, AnnouncedPlan, AttemptId, FinishRequest, HeartbeatRequest
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request

@@ -13,7 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from sqlmodel import delete, select
 
-from service.audit.service import list_entries
+from service.auth.audit import list_entries
 from service.auth.service import SORTING, list_api_keys
 from service.command.openapi import DOCUMENT
 from service.db.database import Database

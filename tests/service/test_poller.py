@@ -15,15 +15,15 @@ from sqlalchemy import event, text
 from sqlmodel import col, select
 
 from service.auth.service import find_api_key_principal
-from service.catalogs.heads import Identifier
 from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.metadata_locations import Identifier
 from service.db.database import utc_now
 from service.jobs import attempts
+from service.jobs.contract import FinishRequest
 from service.records.catalogs import Catalog
 from service.records.health import HealthSample, TableHealth
 from service.scheduling.poller import Poller
 from service.settings import Settings
-from service.workers.models import FinishRequest
 from tests.patience import PATIENCE_SECONDS
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ADMIN_KEY, Running, running

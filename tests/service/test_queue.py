@@ -13,19 +13,19 @@ from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, queue
-from service.jobs.models import Assignment
+from service.jobs.contract import (
+    AddressRangeRequest,
+    AnnouncedPlan,
+    Assignment,
+    AttemptId,
+    HeartbeatRequest,
+    Leftovers,
+)
 from service.records.catalogs import Catalog
 from service.records.jobs import Event, Job, JobKind, JobStatus
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock
-from service.workers.models import (
-    AddressRangeRequest,
-    AnnouncedPlan,
-    AttemptId,
-    HeartbeatRequest,
-    Leftovers,
-)
 from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
     FATAL,

@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import update
 from sqlmodel import Session, col, select
 
@@ -22,23 +16,23 @@ from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, queue
-from service.jobs.leases import LeaseObserver
-from service.jobs.models import Assignment
-from service.jobs.service import retry_job
-from service.records.catalogs import Catalog
-from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus, Turn
-from service.records.system import SystemState
-from service.records.tables import EnrolledTable
-from service.scheduling import clock
-from service.workers.models import (
+from service.jobs.contract import (
     AddressRangeRequest,
     AnnouncedPlan,
+    Assignment,
     AttemptId,
     ErrorReport,
     FinishRequest,
     HeartbeatRequest,
     Leftovers,
 )
+from service.jobs.leases import LeaseObserver
+from service.jobs.service import retry_job
+from service.records.catalogs import Catalog
+from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus, Turn
+from service.records.system import SystemState
+from service.records.tables import EnrolledTable
+from service.scheduling import clock
 from tests.service.conftest import ManualTime
 from tests.service.queue_calls import (
     FATAL,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.index_health.measure import Volume
+from service.catalogs.measure import Volume
 from service.jobs.budgets import SpentBudget
 from service.policies.models import (
     EffectiveBudgetPolicy,

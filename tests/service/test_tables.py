@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.catalogs.heads import heads_reader
+from service.catalogs.metadata_locations import heads_reader
 from service.db.database import utc_now
 from service.records.catalogs import CatalogType
 from service.records.jobs import Attempt, Job

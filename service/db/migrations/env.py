@@ -1,14 +1,10 @@
 """Alembic environment: migrations run on the connection that `service.db.database.migrate` opened."""
 
 from alembic import context
-from sqlmodel import SQLModel
-
-import service.records.schema  # noqa: F401  (registers every table)
 
 # One transaction for all migrations: a failed one leaves the database as it was.
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=SQLModel.metadata,
     transaction_per_migration=False,
 )
 with context.begin_transaction():

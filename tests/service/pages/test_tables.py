@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlmodel import delete, select
 
-from service.audit import service as audit
+from service.auth import audit
 from service.auth import service as auth
 from service.catalogs import service as catalogs
 from service.db.database import utc_now

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 
-from service.audit import service
-from service.audit.models import AuditEntryView
+from service.auth import audit as service
 from service.auth.access import Admin
+from service.auth.models import AuditEntryView
 from service.db.database import ReadSession
 from service.http.paging import Page, PageRequest, Since, Until
 from service.http.routing import ApiRoute

@@ -4,9 +4,9 @@ from datetime import datetime
 
 from sqlmodel import Session
 
+from service.jobs.contract import IndexReport
 from service.records.health import TableHealth, health_of
 from service.records.jobs import Job
-from service.workers.models import IndexReport
 
 
 def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:

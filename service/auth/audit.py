@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from sqlmodel import Session, col, select
 
-from service.audit.models import AuditEntryView
-from service.auth.models import Principal
+from service.auth.models import AuditEntryView, Principal
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.records.audit import AuditEntry
 

@@ -1,1 +1,0 @@
-"""Who did what: every write that was allowed or denied."""

@@ -1,0 +1,306 @@
+"""What workers are told of their attempts, and report about them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, JsonValue
+from pydantic import Field as ModelField
+
+from service.http.messages import Message, example
+from service.jobs.models import AttemptView
+from service.policies.models import EffectivePolicy
+from service.records.reports import (
+    NAMED_AT_MOST,
+    Amount,
+    Files,
+    JobResult,
+    KeySetReport,
+    Name,
+    Place,
+    SnapshotId,
+    StageReport,
+    UnconvertibleDelete,
+    Words,
+)
+from trust.properties import LOCATION_PROPERTIES
+
+MAX_ADDRESS = 2**62
+PLANS_AT_MOST = 10_000
+"""Of one attempt."""
+
+
+def _of_locations(given: object) -> object:
+    if not isinstance(given, dict):
+        return given
+    return {key: given[key] for key in LOCATION_PROPERTIES if key in given}
+
+
+class AttemptId(Message):
+    """One try at a job."""
+
+    job_id: str
+    """The job."""
+    attempt: int = ModelField(strict=True)
+    """Counts from 1."""
+
+
+class AssignedJob(Message):
+    """The job of an assignment."""
+
+    id: str
+    """Identifies the job."""
+    kind: str
+    """What it does."""
+    dry_run: bool
+    """Whether it only says what it would do."""
+    parameters: dict[str, Any]
+    """As requested."""
+
+
+class AssignedTable(Message):
+    """The table of an assignment."""
+
+    id: str
+    """Identifies the enrolment."""
+    identifier: list[str]
+    """Namespace parts, then the table name."""
+    table_uuid: str
+    """Iceberg's own id of the table: another one means another table."""
+    branch: str
+    """The branch to work on."""
+    key_sets: list[list[str]]
+    """Declared keys, as column names."""
+    seen_equality_field_ids: list[list[int]]
+    """Of key sets in earlier reports: no equality delete may be left that still names them."""
+
+
+class AssignedCatalog(Message):
+    """What it takes to open the catalog."""
+
+    name: str
+    """Its name."""
+    type: str
+    """`sql`, `rest`, `hive`, `glue` or `hadoop`."""
+    properties: dict[str, str]
+    """Secret references are not resolved here."""
+
+
+class AssignedIndex(Message):
+    """Where the index lies."""
+
+    warehouse: str
+    """Of its Paimon tables, as a URI."""
+
+
+class ProgressReport(Message):
+    """Where an attempt stands."""
+
+    stage: Name
+    """What it does now."""
+    done: Amount | None = None
+    """How much of it is done."""
+    total: Amount | None = None
+    """How much there is."""
+    unit: Name | None = None
+    """Of what, such as `files`."""
+    message: Words | None = None
+    """The same in words, or more."""
+
+
+class EventReport(Message):
+    """Something that happened in an attempt, or a line of the worker's log."""
+
+    kind: Literal["message", "log"] = "message"
+    """Which of both: they become events `job.message` and `job.log`."""
+    level: Literal["info", "warning", "error"] = "info"
+    """How grave it is."""
+    message: Words
+    """What happened, in words."""
+    fields: dict[Name, JsonValue] = ModelField(default_factory=dict, max_length=100)
+    """The same for programs."""
+
+
+class AnnouncedPlan(Message):
+    """Delete files that a conversion is about to write, or then to commit.
+
+    Whoever follows only compares the places with what the table itself says.
+    """
+
+    number: int = ModelField(ge=0, lt=PLANS_AT_MOST)
+    """Of the attempt's plans."""
+    tasks: int = ModelField(ge=0, le=99_999)
+    """Tasks that write, so far."""
+    files_per_task: int = ModelField(default=500, ge=0, le=500)
+    """Delete files that each of them writes at most; no worker writes more than the default."""
+    removes: Place | None = None
+    """An equality delete file that the commit removes; none as long as no commit is about to be made."""
+    location: Place
+    """Of the table then."""
+    properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
+    """Of the table then, as far as the files' places depend on them; others are ignored."""
+
+
+class Leftovers(AttemptId):
+    """What an attempt that ended had announced, and may have left in the table's location."""
+
+    plans: list[AnnouncedPlan]
+    """What it had announced."""
+
+
+class HeartbeatRequest(Message):
+    """A sign of life, with news."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {
+                "progress": {"stage": "read", "done": 12, "total": 80, "unit": "files"},
+                "events": [{"level": "info", "message": "The index covers 80 of 80 data files."}],
+            },
+        )
+    )
+
+    progress: ProgressReport | None = None
+    """Where the attempt stands; null for no change."""
+    events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
+    """What happened since the last heartbeat."""
+    plan: AnnouncedPlan | None = None
+    """So that the files of an attempt that dies can be found, and removed once no commit needs them."""
+
+
+class HeartbeatAnswer(Message):
+    """What a worker goes by."""
+
+    now: datetime
+    """By the service's clock, for the worker to compare its own with."""
+    lease_expires_at: datetime
+    """When the attempt is given up without a further heartbeat."""
+    cancel_requested: bool
+    """Whether to stop."""
+
+
+class AddressRangeRequest(Message):
+    """Row addresses to be reserved."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"rows": 1_000_000, "at_least": 0},
+        )
+    )
+
+    rows: int = ModelField(ge=1, le=2**40)
+    """How many."""
+    at_least: int = ModelField(default=0, ge=0, le=MAX_ADDRESS)
+    """The range begins here or later: above every address that the index already has.
+
+    No further than 2^44 above all that were reserved before.
+    """
+
+
+class AddressRange(Message):
+    """Row addresses that are now the attempt's alone."""
+
+    base_address: int
+    """The first one."""
+
+
+class ErrorReport(Message):
+    """Why an attempt failed."""
+
+    code: Name
+    """For programs, such as `worker_lost`."""
+    title: Words
+    """The same in words."""
+    detail: Words
+    """What happened."""
+    remedy: Words
+    """What to do about it."""
+    retryable: bool = False
+    """Whether another attempt may succeed."""
+
+
+class IndexReport(Message):
+    """What the worker found to be true of the index and the table after a job."""
+
+    iceberg_snapshot_id: SnapshotId | None
+    """Head of the table's branch that was looked at; null for an empty table."""
+    key_sets: list[KeySetReport] = ModelField(max_length=1000)
+    """The index of each key set."""
+    unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
+    """Equality delete files that stay, each with its reason."""
+    pending_equality_delete_files: Files
+    """Live equality delete files."""
+    pending_equality_deletes: Amount
+    """Their rows."""
+
+
+class FinishRequest(Message):
+    """How an attempt ended."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {"status": "succeeded", "result": {"commits": 1}},
+            {
+                "status": "failed",
+                "error": {
+                    "code": "catalog_unreachable",
+                    "title": "The catalog did not answer",
+                    "detail": "Connection refused.",
+                    "remedy": "Start the catalog.",
+                    "retryable": True,
+                },
+            },
+        )
+    )
+    status: Literal["succeeded", "failed", "cancelled", "released"]
+    """`released` hands the job back."""
+    result: JobResult | None = None
+    """What was done."""
+    error: ErrorReport | None = None
+    """Why it failed."""
+    health: IndexReport | None = None
+    """What is true of table and index now."""
+    stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
+    """Where the attempt's time went, however it ended."""
+    rows: Amount = 0
+    """Planned rows that its tasks went through."""
+    bytes: Amount = 0
+    """Read for lookups, scans and compactions, and written into the index."""
+    cleared: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
+    """Attempts of which nothing is left in the table's location any more; others are ignored."""
+
+
+class Assignment(Message):
+    """All that a worker needs for one attempt."""
+
+    job: AssignedJob
+    """What is to be done."""
+    traceparent: str | None
+    """Of the call that asked for the job, as W3C's Trace Context writes it; null if that was no trace."""
+    attempt: int
+    """Number of the attempt: every report names it, and a late one is refused."""
+    previous_attempts: list[AttemptView]
+    """How earlier attempts at the job ended."""
+    leftovers: list[Leftovers]
+    """Of earlier attempts at jobs of the table; only for jobs that may remove them."""
+    lease_seconds: float
+    """Without a heartbeat for so long, the attempt is given up."""
+    lease_expires_at: datetime
+    """When that would be now."""
+    timeout_seconds: float
+    """After so long the worker ends the attempt, or the service takes it away; 0 for any time."""
+    table: AssignedTable
+    """The table to work on."""
+    catalog: AssignedCatalog
+    """The catalog that knows the table."""
+    index: AssignedIndex
+    """Where its index lies."""
+    policy: EffectivePolicy
+    """What holds for the table."""
+    allowed_locations: list[str]
+    """Places beyond which the worker opens no file, whatever catalog and table name."""
+    allowed_hosts: list[str]
+    """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
+    allowed_secrets: list[str]
+    """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
+    own_files: list[str]
+    """Files and folders of the service itself, which the worker never opens, whatever names them."""
