@@ -24,7 +24,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from service import __version__
 from service.auth import audit, audit_endpoints
 from service.auth import endpoints as auth_endpoints
-from service.auth.access import SAFE_METHODS, Anyone, action_of, check_every_route_declares_access
+from service.auth.access import action_of, check_every_route_declares_access
 from service.auth.models import SYSTEM, Principal
 from service.auth.oidc import TokenVerifier
 from service.auth.rate_limits import RateLimits
@@ -49,6 +49,7 @@ from service.errors import (
 from service.examples import add_examples
 from service.http.body_limits import BodyLimit
 from service.http.documentation import router as documentation_router
+from service.http.guards import SAFE_METHODS, Anyone
 from service.http.headers import SecurityHeaders
 from service.http.json_values import RefuseNul
 from service.index_health import endpoints as health_endpoints

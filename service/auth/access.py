@@ -19,11 +19,11 @@ from service.auth.principals import SESSION_COOKIE, find_principal
 from service.auth.service import forbidden
 from service.auth.tries import one_try
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
+from service.http.guards import SAFE_METHODS, Guard, anyone, calls_of
 from service.records.keys import Role
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 # Only for the OpenAPI document; `find_principal` does the work.
 _bearer = HTTPBearer(auto_error=False, description="An API key, or a token of the issuer.")
@@ -50,7 +50,7 @@ def typed_form(request: Request) -> FormData | None:
 
 
 @dataclass(frozen=True)
-class Access:
+class Access(Guard):
     """A dependency that lets those through whose role allows `role`; None: whoever is known, whatever role.
 
     Of an API key with scopes, one of these must name the route's part of the API as well.
@@ -111,11 +111,6 @@ class Access:
             _check_scopes(principal.scopes, principal.name, request)
 
 
-def anyone() -> None:
-    """The dependency of a route that needs no credentials."""
-
-
-Anyone = Depends(anyone)
 SignedIn = Annotated[Principal, Depends(Access(None))]
 VIEWERS = Access(Role.VIEWER)
 Viewer = Annotated[Principal, Depends(VIEWERS)]
@@ -170,7 +165,7 @@ def check_every_route_declares_access(app: FastAPI) -> None:
         if len(declared) != 1:
             raise RuntimeError(
                 f"{method} {path} declares {declared or 'nothing'}: every route needs exactly one of "
-                "service.auth.access (Viewer, Operator, Admin, WorkerCaller, SignedIn, Anyone)"
+                "service.auth.access (Viewer, Operator, Admin, WorkerCaller, SignedIn) or Anyone"
             )
 
 
@@ -178,21 +173,10 @@ def declared_access(app: FastAPI) -> Iterator[tuple[str, str, list[str]]]:
     """(method, path, who may call it) of every route: a role, `signed in` or `anyone`."""
     for route in iter_route_contexts(app.routes):
         dependant = getattr(route, "dependant", None)
-        calls = _calls(dependant) if isinstance(dependant, Dependant) else []
+        calls = calls_of(dependant) if isinstance(dependant, Dependant) else []
         found = {_word(call) for call in calls if call is anyone or isinstance(call, Access)}
         for method in sorted(route.methods or {"*"}):
             yield method, str(route.path), sorted(found)
-
-
-def access_of(dependant: Dependant) -> Access | None:
-    """What a route declares; None for one that needs no credentials."""
-    return next((call for call in _calls(dependant) if isinstance(call, Access)), None)
-
-
-def _calls(dependant: Dependant) -> Iterator[object]:
-    for dependency in dependant.dependencies:
-        yield dependency.call
-        yield from _calls(dependency)
 
 
 def _word(call: object) -> str:

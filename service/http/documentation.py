@@ -6,12 +6,12 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
-from service.auth.access import Anyone
 from service.errors import NotFoundError
+from service.http.guards import Anyone
 from service.http.headers import PAGE_POLICY
 
 _SWAGGER = Path(str(files("fastapi_offline") / "static"))
-_OURS = Path(__file__).parents[1] / "ui" / "docs"
+_OURS = Path(__file__).parent / "docs"
 _ASSETS = {
     "swagger-ui.css": (_SWAGGER, "text/css"),
     "swagger-ui-bundle.js": (_SWAGGER, "text/javascript"),

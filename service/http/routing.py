@@ -20,10 +20,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field, Session, SQLModel
 from starlette.concurrency import run_in_threadpool
 
-from service.auth.access import SAFE_METHODS, access_of
 from service.db.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
 from service.http.body_limits import check_depth
+from service.http.guards import SAFE_METHODS, guard_of
 from service.http.json_values import check_body
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
@@ -70,13 +70,13 @@ class ApiRoute(APIRoute):
 
     def get_route_handler(self) -> Handler:
         read = super().get_route_handler()
-        access = access_of(self.dependant)
-        if access is None or SAFE_METHODS.issuperset(self.methods or ()):
+        guard = guard_of(self.dependant)
+        if guard is None or SAFE_METHODS.issuperset(self.methods or ()):
             return read
         has_body = self.body_field is not None
 
         async def handle(request: Request) -> Response:
-            await run_in_threadpool(access.check, request)
+            await run_in_threadpool(guard.check, request)
             if has_body:
                 await run_in_threadpool(_check_content, await request.body())
             return await read(request)
@@ -89,8 +89,8 @@ class ApiRoute(APIRoute):
             if key is None:
                 return await handle(request)
             _check_key(key)
-            principal = await run_in_threadpool(access.check, request)
-            owner = principal.key
+            caller = await run_in_threadpool(guard.check, request)
+            owner = caller.key
             fingerprint = _fingerprint(request, await request.body())
             database = get_database(request)
             stored = await run_in_threadpool(_find, database, owner, key, fingerprint)

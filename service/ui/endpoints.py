@@ -6,8 +6,8 @@ comes back with an error.
 
 from fastapi import APIRouter, Request, Response
 
-from service.auth.access import Anyone
 from service.errors import NotFoundError
+from service.http.guards import Anyone
 from service.problems import PROBLEMS
 from service.ui import (
     audit,

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from service.auth import service as auth
-from service.auth.access import Anyone, SignedIn
+from service.auth.access import SignedIn
 from service.auth.principals import SESSION_COOKIE, clear_session_cookie, find_principal, set_session_cookie
 from service.auth.tries import one_try
 from service.db.database import CurrentDatabase
 from service.errors import ForbiddenError, UnauthenticatedError
+from service.http.guards import Anyone
 from service.settings import CurrentSettings
 from service.ui.pages import PageRoute, SentForm, local_path, render
 

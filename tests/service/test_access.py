@@ -12,11 +12,12 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from sqlmodel import select
 
-from service.auth.access import Access, Anyone, Viewer, check_every_route_declares_access
+from service.auth.access import Access, Viewer, check_every_route_declares_access
 from service.auth.models import Scope
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
 from service.command.openapi import DOCUMENT
+from service.http.guards import Anyone
 from service.records.audit import AuditEntry
 from service.records.keys import Role
 from tests.access import CALLERS, DECISIONS

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from service.app import create_app, prepare
-from service.auth.access import Anyone
 from service.auth.principals import SESSION_COOKIE
+from service.http.guards import Anyone
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, run_apart, running
 
