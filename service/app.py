@@ -36,15 +36,11 @@ from service.catalogs.threads import CatalogTurns
 from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
 from service.errors import (
-    PROBLEM_RESPONSES,
     DatabaseError,
     ForbiddenError,
     IcestreamError,
     UnauthenticatedError,
-    declare_problems,
-    install_error_handlers,
     is_database_trouble,
-    problem_response,
 )
 from service.examples import add_examples
 from service.http.body_limits import BodyLimit
@@ -52,6 +48,12 @@ from service.http.documentation import router as documentation_router
 from service.http.guards import SAFE_METHODS, Anyone
 from service.http.headers import SecurityHeaders
 from service.http.json_values import RefuseNul
+from service.http.problem_documents import (
+    PROBLEM_RESPONSES,
+    declare_problems,
+    install_error_handlers,
+    problem_response,
+)
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
 from service.metrics import render_metrics

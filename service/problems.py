@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.errors import PROBLEM_PATH
-
+PROBLEM_PATH = "/problems/"
+"""Where each `type` is explained."""
 DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import service.errors
 from service.errors import IcestreamError
+from service.http import problem_documents
 
 PACKAGE = Path(service.errors.__file__).parent
 
@@ -55,6 +56,6 @@ RAISED = [
     for path in sorted(PACKAGE.rglob("*.py"))
     for raised in raised_in(path.read_text(), str(path.relative_to(PACKAGE)))
 ] + [
-    Raised(slug, title, status, frozenset(), "errors.py")
-    for status, (slug, title, _) in service.errors._HTTP_PROBLEMS.items()
+    Raised(slug, title, status, frozenset(), "http/problem_documents.py")
+    for status, (slug, title, _) in problem_documents._HTTP_PROBLEMS.items()
 ]

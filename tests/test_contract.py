@@ -12,7 +12,7 @@ from service import examples, problems
 from service.app import create_app
 from service.auth.access import declared_access
 from service.command.openapi import DOCUMENT, render
-from service.errors import PROBLEM_JSON
+from service.http.problem_documents import PROBLEM_JSON
 from service.http.routing import IDEMPOTENCY_HEADER
 from service.problems import PROBLEMS
 from service.settings import Settings

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.auth.buckets import Bucket, Recent, digest_of, network_of, too_many
 from service.auth.models import Principal
 from service.auth.principals import credential_of
-from service.errors import IcestreamError, problem_response
+from service.errors import IcestreamError
+from service.http.problem_documents import problem_response
 from service.records.keys import Role
 from service.settings import Settings
 

@@ -15,10 +15,10 @@ from service.discovery.models import (
     StandingPatternRequest,
     StandingPatternView,
 )
-from service.errors import UNREACHABLE_RESPONSE
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import CatalogId
 from service.http.paging import Page, PageRequest
+from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 

@@ -5,7 +5,8 @@ import re
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import IcestreamError, InvalidError, problem_response
+from service.errors import IcestreamError, InvalidError
+from service.http.problem_documents import problem_response
 from trust.bounds import is_deeper
 
 MAX_BODY_BYTES = 1024**2

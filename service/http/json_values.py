@@ -9,7 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import InvalidError, problem_response
+from service.errors import InvalidError
+from service.http.problem_documents import problem_response
 
 # What may be such a value: only then is a body looked through.
 _SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])|NaN|Infinity|[0-9]{19}|[0-9][eE]")

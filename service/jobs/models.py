@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
-from service.errors import Problem
 from service.http.messages import Message, UtcTime, example
+from service.http.problem_documents import Problem
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.records.reports import StageReport
 

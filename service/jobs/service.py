@@ -15,8 +15,9 @@ from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs.service import find_catalog
 from service.db.database import utc_now
-from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError, problem_of
+from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
+from service.http.problem_documents import problem_of
 from service.jobs import claims, queue
 from service.jobs.caveats import caveat_of
 from service.jobs.models import (

@@ -8,10 +8,10 @@ from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
-from service.errors import UNREACHABLE_RESPONSE
 from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Search
+from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.jobs.models import JobView
 from service.jobs.service import view

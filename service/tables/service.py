@@ -20,13 +20,14 @@ from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.db.database import Database, utc_now
-from service.errors import PROBLEM_PATH, ConflictError, IcestreamError, InvalidError, UnreachableError
+from service.errors import ConflictError, IcestreamError, InvalidError, UnreachableError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
+from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind

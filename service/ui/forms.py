@@ -15,16 +15,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, ImmutableMultiDict
 
-from service.errors import (
-    ForbiddenError,
-    IcestreamError,
-    InvalidError,
-    PreconditionError,
-    form_error,
-    validation_error,
-)
+from service.errors import ForbiddenError, IcestreamError, InvalidError, PreconditionError
 from service.http.etags import NOTHING, etag
 from service.http.json_values import unusable_values
+from service.http.problem_documents import form_error, validation_error
 from service.ui.formats import POLICY_SETTINGS
 
 Body = TypeVar("Body", bound=BaseModel)
