@@ -258,9 +258,7 @@ def ready(request: Request) -> Response:
         return JSONResponse(_OK)
     return problem_response(
         request,
-        IcestreamError(
-            "not-ready", "Not ready", problem, "See the service log; it retries by itself.", status=503
-        ),
+        IcestreamError("not-ready", problem, "See the service log; it retries by itself."),
     )
 
 

@@ -12,7 +12,7 @@
     StartError               the process cannot start; never travels over HTTP
 
 Each says what happened (`detail`) and what to do about it (`remedy`), in words that are right on a page and
-in an answer to a program: calls and headers are named by service.problems only.
+in an answer to a program: only service.problems names calls and headers.
 """
 
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 
-from service.problems import PROBLEM_PATH
+from service.problems import PROBLEM_PATH, PROBLEMS
 
 
 class StartError(Exception):
@@ -28,17 +28,29 @@ class StartError(Exception):
 
 
 class IcestreamError(Exception):
-    """Base of every error that is answered with a problem document."""
+    """Base of every error that is answered with a problem document.
+
+    Its title is that of its slug in service.problems; so is its status, unless there are several, and its
+    remedy, unless more is known where it is raised.
+    """
 
     status: ClassVar[int] = 500
 
     def __init__(
-        self, slug: str, title: str, detail: str, remedy: str, *, status: int | None = None, **extra: Any
+        self,
+        slug: str,
+        detail: str,
+        remedy: str | None = None,
+        *,
+        title: str | None = None,
+        status: int | None = None,
+        **extra: Any,
     ) -> None:
         super().__init__(detail)
-        self.slug, self.title, self.detail, self.remedy = slug, title, detail, remedy
-        self.status_code = status or self.status
-        self.extra = extra
+        known = PROBLEMS[slug]
+        self.slug, self.detail, self.extra = slug, detail, extra
+        self.title, self.remedy = title or known.title, remedy or known.remedy
+        self.status_code = status or (known.status[0] if len(known.status) == 1 else self.status)
 
     @property
     def type(self) -> str:
@@ -84,7 +96,6 @@ class DatabaseError(IcestreamError):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
             "database-unavailable",
-            "The control database did not answer",
             str(getattr(cause, "orig", None) or cause),
             "Try again in some seconds. /readyz says whether the database can be used.",
         )

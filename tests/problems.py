@@ -7,15 +7,17 @@ from typing import NamedTuple
 import service.errors
 from service.errors import IcestreamError
 from service.http import problem_documents
+from service.problems import PROBLEMS
 
 PACKAGE = Path(service.errors.__file__).parent
 
 
 class Raised(NamedTuple):
     slug: str
-    title: str
     status: int
     fields: frozenset[str]
+    has_remedy: bool
+    """Of its own, and not that of service.problems."""
     place: str
 
 
@@ -26,8 +28,14 @@ def error_classes() -> dict[str, type[IcestreamError]]:
     return found
 
 
+def status_of(slug: str, kind: type[IcestreamError]) -> int:
+    """The only one of its slug, or that of its class."""
+    known = PROBLEMS[slug].status if slug in PROBLEMS else ()
+    return known[0] if len(known) == 1 else kind.status
+
+
 def raised_in(source: str, place: str) -> list[Raised]:
-    """What a module raises: an error's class, slug and title stand in its call, a status where it differs."""
+    """What a module raises: an error's class and slug stand in its call."""
     classes, found = error_classes(), []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
@@ -39,15 +47,15 @@ def raised_in(source: str, place: str) -> list[Raised]:
             kind = classes[name]
         else:
             continue
-        slug, title = node.args[0], node.args[1]
-        if not isinstance(slug, ast.Constant) or not isinstance(title, ast.Constant):
+        slug = node.args[0]
+        if not isinstance(slug, ast.Constant):
             assert isinstance(slug, ast.Name), f"{place}:{node.lineno} hides which problem it raises"
             continue
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        status = given.pop("status", None)
-        code = int(ast.literal_eval(status)) if status else kind.status
-        fields = frozenset(str(field) for field in given)
-        found.append(Raised(str(slug.value), str(title.value), code, fields, f"{place}:{node.lineno}"))
+        fields = frozenset(str(keyword.arg) for keyword in node.keywords) - {"title"}
+        known = str(slug.value)
+        found.append(
+            Raised(known, status_of(known, kind), fields, len(node.args) > 2, f"{place}:{node.lineno}")
+        )
     return found
 
 
@@ -56,6 +64,6 @@ RAISED = [
     for path in sorted(PACKAGE.rglob("*.py"))
     for raised in raised_in(path.read_text(), str(path.relative_to(PACKAGE)))
 ] + [
-    Raised(slug, title, status, frozenset(), "http/problem_documents.py")
-    for status, (slug, title, _) in problem_documents._HTTP_PROBLEMS.items()
+    Raised(slug, status, frozenset(), True, "http/problem_documents.py")
+    for status, (slug, _) in problem_documents._HTTP_PROBLEMS.items()
 ]

@@ -80,7 +80,6 @@ class Access(Guard):
         if principal is None:
             unknown = UnauthenticatedError(
                 "unauthenticated",
-                "Who are you?",
                 "This call needs an API key or a token, or a browser that is signed in.",
                 "Send `Authorization: Bearer <key or token>`, or sign in at /login; the first admin key is "
                 "ICESTREAM_BOOTSTRAP_KEY.",
@@ -136,7 +135,6 @@ def _check_scopes(scopes: frozenset[Scope], name: str, request: Request) -> None
         return
     raise ForbiddenError(
         "out-of-scope",
-        "The scopes of this key do not allow this",
         f"{name!r} is only for {', '.join(sorted(scopes))}.",
         f"Use a key with the scope {sufficient[0]}, or one without scopes."
         if sufficient and sufficient[0] in list(Scope)
@@ -151,7 +149,6 @@ def _check_csrf(expected: str, token: str | None, request: Request) -> None:
         return
     raise ForbiddenError(
         "csrf-failed",
-        "The request did not come from our page",
         f"Its CSRF token (header {CSRF_HEADER}, form field {CSRF_FIELD}) is missing or of another session.",
         "Open the page anew and try again, for instance after signing in as somebody else.",
         action=action_of(request),

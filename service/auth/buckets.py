@@ -87,9 +87,7 @@ def too_many(what: str, per_minute: int, wait_seconds: float) -> IcestreamError:
     seconds = math.ceil(wait_seconds)
     return IcestreamError(
         "too-many-requests",
-        "Too many requests",
         f"{what} more than {per_minute} times a minute; the next one is answered in {seconds} s.",
         "Wait so long, then try again. Scripts that wait for a job can follow the stream of events instead.",
-        status=429,
         retry_after_seconds=seconds,
     )

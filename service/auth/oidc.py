@@ -92,9 +92,7 @@ class TokenVerifier:
         words = ", ".join(repr(value) for value in held[:20]) or "nothing"
         raise ForbiddenError(
             "no-role",
-            "The token stands for no role here",
             f"{name} holds {words} in the claim {self._role_claim!r}, and none of it is mapped to a role.",
-            "Ask an admin to map it in ICESTREAM_OIDC_ROLES, or your issuer to put you into a mapped group.",
             principal=name,
         )
 
@@ -134,7 +132,6 @@ class TokenVerifier:
         if self._failure and wait:
             raise IssuerUnreachableError(
                 "issuer-unavailable",
-                "The issuer of the token did not answer",
                 f"The keys of {self._issuer} cannot be had: {self._failure}.",
                 "Try again in some seconds, or use an API key.",
             )
@@ -215,9 +212,4 @@ def _values(claims: dict[str, Any], claim: str) -> list[str]:
 
 
 def _invalid_token(reason: str) -> UnauthenticatedError:
-    return UnauthenticatedError(
-        "invalid-token",
-        "This token is not valid",
-        f"It is refused: {reason}.",
-        "Get a new token from the issuer, for the audience in ICESTREAM_OIDC_AUDIENCE.",
-    )
+    return UnauthenticatedError("invalid-token", f"It is refused: {reason}.")

@@ -70,7 +70,6 @@ def require_role(principal: Principal, needed: Role, action: str, target: str) -
 def forbidden(principal: Principal, needed: Role, action: str, target: str) -> ForbiddenError:
     return ForbiddenError(
         "forbidden",
-        "Your role does not allow this",
         f"{principal.name!r} has the role {principal.role.value}; this needs {needed.value}.",
         f"Use a key with the role {needed.value}, or ask an admin for one.",
         action=action,
@@ -113,22 +112,17 @@ def rotate_api_key(
     now = utc_now()
     if not row.is_valid(now):
         raise ConflictError(
-            "api-key-not-active",
-            "This key cannot be rotated",
-            f"The key {row.name!r} is {row.state(now).value}.",
-            "Make a new one.",
+            "api-key-not-active", f"The key {row.name!r} is {row.state(now).value}.", "Make a new one."
         )
     if row.prefix == _GIVEN:
         raise ConflictError(
             "api-key-given",
-            "This key cannot be rotated",
             "Its secret is a setting: ICESTREAM_BOOTSTRAP_KEY or ICESTREAM_BOOTSTRAP_WORKER_KEY.",
             "Start the service with another secret in that setting, then revoke this key.",
         )
     if request.prefix is not None and request.prefix != row.prefix:
         raise ConflictError(
             "api-key-rotated",
-            "The key was rotated meanwhile",
             f"The secret of {row.name!r} begins with {row.prefix} now, not with {request.prefix}.",
             "Use the secret that somebody has made meanwhile, or rotate the key as it is now.",
         )
@@ -270,10 +264,7 @@ def log_in_with_token(session: Session, settings: Settings, token: str) -> str:
     ).first()
     if row is None or row.used_at is not None or row.expires_at <= now:
         raise UnauthenticatedError(
-            "login-link-invalid",
-            "This login link no longer works",
-            "A login link is good for one login within ten minutes.",
-            "Run `icestream login` on the machine of the service for a new one, or sign in with an API key.",
+            "login-link-invalid", "A login link is good for one login within ten minutes."
         )
     row.used_at = now
     session.add(row)
@@ -292,9 +283,7 @@ def log_in_with_key(session: Session, settings: Settings, key: str) -> str:
     if row.scopes is not None:
         raise UnauthenticatedError(
             "api-key-scoped",
-            "This API key cannot sign in a browser",
             f"The key {row.name!r} is only for {', '.join(row.scopes)}, and pages show more than that.",
-            "Sign in with a key that has no scopes.",
         )
     return _open_browser_session(session, settings, row.name, Role(row.role), row.id, now, ends_at)
 
@@ -321,12 +310,7 @@ def csrf_token_of(session_token: str) -> str:
 
 
 def invalid_key() -> UnauthenticatedError:
-    return UnauthenticatedError(
-        "invalid-api-key",
-        "This API key is not valid",
-        "It is unknown, revoked or expired.",
-        "Check the key, or ask an admin for a new one.",
-    )
+    return UnauthenticatedError("invalid-api-key", "It is unknown, revoked or expired.")
 
 
 def _open_browser_session(
@@ -356,10 +340,7 @@ def _get_api_key(session: Session, key_id: str, *, for_update: bool = False) -> 
     row = session.get(ApiKey, key_id, with_for_update=for_update)
     if row is None:
         raise NotFoundError(
-            "api-key-not-found",
-            "No such API key",
-            f"There is no API key {key_id}.",
-            "Look in the list of API keys.",
+            "api-key-not-found", f"There is no API key {key_id}.", "Look in the list of API keys."
         )
     return row
 

@@ -148,9 +148,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
             try:
                 response._content = self._answers.harmless(response.content)
             except SentElsewhereError as error:
-                raise UnreachableError(
-                    "catalog-redirects", "The catalog sends callers elsewhere", error.detail, error.remedy
-                ) from None
+                raise UnreachableError("catalog-redirects", error.detail, error.remedy) from None
             response.encoding = "utf-8"
 
     def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
@@ -410,7 +408,6 @@ def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:
         request: PreparedRequest = response.request
         raise UnreachableError(
             "catalog-redirects",
-            "The catalog sends callers elsewhere",
             f"{request.url} redirects to {response.headers['location']}. It is not followed: the credentials "
             "would go there too.",
             "If that is where the catalog is, give it as `uri`.",

@@ -44,12 +44,7 @@ _FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
 def check_location(settings: Settings, location: str) -> None:
     """Raise InvalidError unless a place is absolute and allowed."""
     if not is_absolute(location):
-        raise InvalidError(
-            "location-not-absolute",
-            "The location is not absolute",
-            f"{location!r} means another place to every process.",
-            "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
-        )
+        raise InvalidError("location-not-absolute", f"{location!r} means another place to every process.")
     try:
         settings.places.check(location)
     except LocationNotAllowedError as error:
@@ -64,12 +59,7 @@ def _not_allowed(location: str, error: LocationNotAllowedError) -> InvalidError:
         "and start the service again."
     )
     return InvalidError(
-        "location-not-allowed",
-        "The location is outside the allowed places",
-        f"{error}.",
-        remedy,
-        location=location,
-        setting="ICESTREAM_ALLOWED_LOCATIONS",
+        "location-not-allowed", f"{error}.", remedy, location=location, setting="ICESTREAM_ALLOWED_LOCATIONS"
     )
 
 
@@ -110,7 +100,6 @@ def _check_other_database(settings: Settings, uri: str, *, resolve: bool) -> Non
     place = f"{parts.hostname}{parts.path}"
     raise InvalidError(
         "location-not-allowed",
-        "The location is outside the allowed places",
         f"{place!r} is the database in which the service keeps its own tables.",
         "Keep catalogs in a database of their own.",
         location=place,
@@ -134,7 +123,6 @@ def check_reference(settings: Settings, key: str, reference: str) -> None:
     if not settings.allows_secret(reference):
         raise InvalidError(
             "secret-not-allowed",
-            "This secret may not be used",
             f"{key!r} refers to {reference!r}, which the operator has not allowed.",
             "Add it to ICESTREAM_ALLOWED_SECRETS, a comma-separated list of beginnings of variable names "
             "(env:LAKE_) and of directories (file:/run/secrets/lake), and start the service again.",
@@ -162,10 +150,7 @@ def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
     except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnreachableError(
-            "host-unknown",
-            "The host's name is not known",
-            f"{host!r} cannot be resolved to an address: {reason}.",
-            "Check the spelling, and the name server of the machine that the service runs on.",
+            "host-unknown", f"{host!r} cannot be resolved to an address: {reason}."
         ) from None
 
 
@@ -173,7 +158,6 @@ def _check_code(key: str, value: str) -> None:
     if chooses_code(key, value):
         raise InvalidError(
             "property-not-allowed",
-            "This catalog property is not allowed",
             f"{key!r} would change which code reads the catalog, or which files that code reads.",
             "Leave it out.",
         )
@@ -197,14 +181,12 @@ def _check_uri(kind: CatalogType, uri: str) -> None:
         if parts.scheme not in schemes or not is_complete or re.search(r"[\x00-\x1f\x7f\\]", one):
             raise InvalidError(
                 "uri-not-supported",
-                "The uri is not one for this type of catalog",
                 f"A catalog of type {kind.value} has one of {', '.join(schemes)}, and a host.",
                 f"Correct `uri`, such as {_EXAMPLES[kind]}.",
             )
         if kind is CatalogType.SQL and (unknown := unknown_database_options(uri)):
             raise InvalidError(
                 "property-not-allowed",
-                "This catalog property is not allowed",
                 f"{', '.join(unknown)} could make the driver read files, load code, or go elsewhere.",
                 f"Leave it out; allowed are: {', '.join(sorted(DATABASE_OPTIONS))}.",
             )
@@ -235,7 +217,6 @@ def _hosts(properties: Mapping[str, str]) -> list[str]:
     except AmbiguousHostError as error:
         raise InvalidError(
             "host-not-allowed",
-            "This host may not be connected to",
             f"{error.key!r} has to name one host, and is written so that some programs could find another "
             "one there, or none.",
             "Write it as https://host:port/path: without a user, a query, a fragment and a backslash.",
@@ -247,7 +228,6 @@ def _refused(error: HostNotAllowedError) -> InvalidError:
     shown = f"{host!r} is {address}, which" if address and address != host else f"{host!r}"
     return InvalidError(
         "host-not-allowed",
-        "This host may not be connected to",
         f"{shown} is not among the hosts that catalogs and webhooks may reach.",
         "If that is meant, add it to ICESTREAM_ALLOWED_HOSTS (names, *.domain, addresses, networks; * for "
         "each address that is not internal to a machine), and start the service again.",

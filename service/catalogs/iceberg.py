@@ -327,19 +327,13 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
     if (limit := limit_of(error)) is not None:
         told = redact(f"Catalog {catalog.name!r} ({catalog.type}): {limit}", catalog)
         if isinstance(limit, OutOfTimeError):
-            return UnreachableError("catalog-too-slow", "The catalog took too long", told, limit.remedy)
-        return UnreachableError(
-            "catalog-limit-exceeded",
-            "The catalog answers with more than is taken of it",
-            told,
-            limit.remedy,
-        )
+            return UnreachableError("catalog-too-slow", told, limit.remedy)
+        return UnreachableError("catalog-limit-exceeded", told, limit.remedy)
     is_gone = isinstance(error, sqlite.DatabaseMissingError)
     said = f"{error}." if is_gone else f"{type(error).__name__}: {error}"
     cause = redact(said, catalog).splitlines()[0][:_LONGEST_CAUSE]
     return UnreachableError(
         "catalog-unreachable",
-        "The catalog could not be read",
         f"Catalog {catalog.name!r} ({catalog.type}): {cause}",
         f"{_advice(error)} A check of the catalog tries it again.",
     )
@@ -375,7 +369,6 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
         remedy = "Columns of very new types (such as variant) cannot be enrolled yet."
     return InvalidError(
         "table-unreadable",
-        "The table's metadata cannot be read",
         redact(f"Catalog {catalog.name!r} has table {'.'.join(identifier)!r}, but {cause}.", catalog),
         remedy,
     )
@@ -451,14 +444,7 @@ def table_not_found(
             remedy = (
                 f"If the table is one of {others[0]!r}, set the catalog property catalog_name to it. {remedy}"
             )
-    return InvalidError(
-        "table-not-found",
-        "The catalog has no such table",
-        detail,
-        remedy,
-        nearest=nearest,
-        catalog_names=others,
-    )
+    return InvalidError("table-not-found", detail, remedy, nearest=nearest, catalog_names=others)
 
 
 def _nearest(wanted: str, names: list[str]) -> list[str]:

@@ -130,7 +130,6 @@ def branch_head(table: Table, branch: str) -> Snapshot | None:
     if head is None:
         raise InvalidError(
             "branch-not-found",
-            "The table has no such branch",
             f"The table no longer has a branch {branch!r}.",
             "Remove the enrolment, or create the branch again.",
         )

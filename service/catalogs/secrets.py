@@ -39,14 +39,12 @@ def check_properties(properties: Mapping[str, str]) -> None:
         if key.startswith("py-") or key in ("type", "name"):
             raise InvalidError(
                 "property-not-allowed",
-                "This catalog property is not allowed",
                 f"{key!r} would change which code reads the catalog.",
                 "Leave it out; `type` is a field of the catalog itself.",
             )
         if key.startswith(INDEX) and not key.removeprefix(INDEX).startswith(STORES):
             raise InvalidError(
                 "property-not-allowed",
-                "This catalog property is not allowed",
                 f"{key!r} does not tell how to reach the place of indexes.",
                 f"What does begins with {', '.join(INDEX + store for store in STORES)}; where indexes lie is "
                 "`index_warehouse`, a field of the catalog itself.",
@@ -54,21 +52,18 @@ def check_properties(properties: Mapping[str, str]) -> None:
         if value.startswith("env:ICESTREAM_"):
             raise InvalidError(
                 "property-not-allowed",
-                "This catalog property is not allowed",
                 f"{key!r} refers to {value!r}.",
                 "Put the secret in an environment variable of its own.",
             )
         if key == "auth":
             raise InvalidError(
                 "property-not-allowed",
-                "This catalog property is not allowed",
                 "'auth' would hold secrets among other things, and can be no reference.",
                 "Give `credential`, `token` or `header.Authorization` as a reference instead.",
             )
         if not is_reference(key, value) and (_names_secret(key.lower()) or _has_secret(value)):
             raise InvalidError(
                 "secret-in-clear",
-                "A secret must not be stored in clear",
                 f"The property {key!r} holds a secret.",
                 "Put it in an environment variable or a file that service and worker both see, "
                 "and give `env:NAME` or `file:/path` as the value (in `uri`, `env:NAME`).",
@@ -141,7 +136,6 @@ def _resolve(key: str, value: str, allowed: Sequence[str] | None, own: Sequence[
             missing = f"that file {error}"
     raise InvalidError(
         "secret-unavailable",
-        "A secret cannot be resolved",
         f"The property {key!r} is {value!r}, but {missing}.",
         "Make it available to the service (a catalog's also to the workers), or change the property.",
     )

@@ -88,10 +88,7 @@ def get_catalog(session: Session, catalog_id: str, *, for_update: bool = False) 
     row = find_catalog(session, catalog_id, for_update=for_update)
     if row is None:
         raise NotFoundError(
-            "catalog-not-found",
-            "No such catalog",
-            f"There is no catalog {catalog_id!r}.",
-            "Look in the list of catalogs.",
+            "catalog-not-found", f"There is no catalog {catalog_id!r}.", "Look in the list of catalogs."
         )
     return row
 
@@ -164,10 +161,7 @@ def delete_catalog(
     if tables:
         names = ", ".join(table.name for table in tables[:5]) + (", ..." if len(tables) > 5 else "")
         raise ConflictError(
-            "catalog-in-use",
-            "Tables of this catalog are enrolled",
-            f"Catalog {row.name!r} is used by {names}.",
-            "Remove those tables first.",
+            "catalog-in-use", f"Catalog {row.name!r} is used by {names}.", "Remove those tables first."
         )
     session.exec(delete(EnrollmentPattern).where(col(EnrollmentPattern.catalog_id) == row.id))
     row.deleted_at = utc_now()
@@ -215,7 +209,6 @@ def check_catalog(
     if missing:
         raise InvalidError(
             "missing-property",
-            "The catalog needs more properties",
             f"A catalog of type {kind.value} needs: {', '.join(missing)}.",
             "Add them under `properties`.",
         )
@@ -226,10 +219,7 @@ def check_catalog(
         if not can_hold_index(index_warehouse):
             raise InvalidError(
                 "index-place-not-supported",
-                "An index can't lie there",
                 f"{index_warehouse!r} is on a store whose commits are not known to be exclusive.",
-                "Give a place on a file system, S3 (with conditional writes), Google Cloud Storage or Azure "
-                "(abfss).",
             )
 
 
@@ -243,10 +233,8 @@ def check_index_place(index_warehouse: str, table_location: str) -> None:
     if is_under(index_warehouse, table_location):
         raise InvalidError(
             "index-inside-table",
-            "The index must lie outside the table",
             f"The index warehouse {index_warehouse!r} lies inside the table's location {table_location!r}, "
             "where removing orphan files would delete it.",
-            "Set another index_warehouse on the catalog, or ICESTREAM_INDEX_WAREHOUSE.",
         )
 
 
@@ -259,7 +247,6 @@ def _check_name_is_free(session: Session, name: str) -> None:
     if taken:
         raise ConflictError(
             "catalog-exists",
-            "There is a catalog of that name already",
             f"{name!r} is taken.",
             "Choose another name, or change the catalog that is there.",
         )

@@ -76,7 +76,6 @@ class CatalogTurns:
                     # The thread is in a call that no budget cuts: it keeps its turn, and the caller goes on.
                     raise UnreachableError(
                         "catalog-too-slow",
-                        "The catalog took too long",
                         f"What was asked of catalog and store did not end within {budget.seconds:g} s.",
                         "Look at what is slow: the catalog, or the store with the metadata of its tables.",
                     )
@@ -99,11 +98,9 @@ class CatalogTurns:
         except TimeoutError:
             raise IcestreamError(
                 "catalog-busy",
-                "Too many requests wait for catalogs",
                 f"{self._taken[catalog]} of at most {_OF_A_CATALOG} wait for this catalog, and "
                 f"{sum(self._taken.values())} of at most {_AT_ONCE} for all catalogs.",
                 "Send the request again in a while. If it goes on, look at why the catalog answers slowly.",
-                status=503,
             ) from None
 
     def _is_free(self, catalog: str) -> bool:

@@ -91,10 +91,7 @@ def list_names(
             return sorted(set(checked_names(listed, "tables")))
     except NoSuchNamespaceError as error:
         raise InvalidError(
-            "namespace-not-found",
-            "The catalog has no such namespace",
-            f"Catalog {catalog.name!r} has no namespace {'.'.join(namespace or ())!r}.",
-            "Name one that the catalog's check shows, or leave it out.",
+            "namespace-not-found", f"Catalog {catalog.name!r} has no namespace {'.'.join(namespace or ())!r}."
         ) from error
 
 
@@ -210,7 +207,6 @@ def _check_keys(table: Table, files: list[DataFile], staying: list[DataFile]) ->
     keys = "; ".join(", ".join(key_set) for key_set in _key_sets(table, staying))
     raise InvalidError(
         "key-not-supported",
-        "Its key cannot be converted",
         f"{len(staying):,} of {counted(len(files), 'equality delete file')} cannot be converted: "
         f"the key ({keys}) has floating-point columns, about which engines disagree.",
         "Give the writer a key without floating-point columns. "

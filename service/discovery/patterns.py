@@ -53,10 +53,7 @@ def create_pattern(
     catalog = find_catalog(session, request.catalog)
     if catalog is None:
         raise InvalidError(
-            "catalog-not-found",
-            "No such catalog",
-            f"There is no catalog {request.catalog!r}.",
-            "Register it first.",
+            "catalog-not-found", f"There is no catalog {request.catalog!r}.", "Register it first."
         )
     policy = policy_of_request(session, request.policy) if request.policy is not None else None
     row = EnrollmentPattern(
@@ -89,7 +86,6 @@ def get_pattern(session: Session, pattern_id: str, *, for_update: bool = False) 
     if row is None:
         raise NotFoundError(
             "pattern-not-found",
-            "No such pattern",
             f"There is no standing pattern {pattern_id!r}.",
             "Look in the list of patterns.",
         )

@@ -26,9 +26,7 @@ def check_depth(body: bytes) -> None:
         return
     raise InvalidError(
         "body-too-deep",
-        "The request's body is nested too deep",
         f"Its objects and lists lie within each other more than {MAX_BODY_DEPTH} times.",
-        "Send a flatter body; /docs describes what every call takes.",
         limit_depth=MAX_BODY_DEPTH,
     )
 
@@ -76,14 +74,7 @@ class BodyLimit:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-    error = IcestreamError(
-        "body-too-large",
-        "The request body is too large",
-        f"It has more than {limit:,} bytes.",
-        "Send less at once, for instance several requests.",
-        status=413,
-        limit_bytes=limit,
-    )
+    error = IcestreamError("body-too-large", f"It has more than {limit:,} bytes.", limit_bytes=limit)
     response = problem_response(Request(scope), error)
     response.headers["connection"] = "close"  # what is still to come of the body is not read
     await response(scope, receive, send)

@@ -39,6 +39,6 @@ def show_documentation() -> HTMLResponse:
 @router.get("/docs/{name}")
 def get_asset(name: str) -> FileResponse:
     if name not in _ASSETS:
-        raise NotFoundError("not-found", "Nothing here", f"There is no {name!r}.", "Reload the page.")
+        raise NotFoundError("not-found", f"There is no {name!r}.", "Reload the page.")
     directory, media_type = _ASSETS[name]
     return FileResponse(directory / name, media_type=media_type, headers={"Cache-Control": "no-cache"})

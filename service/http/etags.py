@@ -30,10 +30,8 @@ def _if_match(
     if if_match is None:
         raise PreconditionError(
             "precondition-required",
-            "Which version is this an update of?",
             "The update has no If-Match header, so it could overwrite somebody else's.",
             "GET the resource, change it, and send its ETag as If-Match (or `*` to overwrite anything).",
-            status=428,
         )
     return if_match
 
@@ -58,7 +56,6 @@ def check_version(if_match: str | None, version: int | None) -> None:
     if version is None:
         raise PreconditionError(
             "version-conflict",
-            "It was changed meanwhile",
             f"This was made from version {if_match}, and there is nothing any more, so nothing was changed.",
             "Look at what is there now, and make it anew if it is still wanted.",
         )
@@ -68,7 +65,6 @@ def check_version(if_match: str | None, version: int | None) -> None:
         return
     raise PreconditionError(
         "version-conflict",
-        "It was changed meanwhile",
         f"This was made from version {if_match}, and {etag(version)} is there now, so nothing was changed.",
         "Look at what is there now, and make the change again if it is still wanted.",
     )

@@ -72,7 +72,6 @@ def unusable_values(value: Any, place: str) -> Iterator[str]:
 def _unusable(detail: str) -> InvalidError:
     return InvalidError(
         "unusable-value",
-        "A value cannot be stored",
         detail,
         "Send text without NUL characters and lone surrogates, and finite numbers of 64 bits at most.",
     )

@@ -189,21 +189,12 @@ def read_cursor(page: PageRequest, sort: str, read: Callable[..., Item]) -> Item
         if (scope, made_with) != (page.scope, sort):
             raise InvalidError(
                 "cursor-mismatch",
-                "The cursor is of another list",
                 "It was made with another sort or other filters, or for another list: what follows it there "
                 "says nothing about what follows it here.",
-                "Send it with the sort and filters of its page, or leave it out to start again.",
-                status=400,
             )
         return read(*values)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidError(
-            "invalid-cursor",
-            "The cursor is not one of ours",
-            f"{page.cursor!r} cannot be read.",
-            "Use next_cursor of the previous answer unchanged, or leave it out to start again.",
-            status=400,
-        ) from error
+        raise InvalidError("invalid-cursor", f"{page.cursor!r} cannot be read.") from error
 
 
 def _read(value: Any, column: QueryableAttribute[Any]) -> Any:

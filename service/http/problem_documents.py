@@ -127,7 +127,6 @@ def validation_error(
     summary = " ".join(f"{finding['field']}: {finding['message'].rstrip('.')}." for finding in findings)
     return InvalidError(
         "validation-error",
-        "The request is not valid",
         summary,
         "Correct what is named; /docs describes every call of the API.",
         errors=findings,
@@ -144,7 +143,6 @@ def form_error(findings: Sequence[Mapping[str, str]], names: Mapping[str, str] |
         told.append(f"{name[:1].upper()}{name[1:]}: {finding['message'].rstrip('.')}".strip(": "))
     return InvalidError(
         "validation-error",
-        "The request is not valid",
         ". ".join(told),
         "Correct what is named, and send the form again. Nothing was changed.",
         errors=[dict(finding) for finding in findings],
@@ -154,7 +152,6 @@ def form_error(findings: Sequence[Mapping[str, str]], names: Mapping[str, str] |
 def _unusable_value(error: DataError) -> IcestreamError:
     return InvalidError(
         "unusable-value",
-        "A value cannot be stored",
         str(error.orig).splitlines()[0],
         "Send text without NUL characters, and smaller numbers.",
     )
@@ -169,18 +166,13 @@ def _is_lost_race(error: SQLAlchemyError) -> bool:
 
 
 _HTTP_PROBLEMS = {
-    400: (
-        "malformed-request",
-        "The request cannot be read",
-        "Correct the request; /docs describes every call of the API.",
-    ),
-    404: ("not-found", "Nothing here", "Check the address; /docs lists every call of the API."),
+    400: ("malformed-request", "Correct the request; /docs describes every call of the API."),
+    404: ("not-found", "Check the address; /docs lists every call of the API."),
     405: (
         "method-not-allowed",
-        "This call does not take that method",
         "Use the page that has the form or button for it; /docs lists the methods of the API.",
     ),
-    413: ("body-too-large", "The request body is too large", "Send less in one request."),
+    413: ("body-too-large", "Send less in one request."),
 }
 
 
@@ -194,12 +186,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
-        slug, title, remedy = _HTTP_PROBLEMS.get(
-            error.status_code, ("http-error", "The request failed", "See /docs.")
-        )
-        answer = problem_response(
-            request, IcestreamError(slug, title, str(error.detail), remedy, status=error.status_code)
-        )
+        slug, remedy = _HTTP_PROBLEMS.get(error.status_code, ("http-error", "See /docs."))
+        refused = IcestreamError(slug, str(error.detail), remedy, status=error.status_code)
+        answer = problem_response(request, refused)
         answer.headers.update(error.headers or {})
         return answer
 
@@ -210,7 +199,6 @@ def install_error_handlers(app: FastAPI) -> None:
         if _is_lost_race(error):
             lost = ConflictError(
                 "changed-at-the-same-time",
-                "Somebody else was faster",
                 "Another request made or removed the same thing, or what this one refers to, "
                 "at the same time.",
                 "Look at what is there now, and send the request again if it is still wanted.",
@@ -227,8 +215,6 @@ def install_error_handlers(app: FastAPI) -> None:
             request,
             IcestreamError(
                 "internal-error",
-                "Something went wrong in the service",
                 f"{type(error).__name__}; the service log has the details under this request id.",
-                "Try again; if it stays, report the request id.",
             ),
         )

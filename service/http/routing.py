@@ -132,9 +132,7 @@ def _check_key(key: str) -> None:
     if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
         raise InvalidError(
             "invalid-idempotency-key",
-            "The Idempotency-Key cannot be used",
             f"It has {len(key)} characters; 1 to {_MAX_KEY_CHARACTERS} are allowed.",
-            "Send a UUID, a new one for each request that is meant to happen once.",
         )
 
 
@@ -149,12 +147,7 @@ def _find(database: Database, owner: str, key: str, fingerprint: str) -> Respons
     if row is None:
         return None
     if row.fingerprint != fingerprint:
-        raise InvalidError(
-            "idempotency-key-reused",
-            "This Idempotency-Key belongs to another request",
-            f"{key!r} was used before with another path or body.",
-            "Send a new key with a new request.",
-        )
+        raise InvalidError("idempotency-key-reused", f"{key!r} was used before with another path or body.")
     return Response(
         _open(key, row.body),
         row.status_code,

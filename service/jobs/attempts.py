@@ -125,10 +125,8 @@ def reserve_addresses(
     if base > counter.next_address + _LEAP_AT_MOST or base + request.rows > MAX_ADDRESS:
         raise InvalidError(
             "addresses-out-of-reach",
-            "These row addresses cannot be reserved",
             f"{request.rows:,} addresses from {base:,} on were asked for; those below"
             f" {counter.next_address:,} were reserved before.",
-            "Rebuild the table's index, whose files have impossible addresses.",
         )
     counter.next_address = base + request.rows
     session.add(counter)
@@ -377,7 +375,6 @@ def _check_current(session: Session, job: Job, attempt: int) -> Attempt:
     if not is_current(job, attempt):
         raise ConflictError(
             "stale-attempt",
-            "This attempt no longer runs the job",
             f"Job {job.id} is {job.status}, attempt {job.attempt}; the call came from attempt {attempt}.",
             "Stop working on it and report nothing more; claim again.",
             job_status=job.status,

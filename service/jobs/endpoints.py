@@ -157,12 +157,7 @@ async def follow_events(
     The stream ends some seconds after the credentials that opened it.
     """
     if last_event_id is not None and not _is_event_id(last_event_id):
-        raise InvalidError(
-            "invalid-last-event-id",
-            "Last-Event-ID is not one of ours",
-            f"{last_event_id[:50]!r} is no number of 64 bits.",
-            "Send the id of the last event that was received, or leave the header out to start now.",
-        )
+        raise InvalidError("invalid-last-event-id", f"{last_event_id[:50]!r} is no number of 64 bits.")
     after = int(last_event_id) if last_event_id is not None else None
     content: AsyncIterator[dict[str, str]] = stream_events(
         database,

@@ -30,7 +30,6 @@ def check_owner(worker: Worker, caller: Principal) -> None:
     if worker.registered_by != caller.key:
         raise ForbiddenError(
             "worker-not-yours",
-            "This worker is somebody else's",
             f"{caller.name!r} did not register the worker {worker.id}.",
             "Use the key that registered it, or register a worker of your own.",
             action="worker.act",
@@ -41,7 +40,6 @@ def check_owner(worker: Worker, caller: Principal) -> None:
 def _unknown(worker_id: str) -> NotFoundError:
     return NotFoundError(
         "worker-not-found",
-        "No such worker",
         f"There is no worker {worker_id!r}.",
         "Register it again; workers do so by themselves.",
     )

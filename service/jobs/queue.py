@@ -80,7 +80,6 @@ def enqueue(
         if queued.parameters != job.parameters:
             raise ConflictError(
                 "job-already-queued",
-                "Such a job is queued already, with other parameters",
                 f"Job {queued.id} ({queued.kind}) waits with parameters {queued.parameters}.",
                 "Wait for it, or cancel it first.",
                 job_id=queued.id,
@@ -150,9 +149,7 @@ def get_job(session: Session, job_id: str) -> Job:
     """Raises NotFoundError."""
     job = session.get(Job, job_id)
     if job is None:
-        raise NotFoundError(
-            "job-not-found", "No such job", f"There is no job {job_id!r}.", "Look in the list of jobs."
-        )
+        raise NotFoundError("job-not-found", f"There is no job {job_id!r}.", "Look in the list of jobs.")
     return job
 
 
@@ -207,7 +204,6 @@ def check_index_unused(session: Session, row: EnrolledTable) -> None:
     if other is not None:
         raise ConflictError(
             "index-in-use",
-            "The index is in use",
             f"Branch {row.branch!r} of this Iceberg table is also enrolled as {other.id} ({other.name}).",
             "Remove this one without dropping the index; drop it with the last enrolment.",
             table_id=other.id,

@@ -193,10 +193,7 @@ def cancel_job(session: Session, principal: Principal, job_id: str) -> JobView:
         return view(session, job)
     if not JobStatus(job.status).is_cancelable:
         raise ConflictError(
-            "job-not-cancelable",
-            "The job has ended",
-            f"Job {job_id} is {job.status}.",
-            "Nothing to do: it will not run again.",
+            "job-not-cancelable", f"Job {job_id} is {job.status}.", "Nothing to do: it will not run again."
         )
     queue.cancel(session, job, f"requested by {principal.name}", utc_now())
     return view(session, job)
@@ -215,10 +212,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
     if not JobStatus(job.status).is_retryable:
         raise ConflictError(
-            "job-not-retryable",
-            "Only failed and cancelled jobs can be retried",
-            f"Job {job_id} is {job.status}.",
-            "Request a new job of its table.",
+            "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
         )
     if drops_index:
         check_index_unused(session, table)
@@ -381,7 +375,6 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
         message = "Only `convert` and `verify` have a dry run: leave dry_run out, or request one of these."
         raise InvalidError(
             "no-dry-run",
-            "This kind of job has no dry run",
             f"A job of kind `{kind.value}` would change the index although dry_run says otherwise.",
             message,
             errors=[{"field": "body.dry_run", "message": message}],
@@ -392,9 +385,4 @@ def _refuse_paused(session: Session, table: EnrolledTable) -> None:
     catalog = session.get_one(Catalog, table.catalog_id)
     reason = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
     if reason is not None:
-        raise ConflictError(
-            "paused",
-            "Nothing starts while paused",
-            f"No job was queued: {reason}.",
-            "Resume it, then request the job.",
-        )
+        raise ConflictError("paused", f"No job was queued: {reason}.")

@@ -177,10 +177,7 @@ def get_policy(session: Session, name_or_id: str, *, for_update: bool = False) -
     row = find_policy(session, name_or_id, for_update=for_update)
     if row is None:
         raise NotFoundError(
-            "policy-not-found",
-            "No such policy",
-            f"There is no policy {name_or_id!r}.",
-            "Look in the list of policies.",
+            "policy-not-found", f"There is no policy {name_or_id!r}.", "Look in the list of policies."
         )
     return row
 
@@ -201,7 +198,6 @@ def policy_of_request(session: Session, name_or_id: str) -> Policy:
         names = session.exec(select(Policy.name).order_by(col(Policy.name)).limit(20)).all()
         raise InvalidError(
             "policy-not-found",
-            "No such policy",
             f"There is no policy {name_or_id!r}; there are: {', '.join(names)}.",
             "Name one of those, or create it first. null inherits.",
         )
@@ -263,7 +259,6 @@ def delete_policy(
         )
         raise ConflictError(
             "policy-in-use",
-            "The policy is attached",
             f"{row.name!r} is attached to: {places}.",
             "Attach another policy there first, and give the patterns another one.",
         )
@@ -278,12 +273,7 @@ def attach_policy(
     needed = _needed_at(is_system=request.level is Level.SYSTEM)
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
     if request.policy is None and request.level is Level.SYSTEM:
-        raise InvalidError(
-            "system-needs-policy",
-            "The system always has a policy",
-            "Detaching it would leave values without a source.",
-            "Attach `manual` if nothing shall run by itself.",
-        )
+        raise InvalidError("system-needs-policy", "Detaching it would leave values without a source.")
     row = _attach(
         session,
         target,
@@ -328,7 +318,6 @@ def _target_of(
             if table is None or table.deleted_at is not None:
                 raise InvalidError(
                     "table-not-enrolled",
-                    "No such table",
                     f"There is no enrolled table {request.table_id!r}.",
                     "Look in the list of tables.",
                 )
@@ -506,9 +495,7 @@ def refuse_mistakes(found: Sequence[InvalidError]) -> None:
     if found:
         raise InvalidError(
             "validation-error",
-            "The request is not valid",
             " ".join(f"{error.detail.rstrip('.')}." for error in found),
-            "Correct the fields listed under `errors`; /docs describes every call.",
             errors=[finding for error in found for finding in error.extra["errors"]],
         )
 
@@ -520,9 +507,7 @@ def _windows_mistake(wanted: PolicySettings) -> Iterator[InvalidError]:
         message = f"schedule.windows has {len(windows)} windows; {MAX_WINDOWS} are allowed."
         yield InvalidError(
             "too-many-windows",
-            "The policy has too many windows",
             message,
-            "Put windows together: one may be of several days, and begin on one day and end on the next.",
             errors=[{"field": "body.settings.schedule.windows", "message": message}],
         )
 
@@ -542,11 +527,7 @@ def _bounds_mistake(settings: Settings, wanted: PolicySettings) -> Iterator[Inva
     ]
     if errors:
         yield InvalidError(
-            "policy-out-of-bounds",
-            "The policy asks for more than the operator allows",
-            "; ".join(error["message"] for error in errors),
-            "Ask for less, or let the operator allow more.",
-            errors=errors,
+            "policy-out-of-bounds", "; ".join(error["message"] for error in errors), errors=errors
         )
 
 
@@ -592,7 +573,6 @@ def _inherited_mistake(
         shown = [{"field": name, "message": message} for name, message in found[:_CONTRADICTIONS_SHOWN]]
         yield InvalidError(
             "policy-contradiction",
-            "The policy contradicts what is inherited",
             "; ".join(item["message"] for item in shown)
             + (f"; and {left_out:,} more" if left_out > 0 else ""),
             "Set the values that belong together in one policy, or change the other policy first.",
@@ -674,21 +654,13 @@ def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:
 def _check_name_is_free(session: Session, name: str) -> None:
     if session.exec(select(Policy).where(Policy.name == name)).first() is not None:
         raise ConflictError(
-            "policy-exists",
-            "There is a policy of that name already",
-            f"{name!r} is taken.",
-            "Choose another name, or change the policy that is there.",
+            "policy-exists", f"{name!r} is taken.", "Choose another name, or change the policy that is there."
         )
 
 
 def _refuse_built_in(row: Policy) -> None:
     if row.built_in:
-        raise ConflictError(
-            "policy-built-in",
-            "Built-in policies stay as they are",
-            f"{row.name!r} is built in.",
-            "Create a policy with the values that differ, and attach that.",
-        )
+        raise ConflictError("policy-built-in", f"{row.name!r} is built in.")
 
 
 def view(row: Policy) -> PolicyView:

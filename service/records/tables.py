@@ -79,7 +79,6 @@ def get_table(session: Session, table_id: str, *, for_update: bool = False) -> E
     if row is None or row.deleted_at is not None:
         raise NotFoundError(
             "table-not-enrolled",
-            "No such table",
             f"There is no enrolled table {table_id!r}.",
             "Look in the list of tables, or enrol it.",
         )

@@ -91,7 +91,6 @@ def _catalog(session: Session, name_or_id: str, *, for_update: bool = False) -> 
     names = session.exec(select(Catalog.name).where(col(Catalog.deleted_at).is_(None)).limit(20)).all()
     raise InvalidError(
         "catalog-not-found",
-        "No such catalog",
         f"There is no catalog {name_or_id!r}; there are: {', '.join(sorted(names)) or 'none'}.",
         "Register it first.",
     )
@@ -185,7 +184,6 @@ def load_pattern(
     if len(matched) > _MATCHES_AT_ONCE and not request.dry_run:
         raise InvalidError(
             "too-many-matches",
-            "The pattern matches too many tables",
             f"It matches {len(matched):,} tables; one request enrols {_MATCHES_AT_ONCE} at most.",
             "Make it a standing pattern, which enrols them little by little, or narrow it.",
             matched=len(matched),
@@ -416,7 +414,6 @@ def check_key_sets(columns: frozenset[str] | None, key_sets: list[list[str]]) ->
             known = f" The table has: {', '.join(sorted(columns))}." if columns is not None else ""
             raise InvalidError(
                 "invalid-key-set",
-                "A declared key does not fit the table",
                 f"Key {key_set} names columns that are missing or twice: {missing or key_set}.{known}",
                 "Correct key_sets; nested fields are written with dots.",
             )
@@ -430,7 +427,6 @@ def _check_branch(table: Table, branch: str) -> None:
     branches = sorted(name for name, ref in refs.items() if ref.snapshot_ref_type == "branch")
     raise InvalidError(
         "branch-not-found",
-        "The table has no such branch",
         f"There is no branch {branch!r}; there are: {', '.join(branches) or 'none'}.",
         "Name one of those, or leave `branch` out for main.",
     )
@@ -477,11 +473,7 @@ def _find_enrolled(session: Session, loaded: LoadedTable, branch: str) -> Enroll
 
 def _already_enrolled(row: EnrolledTable) -> ConflictError:
     return ConflictError(
-        "table-exists",
-        "The table is enrolled already",
-        f"Branch {row.branch!r} of {row.name} is enrolled as {row.id}.",
-        "Use the enrolment that is there.",
-        table_id=row.id,
+        "table-exists", f"Branch {row.branch!r} of {row.name} is enrolled as {row.id}.", table_id=row.id
     )
 
 

@@ -230,9 +230,9 @@ def _said(typed: Form) -> dict[str, Any]:
             why = f"{name!r} is there twice" if name in properties else "no name and = stand before a value"
             raise InvalidError(
                 "validation-error",
-                "The form is not complete",
                 f"{line!r}: {why}.",
                 "Write one property a line, as in: uri = https://catalog.example.com",
+                title="The form is not complete",
                 errors=[{"field": "properties", "message": f"{line!r}: {why}."}],
             )
         properties[name] = value

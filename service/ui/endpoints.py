@@ -32,9 +32,7 @@ def show_problem(request: Request, slug: str) -> Response:
     """What the `type` of a problem document means: it is the address of this page."""
     problem = PROBLEMS.get(slug)
     if problem is None:
-        raise NotFoundError(
-            "not-found", "Nothing here", f"No problem is called {slug!r}.", "docs/errors.md lists them."
-        )
+        raise NotFoundError("not-found", f"No problem is called {slug!r}.", "docs/errors.md lists them.")
     return render(request, "problem.html", problem=problem)
 
 
@@ -42,7 +40,7 @@ def show_problem(request: Request, slug: str) -> Response:
 def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
     """Assets lie in memory; the digest in their address lets browsers keep them for good."""
     if name not in STATIC:
-        raise NotFoundError("not-found", "Nothing here", f"There is no {name!r}.", "Reload the page.")
+        raise NotFoundError("not-found", f"There is no {name!r}.", "Reload the page.")
     media_type = MEDIA_TYPES[name[name.rindex(".") :]]
     return Response(
         STATIC[name],

@@ -364,8 +364,8 @@ def _identifier(typed: Form) -> list[str]:
 def _ask(name: str, asked: str) -> NoReturn:
     raise InvalidError(
         "validation-error",
-        "The form is not complete",
         asked,
         "Correct it and send the form again.",
+        title="The form is not complete",
         errors=[{"field": name, "message": asked}],
     )

@@ -77,7 +77,7 @@ class Form:
         """The body of the call that the form stands for. Raises InvalidError."""
         for text in (value for _, value in self._values.multi_items()):
             for problem in unusable_values(text, "a field"):
-                raise InvalidError("unusable-value", "A value cannot be stored", problem, "Correct it.")
+                raise InvalidError("unusable-value", problem, "Correct it.")
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:

@@ -56,10 +56,7 @@ def log_in(
     """sent: the fields of a form that was sent to `sent_to` without a session."""
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         raise ForbiddenError(
-            "csrf-failed",
-            "The request did not come from our page",
-            "Another site sent this login form.",
-            "Open this page yourself and sign in.",
+            "csrf-failed", "Another site sent this login form.", "Open this page yourself and sign in."
         )
     key = api_key.strip()
     try:

@@ -63,10 +63,7 @@ def get_webhook(session: Session, webhook_id: str, *, for_update: bool = False) 
     row = session.get(Webhook, webhook_id, with_for_update=FOR_UPDATE if for_update else None)
     if row is None:
         raise NotFoundError(
-            "webhook-not-found",
-            "No such webhook",
-            f"There is no webhook {webhook_id!r}.",
-            "Look in the list of webhooks.",
+            "webhook-not-found", f"There is no webhook {webhook_id!r}.", "Look in the list of webhooks."
         )
     return row
 
@@ -120,12 +117,7 @@ def send_test(session: Session, principal: Principal, webhook_id: str) -> Delive
     row = get_webhook(session, webhook_id)
     authorize(session, principal, Role.ADMIN, "webhook.test", row.name)
     if not row.enabled:
-        raise ConflictError(
-            "webhook-disabled",
-            "The webhook is switched off",
-            f"Nothing is sent to {row.name!r}.",
-            "Switch it on first.",
-        )
+        raise ConflictError("webhook-disabled", f"Nothing is sent to {row.name!r}.", "Switch it on first.")
     now = utc_now()
     message_id = new_id()
     data = {"message": f"A test of the webhook {row.name}, asked for by {principal.name}."}
@@ -171,7 +163,6 @@ def get_delivery(session: Session, webhook_id: str, delivery_id: int) -> Webhook
     if row is None or row.webhook_id != webhook_id:
         raise NotFoundError(
             "delivery-not-found",
-            "No such delivery",
             f"The webhook {webhook_id!r} has no delivery {delivery_id}; old ones are forgotten.",
             "Look in the list of its deliveries.",
         )
@@ -274,7 +265,6 @@ def _check_name(session: Session, name: str) -> None:
     if session.exec(select(Webhook).where(Webhook.name == name)).first() is not None:
         raise ConflictError(
             "webhook-exists",
-            "There is a webhook of that name already",
             f"{name!r} is taken.",
             "Choose another name, or change the webhook that is there.",
         )
@@ -291,7 +281,6 @@ def _check_url(settings: Settings, url: str) -> None:
     if not is_usable or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
         raise InvalidError(
             "webhook-url-not-supported",
-            "The url is not one for a webhook",
             "It is an http or https URL with a host, and without a user, a fragment, spaces or other than "
             "ASCII characters.",
             "Correct it, such as https://hooks.example/icestream. The signature says who sends.",
@@ -304,7 +293,6 @@ def _check_secret(settings: Settings, reference: str) -> None:
     if not is_reference("secret", reference):
         raise InvalidError(
             "secret-in-clear",
-            "A secret must not be stored in clear",
             "`secret` is no reference.",
             "Put it in an environment variable or a file that the service sees, and give `env:NAME` or "
             "`file:/path`.",

@@ -18,7 +18,6 @@ def signers_of(secret: str) -> list[Signer]:
     if not keys or None in keys:
         raise InvalidError(
             "webhook-secret-unusable",
-            "The secret is no key for signatures",
             f"What it refers to is not {PREFIX} and {_BYTES[0]} to {_BYTES[-1]} bytes in base64.",
             "Make one with: python -c 'import base64, secrets; "
             f'print("{PREFIX}" + base64.b64encode(secrets.token_bytes(32)).decode())\'',

@@ -292,10 +292,10 @@ def test_the_networks_of_one_site_have_a_bound_together(limited: Limited) -> Non
     def guess(network: int, site: str = "2001:db8:1") -> str:
         try:
             with limited.tries.one(f"{site}:{network:x}::/64", "guess", can_be_guessed=True):
-                raise UnauthenticatedError("x", "x", "x", "x")
+                raise UnauthenticatedError("invalid-api-key", "x")
         except IcestreamError as error:
             return error.slug
 
-    assert [guess(network) for network in range(16 * FAILURES)] == ["x"] * 16 * FAILURES
+    assert [guess(network) for network in range(16 * FAILURES)] == ["invalid-api-key"] * 16 * FAILURES
     assert guess(0xFFFF) == "too-many-requests"
-    assert guess(0, "2001:db8:2") == "x"
+    assert guess(0, "2001:db8:2") == "invalid-api-key"

@@ -15,9 +15,11 @@ from sqlalchemy.exc import OperationalError
 from sqlmodel import delete
 
 from service.http.body_limits import MAX_BODY_BYTES
+from service.problems import PROBLEMS
 from service.records.keys import BrowserSession, Role
 from service.settings import Settings
 from tests.access import DECISIONS
+from tests.problems import RAISED
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.pages.person import Page, Person
 from tests.service.test_access import ROUTES, is_page, is_write
@@ -218,4 +220,8 @@ def test_no_error_or_advice_that_a_page_may_show_speaks_of_calls() -> None:
             if " " in text and OF_CALLS.search(text):
                 found.append(f"{path.name}: {text}")
     assert seen > 1000
+    for raised in RAISED:
+        remedy = PROBLEMS[raised.slug].remedy
+        if not raised.has_remedy and raised.slug not in FOR_PROGRAMS and OF_CALLS.search(remedy):
+            found.append(f"{raised.slug}: {remedy}")
     assert found == []
