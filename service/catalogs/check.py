@@ -38,9 +38,9 @@ from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import DATABASE_REMEDY, TableSource, limit_of, name_inside, open_source, redact
 from service.catalogs.models import CatalogCheck, CheckStep, StepName
 from service.errors import IcestreamError
+from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
-from service.wording import counted
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index
 from trust.bounds import checked_names, holding, working

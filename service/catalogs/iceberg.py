@@ -31,9 +31,9 @@ from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.metadata_locations import Heads, Identifier, heads_reader
 from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
+from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
-from service.wording import counted
 from stores.places import of_tables
 from trust.bounds import LimitExceededError, OutOfTimeError, check_time, checked_names, working
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import print_answer, reason_of
-from service.wording import counted
+from service.quantities import counted
 
 _WAITS_SECONDS = 1.0
 _WHERE = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."

@@ -23,11 +23,11 @@ from service.db.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.http.paging import PageRequest, make_cursor, page_request, read_cursor
+from service.quantities import aged, counted
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.service import check_places, miss
-from service.wording import aged, counted
 from trust.bounds import checked_names
 
 _BY_NAME = "identifier"

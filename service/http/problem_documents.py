@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from service.errors import ConflictError, DatabaseError, IcestreamError, InvalidError, is_database_trouble
 from service.http.messages import Message
-from service.wording import mistake
+from service.http.mistakes import mistake
 
 PROBLEM_JSON = "application/problem+json"
 _FOR_PROGRAMS = ("/api/", "/openapi.json", "/livez", "/readyz", "/metrics")

@@ -17,12 +17,12 @@ from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
 from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
+from service.quantities import aged, counted
 from service.records.catalogs import Catalog
 from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, UnconvertibleDelete
 from service.records.tables import EnrolledTable
-from service.wording import aged, counted
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""

@@ -9,10 +9,10 @@ from sqlmodel import Session, col, select
 
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import day_of
+from service.quantities import sized
 from service.records.catalogs import Catalog
 from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable
-from service.wording import sized
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ from service.jobs.models import (
 )
 from service.jobs.queue import check_index_unused
 from service.policies.service import effective_policy
+from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
-from service.wording import counted
 from telemetry.traces import trace_id_of
 
 SORTING = Sorting(

@@ -24,13 +24,13 @@ from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
 from service.policies.schedules import fires, is_open, last_fire, next_opening, openings
 from service.policies.service import effective_policy
+from service.quantities import counted, sized
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import POLICY, REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.models import PlannedJob, PolicyPreview
-from service.wording import counted, sized
 
 SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
 PREVIEWED = timedelta(hours=24)

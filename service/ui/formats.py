@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from service.policies.models import EffectiveValue, ValueSource
 from service.policies.schedules import Window
-from service.wording import sized
+from service.quantities import sized
 
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"

@@ -15,12 +15,12 @@ from service.db.database import utc_now
 from service.index_health.service import _resolution, judge
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD
+from service.quantities import sized
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
 from service.scheduling.scheduler import Action, LastJob, decide
 from service.settings import Settings
-from service.wording import sized
 from tests.patience import wait_until
 from tests.service.conftest import Running, running
 from tests.service.iceberg_tables import IcebergCatalog

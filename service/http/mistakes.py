@@ -1,10 +1,10 @@
-"""Counting, and what is wrong with a field, in sentences that people read."""
+"""What is wrong with a field of a request, in sentences that people read."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+from service.quantities import counted
+
 _UNITS = ("second", "byte")
 # By Pydantic's type of an error, or its beginning; the longest that fits counts.
 _MISTAKES = {
@@ -62,25 +62,3 @@ def _written(limit: Any, unit: str | None) -> str:
     if isinstance(limit, float) and limit.is_integer():
         limit = int(limit)
     return counted(limit, unit) if unit and isinstance(limit, int) else str(limit)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 data file`, `2 data files`, `2 entries`."""
-    several = f"{noun.removesuffix('y')}ies" if noun.endswith(("ry", "cy")) else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else several}"
-
-
-def aged(seconds: float) -> str:
-    """`45 seconds`, `3 days`: in the largest unit of which there is at least one, cut off."""
-    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= length:
-            return counted(int(seconds // length), unit)
-    return counted(int(seconds), "second")
-
-
-def sized(value_bytes: float) -> str:
-    """`999 B`, `1.5 MB`: decimal units, as object stores bill them."""
-    power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0
-    scaled = value_bytes / 1000**power
-    digits = f"{scaled:.0f}" if power == 0 or scaled >= 100 else f"{scaled:.1f}"
-    return f"{digits} {_BYTE_UNITS[power]}"

@@ -1,0 +1,27 @@
+"""Numbers with their nouns and units, in sentences that people read."""
+
+import math
+
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 data file`, `2 data files`, `2 entries`."""
+    several = f"{noun.removesuffix('y')}ies" if noun.endswith(("ry", "cy")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else several}"
+
+
+def aged(seconds: float) -> str:
+    """`45 seconds`, `3 days`: in the largest unit of which there is at least one, cut off."""
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            return counted(int(seconds // length), unit)
+    return counted(int(seconds), "second")
+
+
+def sized(value_bytes: float) -> str:
+    """`999 B`, `1.5 MB`: decimal units, as object stores bill them."""
+    power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0
+    scaled = value_bytes / 1000**power
+    digits = f"{scaled:.0f}" if power == 0 or scaled >= 100 else f"{scaled:.1f}"
+    return f"{digits} {_BYTE_UNITS[power]}"
