@@ -25,8 +25,9 @@ import typer
 
 from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.report import machine, table
+from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footer
-from worker.index.key_set_index import ADDRESS, PARTITION_ID
+from worker.index.key_set_index import ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.io.row_groups import REQUESTS
 from worker.io.storage import Storage

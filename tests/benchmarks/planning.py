@@ -31,7 +31,7 @@ from pyiceberg.types import DateType, LongType, NestedField, StringType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from tests.benchmarks.measure import mebibytes, timed
-from worker.index.key_set_index import DICTIONARY_SCHEMA, FileDictionary, uncovered_files
+from worker.index.dictionary import DICTIONARY_SCHEMA, FileDictionary, uncovered_files
 from worker.io.paths import MEMORY_BYTES
 from worker.table.files import SnapshotFiles
 from worker.table.manifests import read_snapshot_files

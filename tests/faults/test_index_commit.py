@@ -20,16 +20,11 @@ from tests.faults.proxy import CUT, PASS, Proxy, truncate
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3, s3_server
-from worker.index import key_set_index as indexes
+from worker.index.build import build_tasks
+from worker.index.commit import commit_index, forget_files
 from worker.index.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
-from worker.index.key_set_index import (
-    DamagedIndexError,
-    KeySetIndex,
-    assign_addresses,
-    build_tasks,
-    commit_index,
-    open_index,
-)
+from worker.index.dictionary import assign_addresses, dictionary_rows
+from worker.index.key_set_index import DamagedIndexError, KeySetIndex, open_index
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
@@ -136,7 +131,7 @@ class Writer:
         assert merge is not None
         addresses = LiveAddresses.of(self.index.dictionary, live)
         written = [file for task in compaction_tasks(self.index, merge, 1) for file in task.run(addresses)]
-        indexes.forget_files(self.index, live)
+        forget_files(self.index, live)
         self.index.entries_table.commit_files(self.index.entries, written, merge.files)
 
 
@@ -198,7 +193,7 @@ def test_files_whose_entries_compaction_has_dropped_are_not_covered_by_a_late_co
     rows = write_run(
         place.storage,
         sleeper.index.files_table.location,
-        indexes._dictionary_rows(indexed),
+        dictionary_rows(indexed),
         primary_key=["base_address"],
     )
     with pytest.raises(IndexCommitConflictError):
@@ -243,7 +238,7 @@ def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
     rows = write_run(
         place.storage,
         sleeper.index.files_table.location,
-        indexes._dictionary_rows(indexed),
+        dictionary_rows(indexed),
         primary_key=["base_address"],
     )
     with pytest.raises(IndexCommitConflictError):

@@ -24,8 +24,8 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 
 import worker.agent.main
+import worker.index.build
 import worker.index.compaction
-import worker.index.key_set_index
 import worker.jobs.conversion
 import worker.jobs.leftovers
 import worker.lookup.index_lookup
@@ -141,8 +141,8 @@ def inject() -> None:
 
     setattr(TaskRunner, "run", placed)  # noqa: B010 - its `self` has another name
 
-    for sorts in (worker.index.key_set_index, worker.lookup.index_lookup):
-        setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))  # noqa: B010 - both import it by name
+    for sorts in (worker.index.build, worker.index.compaction, worker.lookup.index_lookup):
+        setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))  # noqa: B010 - all import it by name
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
     wrap(AttemptReport, "grant_addresses", "addresses", no_service)
     wrap(AttemptReport, "finish", "finish", no_service)

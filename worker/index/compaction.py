@@ -23,21 +23,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from worker.index.build import RUN_BYTES, RUN_ROWS
+from worker.index.dictionary import FileDictionary, IndexedFile, owners
 from worker.index.footers import Footer, footer
-from worker.index.key_set_index import (
-    ADDRESS,
-    RUN_BYTES,
-    RUN_ROWS,
-    FileDictionary,
-    IndexedFile,
-    KeySetIndex,
-    entries_schema,
-    owners,
-    sort_entries,
-)
+from worker.index.key_set_index import ADDRESS, KeySetIndex, entries_schema
 from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.io.row_groups import RowGroups
-from worker.io.sorting import Int64Array
+from worker.io.sorting import Int64Array, sort_rows
 from worker.io.storage import Storage
 from worker.table.files import DataFiles
 
@@ -172,7 +164,7 @@ class CompactionTask:
         within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
         for bounds in pairwise([low, *within, high]):
             parts = [self._read(file, KeyRange(*bounds), live) for file in self.files]
-            writer.write(sort_entries(pa.concat_tables(parts)))
+            writer.write(sort_rows(pa.concat_tables(parts)))
         return writer.close()
 
     def _read(self, file: RunFile, key_range: KeyRange, live: LiveAddresses) -> pa.Table:

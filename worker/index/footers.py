@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from worker.index.checksums import read_footer
-from worker.index.key_set_index import PARTITION_ID
+from worker.index.dictionary import PARTITION_ID
 from worker.index.sorted_runs import DECODED_BYTES
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array

@@ -18,22 +18,17 @@ from worker.attempt.job import (
 )
 from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
+from worker.index.build import build_tasks, commit_batches
+from worker.index.commit import commit_index, forget_files
 from worker.index.compaction import LiveAddresses, Merge, choose_merge, choose_merge_of_new, compaction_tasks
+from worker.index.dictionary import IndexedFile, addresses_needed, assign_addresses, uncovered_files
 from worker.index.key_set_index import (
     DamagedIndexError,
-    IndexedFile,
     KeySetIndex,
-    addresses_needed,
-    assign_addresses,
-    build_tasks,
-    commit_batches,
-    commit_index,
     damage_of,
     drop_older_generations,
-    forget_files,
     indexed_key_sets,
     open_index,
-    uncovered_files,
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
 from worker.jobs.leftovers import remove_leftovers

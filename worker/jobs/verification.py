@@ -22,20 +22,17 @@ import pyarrow.parquet as pq
 
 from worker.attempt.job import Job, Outcome, PinnedTable, outcome
 from worker.index.checksums import read_footer
+from worker.index.dictionary import DICTIONARY_SCHEMA, FileDictionary, IndexedFile, owners
 from worker.index.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, entry_hashes
 from worker.index.key_set_index import (
     ADDRESS,
-    DICTIONARY_SCHEMA,
     DamagedIndexError,
-    FileDictionary,
-    IndexedFile,
     KeySetIndex,
     decode,
     entries_schema,
     indexed_key_sets,
     newest_generation,
     open_index,
-    owners,
 )
 from worker.index.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehouse, RunFile
 from worker.io.row_groups import RowGroups

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from worker.index.dictionary import PARTITION_ID, FileDictionary, owners
 from worker.index.footers import Footer, KeyRanges, comparable, footer, footers
-from worker.index.key_set_index import ADDRESS, PARTITION_ID, FileDictionary, owners
+from worker.index.key_set_index import ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows

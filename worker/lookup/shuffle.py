@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from worker.attempt.job import Unconvertible
-from worker.index.key_set_index import PARTITION_ID
+from worker.index.dictionary import PARTITION_ID
 from worker.index.sorted_runs import RunFile
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.io.storage import Storage

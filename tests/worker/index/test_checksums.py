@@ -20,16 +20,12 @@ import pytest
 from tests.benchmarks.object_store import SlowStore
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
 from worker.index import checksums, sorted_runs
+from worker.index.build import build_tasks
 from worker.index.checksums import CheckedFiles, read_footer
+from worker.index.commit import commit_index
+from worker.index.dictionary import assign_addresses
 from worker.index.footers import footer
-from worker.index.key_set_index import (
-    DamagedIndexError,
-    assign_addresses,
-    build_tasks,
-    commit_index,
-    decode,
-    open_index,
-)
+from worker.index.key_set_index import DamagedIndexError, decode, open_index
 from worker.index.sorted_runs import IndexWarehouse, write_run
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
 from worker.index import compaction
+from worker.index.build import RUN_ROWS
 from worker.index.compaction import (
     DEAD_RATIO,
     RUNS_KEPT,
@@ -25,8 +26,9 @@ from worker.index.compaction import (
     choose_merge,
     choose_merge_of_new,
 )
-from worker.index.key_set_index import RUN_ROWS, entries_schema, sort_entries
+from worker.index.key_set_index import entries_schema
 from worker.index.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.io.sorting import sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 
@@ -166,7 +168,7 @@ def entries_of(keys: list[str]) -> pa.Table:
     schema = entries_schema(KeySet((KeyColumn(1, "url", (1,), StringType(), pa.string()),)))
     zeros = np.zeros(len(keys), np.int64)
     columns = [zeros, zeros.astype(np.int32), pa.array(keys), np.arange(len(keys))]
-    return sort_entries(pa.table(columns, schema=schema))
+    return sort_rows(pa.table(columns, schema=schema))
 
 
 def test_long_keys_with_long_prefixes_are_merged_in_parts(
@@ -181,9 +183,9 @@ def test_long_keys_with_long_prefixes_are_merged_in_parts(
 
     def measured(table: pa.Table) -> pa.Table:
         parts.append(table.nbytes)
-        return sort_entries(table)
+        return sort_rows(table)
 
-    monkeypatch.setattr(compaction, "sort_entries", measured)
+    monkeypatch.setattr(compaction, "sort_rows", measured)
     task = CompactionTask(Storage(), str(tmp_path), rows.schema, (run,), KeyRange(None, None), 0)
     (merged,) = task.run(LiveAddresses(np.array([0]), np.array([90_000])))
     assert len(parts) >= 4

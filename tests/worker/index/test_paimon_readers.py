@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
 from tests.worker.index.paimon_readers import JavaReader, PaimonTable, Row, read_with_pypaimon
-from worker.index import compaction, sorted_runs
-from worker.index import key_set_index as index
+from worker.index import build, compaction, sorted_runs
 from worker.index.sorted_runs import TOP_LEVEL
 
 pytestmark = pytest.mark.integration
@@ -109,7 +108,7 @@ def states(
 
     with pytest.MonkeyPatch.context() as limits:
         limits.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
-        limits.setattr(index, "RUN_ROWS", 30)
+        limits.setattr(build, "RUN_ROWS", 30)
         add(120, files=2)  # a run of each file, and the two of a region overlap
         first_load = table.snapshot_id
         add(24)

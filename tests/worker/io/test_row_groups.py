@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
+from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footers
-from worker.index.key_set_index import ADDRESS, PARTITION_ID, decode
+from worker.index.key_set_index import ADDRESS, decode
 from worker.index.sorted_runs import write_run
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage

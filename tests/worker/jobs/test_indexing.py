@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
 from worker.attempt.job import JobError
-from worker.index.key_set_index import MIN_TASK_FILES
+from worker.index.build import MIN_TASK_FILES
 
 pytestmark = pytest.mark.integration
 

@@ -20,9 +20,10 @@ from tests.jobs import Jobs
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
 from worker.attempt.job import MAX_HALVINGS, Job, JobError
 from worker.contract.control_plane import Assignment
+from worker.index.build import build_tasks
 from worker.index.compaction import CompactionTask
+from worker.index.dictionary import assign_addresses
 from worker.index.footers import comparable
-from worker.index.key_set_index import assign_addresses, build_tasks
 from worker.index.sorted_runs import RunWriter
 from worker.io.storage import Storage
 from worker.jobs.conversion import DeletesTask
@@ -128,7 +129,7 @@ def test_each_attempt_that_may_have_lacked_memory_halves_the_next(
 def test_a_build_that_holds_less_writes_more_and_smaller_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.key_set_index.RUN_ROWS", 40)
+    monkeypatch.setattr("worker.index.build.RUN_ROWS", 40)
     monkeypatch.setattr("worker.io.file_formats.BATCH_ROWS", 5)
     file = write_data_file(tmp_path, "f.parquet", ("long",), [(i,) for i in range(100)], "p", 1)
     reader = KeyReader(Storage(), key_set_of("long"), None, {})
@@ -207,7 +208,7 @@ def test_a_conversion_that_holds_less_works_in_more_parts(
 def test_index_jobs_that_hold_less_work_in_more_parts(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.key_set_index.RUN_ROWS", 200)
+    monkeypatch.setattr("worker.index.build.RUN_ROWS", 200)
     monkeypatch.setattr("worker.index.compaction.TASK_ROWS", 200)
     monkeypatch.setattr("worker.io.file_formats.BATCH_ROWS", 10)
     monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 10)

@@ -383,7 +383,7 @@ def test_compaction_deletes_what_no_snapshot_of_the_index_needs(
 def test_the_dictionary_is_merged_as_it_grows(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.index.key_set_index.DICTIONARY_FILES", 3)
+    monkeypatch.setattr("worker.index.commit.DICTIONARY_FILES", 3)
     table = TableBuilder.create(spark, table_name, format_version=3)
     sizes = []
     for commit in range(6):
@@ -512,7 +512,7 @@ def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "TASK_ROWS", 40)
-    monkeypatch.setattr("worker.index.key_set_index.MIN_TASK_ROWS", 40)
+    monkeypatch.setattr("worker.index.build.MIN_TASK_ROWS", 40)
     table = TableBuilder.create(spark, table_name, format_version=3)
     table.append([{"id": i, "region": "eu", "value": i} for i in range(50)])
     jobs.run("index", key_sets=[["id"]])

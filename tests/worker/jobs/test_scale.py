@@ -17,8 +17,9 @@ from werkzeug.serving import make_server
 from tests.benchmarks import planning
 from tests.benchmarks.planning import ROWS_PER_FILE, measure_planning
 from tests.s3 import S3
+from worker.index.build import COMMIT_ROWS, RUN_ROWS, build_tasks, commit_batches
 from worker.index.compaction import FILE_ROWS
-from worker.index.key_set_index import COMMIT_ROWS, RUN_ROWS, IndexedFile, build_tasks, commit_batches
+from worker.index.dictionary import IndexedFile
 from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io import paths
 from worker.io.storage import Storage

@@ -22,10 +22,9 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.worker.index.test_paimon_readers import COLUMNS, KEYS, row
-from worker.index import checksums, compaction, footers, sorted_runs
-from worker.index import key_set_index as index
+from worker.index import build, checksums, compaction, footers, sorted_runs
+from worker.index.dictionary import owners
 from worker.index.fingerprints import Blocks
-from worker.index.key_set_index import owners
 from worker.index.sorted_runs import TOP_LEVEL, IndexWarehouse, RunFile, RunTable
 from worker.io.storage import Storage
 from worker.jobs import verification
@@ -135,7 +134,7 @@ def indexed(
     jobs = Jobs(spark, catalog, table.identifier, folder)
     with pytest.MonkeyPatch.context() as limits:
         limits.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
-        limits.setattr(index, "RUN_ROWS", 60)
+        limits.setattr(build, "RUN_ROWS", 60)
         assert jobs.run("index").result["key_sets"][0]["sorted_runs_written"] == 4
     return folder
 
@@ -556,7 +555,7 @@ def test_a_right_index_is_never_blamed(
 
     entries_name = "entries_2_3_g1"
     monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
-    monkeypatch.setattr(index, "RUN_ROWS", 30)
+    monkeypatch.setattr(build, "RUN_ROWS", 30)
     append(120, files=2)
     index_all()
     first_load = table.snapshot_id

@@ -15,17 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
-from worker.index import key_set_index as index_module
 from worker.index import sorted_runs
+from worker.index.build import build_tasks
+from worker.index.commit import commit_index
+from worker.index.dictionary import addresses_needed, assign_addresses, uncovered_files
 from worker.index.footers import footer
-from worker.index.key_set_index import (
-    addresses_needed,
-    assign_addresses,
-    build_tasks,
-    commit_index,
-    open_index,
-    uncovered_files,
-)
+from worker.index.key_set_index import KeySetIndex, open_index
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
@@ -170,7 +165,7 @@ def _compare_with_a_brute_force_join(
     assert set(zip(matches.ordinals.tolist(), matches.positions.tolist(), strict=True)) == expected
 
 
-def _partition_ids(index: index_module.KeySetIndex) -> dict[str, tuple[int, ...]]:
+def _partition_ids(index: KeySetIndex) -> dict[str, tuple[int, ...]]:
     return {json.loads(key.values)[0]: ids for key, ids in index.dictionary.partitions().items()}
 
 
