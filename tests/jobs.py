@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from worker.attempt.job import Outcome
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
 from worker.jobs.pipeline import run_job
 from worker.spark.tasks import TaskRunner

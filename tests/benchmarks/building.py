@@ -10,7 +10,7 @@ from unittest.mock import patch
 from tests.benchmarks.competitors import look_up, scan
 from tests.benchmarks.datasets import Dataset, Kind
 from tests.benchmarks.measure import Figure, PeakMemory, timed, with_peak_memory
-from worker.attempt.job import Outcome
+from worker.attempt.outcome import Outcome
 from worker.index.compaction import choose_merge
 
 

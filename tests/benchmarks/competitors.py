@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from tests.benchmarks.datasets import Dataset, Pending
 from tests.benchmarks.measure import timed
-from worker.attempt.job import Outcome
+from worker.attempt.outcome import Outcome
 from worker.lookup.cost import Source
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions

@@ -27,7 +27,7 @@ from tests.faults.tables import (
     unnamed,
 )
 from tests.jobs import Jobs
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 _numbers = count()
 ROWS = 20_000

@@ -18,27 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from worker.agent.main import AttemptReporter
-    from worker.attempt.job import Outcome
+    from worker.attempt.outcome import Outcome
     from worker.contract.control_plane import Assignment
     from worker.spark.tasks import TaskRunner
 
 JOURNAL = Path(os.environ["STUB_JOURNAL"])
 HOLD = JOURNAL / "hold"
 SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
-
-
-class JobError(Exception):
-    """As the worker's own, whose module needs Spark."""
-
-    def __init__(self, code: str, title: str, detail: str, remedy: str, *, retryable: bool = False) -> None:
-        super().__init__(detail)
-        self.code, self.title, self.detail, self.remedy, self.retryable = (
-            code,
-            title,
-            detail,
-            remedy,
-            retryable,
-        )
 
 
 @dataclass
@@ -91,13 +77,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _stand_in("worker.jobs.pipeline", run_job=run_job)
-    _stand_in("worker.attempt.job", Account=Account, JobError=JobError, Outcome=SimpleNamespace)
-    errors = [type(name, (Exception,), {}) for name in ("Cancelled", "TimedOut", "Unfit")]
-    cancelled, timed_out, unfit = errors
+    _stand_in("worker.attempt.job", Account=Account)
+    _stand_in("worker.attempt.outcome", Outcome=SimpleNamespace)
+    unfit = type("UnfitExecutorsError", (Exception,), {})
     _stand_in("worker.spark.executors", UnfitExecutorsError=unfit, check_executors=None)
-    _stand_in(
-        "worker.spark.tasks", JobCancelledError=cancelled, JobTimedOutError=timed_out, TaskRunner=object
-    )
+    _stand_in("worker.spark.tasks", TaskRunner=object)
     _stand_in("worker.spark.jvm_watch", JvmWatch=object)
     _stand_in("worker.spark.session", create_spark=None)
 

@@ -22,7 +22,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs, SqlCatalog
 from tests.service.postgresql import running_server
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 

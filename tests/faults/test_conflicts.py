@@ -20,8 +20,9 @@ from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
 from tests.jobs import Jobs, RecordingReporter
 from tests.patience import wait_until
-from worker.attempt.job import JobError, Outcome
+from worker.attempt.outcome import Outcome
 from worker.jobs import conversion
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 from worker.table.manifests import CorruptMetadataError, read_snapshot_files
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,7 @@ from tests.faults.tables import (
 from tests.jobs import Jobs
 from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
 from tests.thorough import by_turns
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.jobs import Jobs
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 log = logging.getLogger(__name__)  # shown by --log-cli-level=INFO

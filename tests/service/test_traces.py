@@ -19,9 +19,11 @@ from tests.traces import attributes
 from tests.traces import collected as collected
 from worker.agent import main
 from worker.agent.main import Worker
-from worker.attempt.job import Account, JobError, Outcome
+from worker.attempt.job import Account
 from worker.attempt.job import Job as RunningJob
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import Assignment, ControlPlane
+from worker.process.errors import JobError
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"

@@ -30,7 +30,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from telemetry.logs import LogFormat, add_ids, add_process_ids, configure_logs, every_line, own_lines
 from telemetry.traces import mark, span, start_traces, stop_traces, trace_id_of
 from worker.agent.log_lines import LogLines, logged
-from worker.attempt.job import Account, JobError, Outcome
+from worker.attempt.job import Account
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
     JVM_LOST,
     AnnouncedPlan,
@@ -46,6 +47,7 @@ from worker.contract.control_plane import (
     UnknownToServiceError,
 )
 from worker.jobs.pipeline import run_job
+from worker.process.errors import JobCancelledError, JobError, JobTimedOutError
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 from worker.process.threads import outliving_shortage
@@ -53,7 +55,7 @@ from worker.spark.executors import UnfitExecutorsError, check_executors
 from worker.spark.jars import check_jars
 from worker.spark.jvm_watch import JvmWatch
 from worker.spark.session import create_spark
-from worker.spark.tasks import JobCancelledError, JobTimedOutError, TaskRunner
+from worker.spark.tasks import TaskRunner
 from worker.table.catalogs import secrets_of
 
 log = logging.getLogger("icestream.worker")

@@ -15,7 +15,9 @@ from typing import Any
 
 from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROVIDERS
-from worker.attempt.job import Job, JobError, Outcome, PinnedTable, Unconvertible, outcome, pin_table
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, Unconvertible, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.index.sorted_runs import IndexWarehouse
@@ -30,7 +32,7 @@ from worker.lookup.cost import Source, conversion_seconds
 from worker.lookup.deviations import Deviation
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.lookup.resolution import Choice, PendingDeletes, Resolved, explain, merge_explanations
-from worker.spark.tasks import JobCancelledError
+from worker.process.errors import JobCancelledError, JobError
 from worker.table.commit import (
     CLOCK_TOLERANCE_SECONDS,
     ClockAheadError,

@@ -6,16 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from worker.attempt.job import (
-    Job,
-    JobError,
-    Outcome,
-    PinnedTable,
-    indexes,
-    outcome,
-    pin_table,
-    planned_key_sets,
-)
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, indexes, outcome, planned_key_sets
+from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
 from worker.index.build import build_tasks, commit_batches
@@ -35,8 +28,8 @@ from worker.jobs.leftovers import remove_leftovers
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
+from worker.process.errors import JobCancelledError, JobError
 from worker.process.wording import counted
-from worker.spark.tasks import JobCancelledError
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""

@@ -21,9 +21,11 @@ from pyiceberg.table.metadata import TableMetadata
 
 from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROPERTIES
-from worker.attempt.job import Job, JobError, PinnedTable, pin_table
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
 from worker.io.storage import Storage
+from worker.process.errors import JobError
 from worker.process.wording import counted
 from worker.table.deletes import DeleteFileLocations, delete_files, written_files
 from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots

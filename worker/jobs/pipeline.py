@@ -13,16 +13,9 @@ from trust.bounds import LimitExceededError, OutOfTimeError
 from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
 from trust.rest_answers import SentElsewhereError
-from worker.attempt.job import (
-    Account,
-    Job,
-    JobError,
-    Outcome,
-    PinnedTable,
-    Reporter,
-    index_storage,
-    pin_table,
-)
+from worker.attempt.job import Account, Job, Reporter
+from worker.attempt.outcome import Outcome
+from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import OUT_OF_MEMORY, Assignment, ControlPlaneError, StaleAttemptError
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse
 from worker.io.storage import causes_of, lacks_own_memory
@@ -30,7 +23,8 @@ from worker.jobs.conversion import convert_table
 from worker.jobs.indexing import compact_index, index_table, rebuild_index
 from worker.jobs.removal import drop_index
 from worker.jobs.verification import verify_index
-from worker.spark.tasks import JobCancelledError, TaskRunner
+from worker.process.errors import JobCancelledError, JobError
+from worker.spark.tasks import TaskRunner
 
 # Errors whose text is all that there is of what happened in another process.
 _ABROAD = (Py4JError, PySparkException)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from worker.attempt.job import Job, Outcome, index_storage
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome
+from worker.attempt.pinned_table import index_storage
 from worker.index.key_set_index import database_name
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage

@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from worker.attempt.job import Job, Outcome, PinnedTable, outcome
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, FileDictionary, IndexedFile, owners
 from worker.index.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, entry_hashes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyiceberg.types import FixedType, UUIDType
 
-from worker.attempt.job import PinnedTable
+from worker.attempt.pinned_table import PinnedTable
 from worker.keys.key_set import KeySet
 from worker.table.files import DataFile, DeleteFile
 from worker.table.manifests import read_bounds

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from worker.attempt.job import Job, PinnedTable, Unconvertible
+from worker.attempt.job import Job
+from worker.attempt.outcome import Unconvertible
+from worker.attempt.pinned_table import PinnedTable
 from worker.index.key_set_index import KeySetIndex
 from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io.sorting import Int64Array

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from worker.attempt.job import Unconvertible
+from worker.attempt.outcome import Unconvertible
 from worker.index.dictionary import PARTITION_ID
 from worker.index.sorted_runs import RunFile
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows

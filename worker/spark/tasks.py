@@ -77,14 +77,6 @@ class Work:
 OnWork = Callable[[Work], None]
 
 
-class JobCancelledError(Exception):
-    """The job was cancelled, or its attempt is no longer the job's; stop and leave nothing behind."""
-
-
-class JobTimedOutError(JobCancelledError):
-    """The attempt has run for as long as its policy lets it."""
-
-
 def _processors(spark: SparkSession) -> int:
     """CPUs that this process may use; Java knows the limit of a container, Python before 3.13 does not."""
     jvm: Any = spark.sparkContext._jvm

@@ -8,7 +8,7 @@ from typing import Any
 from tests.soak.checks import Checks, assert_same
 from tests.soak.drawing import MEASURE, Step
 from tests.soak.model import applies
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 LIVE_TWICE = "data_file_live_twice"
 

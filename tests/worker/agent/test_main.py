@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_SECONDS
 from worker.agent import main
 from worker.agent.log_lines import LONGEST_LINE, MOST_LINES
 from worker.agent.main import AttemptReporter, Worker
-from worker.attempt.job import Outcome
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
     Assignment,
     AttemptId,

@@ -10,7 +10,7 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import Jobs, SqlCatalog
 from tests.s3 import s3_server
 from trust.egress import HostNotAllowedError
-from worker.attempt.job import index_storage
+from worker.attempt.pinned_table import index_storage
 from worker.contract.control_plane import Assignment
 from worker.io.storage import ALLOWED_LOCATIONS, Storage
 from worker.spark.tasks import TaskRunner

@@ -10,7 +10,7 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
-from worker.attempt.job import Outcome
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import AttemptId, Leftovers
 
 pytestmark = pytest.mark.integration

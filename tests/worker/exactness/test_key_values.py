@@ -16,7 +16,7 @@ import pytest
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files
 from tests.readers import Rows, duckdb_rows, java_rows
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 

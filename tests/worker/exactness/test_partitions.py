@@ -15,7 +15,7 @@ from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.readers import Rows, duckdb_rows, java_rows
 from tests.thorough import by_turns, thorough_unless
-from worker.attempt.job import JobError
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 VERSIONS = pytest.mark.parametrize("format_version", [2, 3])

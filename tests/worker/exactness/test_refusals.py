@@ -17,8 +17,8 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files, garble
-from worker.attempt.job import JobError
 from worker.lookup import resolution
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 VERSIONS = pytest.mark.parametrize("format_version", [2, 3])

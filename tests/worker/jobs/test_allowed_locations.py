@@ -14,10 +14,10 @@ from sqlalchemy import text
 
 from tests.jobs import RecordingReporter
 from trust.locations import AmbiguousLocationError, LocationNotAllowedError
-from worker.attempt.job import JobError
 from worker.contract.control_plane import Assignment
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
 from worker.jobs.pipeline import run_job
+from worker.process.errors import JobError
 from worker.spark.tasks import TaskRunner
 
 CALLS: list[Callable[[Storage, str], Any]] = [

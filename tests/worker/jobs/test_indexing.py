@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
-from worker.attempt.job import JobError
 from worker.index.build import MIN_TASK_FILES
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
-from tests.worker.lookup.test_lookup import key_set_of, write_data_file
-from worker.attempt.job import MAX_HALVINGS, Job, JobError
+from tests.worker.test_lookup import key_set_of, write_data_file
+from worker.attempt.job import MAX_HALVINGS, Job
 from worker.contract.control_plane import Assignment
 from worker.index.build import build_tasks
 from worker.index.compaction import CompactionTask
@@ -30,6 +30,7 @@ from worker.jobs.conversion import DeletesTask
 from worker.jobs.pipeline import lacks_memory
 from worker.keys.read import KeyReader
 from worker.lookup.positions import Positions
+from worker.process.errors import JobError
 from worker.spark.tasks import TaskRunner
 from worker.table import catalogs, commit
 

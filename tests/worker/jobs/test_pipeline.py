@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
-from worker.attempt.job import JobError
 from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
-from worker.spark.tasks import JobCancelledError, TaskRunner
+from worker.process.errors import JobCancelledError, JobError
+from worker.spark.tasks import TaskRunner
 from worker.table.commit import _row_delta
 
 pytestmark = pytest.mark.integration

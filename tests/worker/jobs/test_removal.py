@@ -12,7 +12,8 @@ from worker.index.key_set_index import database_name
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs.pipeline import run_job
-from worker.spark.tasks import JobCancelledError, TaskRunner
+from worker.process.errors import JobCancelledError
+from worker.spark.tasks import TaskRunner
 
 UUID = "0b1ad9a6-3b0e-4c5c-9d0c-5b1f0a3c9e11"
 

@@ -16,7 +16,8 @@ from tests.jobs import Jobs
 from tests.patience import PATIENCE_SECONDS
 from worker.attempt.job import Account
 from worker.jobs.pipeline import run_job
-from worker.spark.tasks import RESULTS_AT_ONCE, JobCancelledError, TaskRunner
+from worker.process.errors import JobCancelledError
+from worker.spark.tasks import RESULTS_AT_ONCE, TaskRunner
 
 pytestmark = pytest.mark.integration
 

@@ -30,7 +30,8 @@ from worker.io.storage import Storage
 from worker.jobs import verification
 from worker.lookup import resolution
 from worker.lookup.index_lookup import LiveRows, Matches
-from worker.spark.tasks import JobCancelledError, TaskRunner
+from worker.process.errors import JobCancelledError
+from worker.spark.tasks import TaskRunner
 
 pytestmark = pytest.mark.integration
 

@@ -35,7 +35,8 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.worker.agent.test_main import ASSIGNMENT, Runner, Service
 from worker.agent import main
 from worker.agent.main import AttemptReporter, Worker, WorkerSettings, run_workers
-from worker.attempt.job import Job, Outcome
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import OUT_OF_MEMORY, Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.redaction import Redaction

@@ -18,10 +18,9 @@ import worker.table.commit
 from tests.factories import Catalog, TableBuilder, WrittenFile, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
-from worker.attempt.job import JobError
 from worker.contract.control_plane import StaleAttemptError
 from worker.io.storage import Storage
-from worker.spark.tasks import JobTimedOutError
+from worker.process.errors import JobError, JobTimedOutError
 from worker.table.catalogs import load_table
 from worker.table.commit import (
     ClockBehindError,

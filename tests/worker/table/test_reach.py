@@ -19,9 +19,9 @@ from tests.service.test_reach import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES, OutOfTimeError
 from trust.egress import HostNotAllowedError, Reach
 from trust.rest_answers import SentElsewhereError
-from worker.attempt.job import JobError
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
+from worker.process.errors import JobError
 from worker.process.slots import Slot
 from worker.spark.tasks import TaskRunner
 from worker.table import rest_gateway

@@ -1,0 +1,148 @@
+"""What a job hands back: its result, and the health of its table's indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable
+from worker.contract.control_plane import AttemptId
+from worker.index.key_set_index import DamagedIndexError, KeySetIndex, indexed_key_sets, open_index
+from worker.index.sorted_runs import IndexWarehouse
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.schema_fields import field_ids_of, resolve_key_set
+from worker.table.files import SnapshotFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Unconvertible:
+    """An equality delete file that stays in the table, and why."""
+
+    file_path: str
+    code: str
+    reason: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job hands back: its result, and the health of the table's indexes after it.
+
+    cleared: attempts of which nothing is left behind any more; see worker.jobs.leftovers.
+    """
+
+    result: dict[str, Any]
+    health: dict[str, Any]
+    cleared: Sequence[AttemptId] = ()
+
+
+def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
+    """Field ids -> where the key set comes from.
+
+    Equality deletes, a declaration, an index, an earlier report, or else the table's identifier fields.
+    """
+    found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
+    schema = table.metadata.schema()
+    for columns in job.assignment.table.key_sets or []:
+        # A declared column may be gone; index jobs tell of it.
+        with suppress(KeyColumnError):
+            found.setdefault(field_ids_of(schema, columns), "declared")
+    for ids in indexed_key_sets(warehouse, table.index_database):
+        found.setdefault(ids, "index")
+    # The first conversion may come before the first indexing, and leaves no delete that names its key.
+    for seen in job.assignment.table.seen_equality_field_ids:
+        found.setdefault(tuple(seen), "earlier_report")
+    if not found and schema.identifier_field_ids:
+        found[tuple(sorted(schema.identifier_field_ids))] = "identifier_fields"
+    return found
+
+
+def outcome(
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    result: dict[str, Any],
+    files: SnapshotFiles,
+    unconvertible: Sequence[Unconvertible],
+    iceberg_snapshot_id: int | None,
+    cleared: Sequence[AttemptId] = (),
+) -> Outcome:
+    """Adds what every result tells, and measures the indexes as they are now.
+
+    files: live after the job. The index report is about them.
+    """
+    with job.stage("report"):
+        health = index_report(job, table, warehouse, files, unconvertible, iceberg_snapshot_id)
+    refused = [asdict(one) for one in unconvertible]
+    full = {**result, "unconvertible": refused, "decisions": job.decisions, "stages": job.stages}
+    return Outcome(full, health, cleared)
+
+
+def indexes(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:
+    """Every usable index of the table; of a damaged one the job's history tells."""
+    for ids in indexed_key_sets(warehouse, table.index_database):
+        try:
+            key_set = resolve_key_set(table.metadata, ids)
+        except KeyColumnError:
+            continue
+        index = usable_index(job, table, warehouse, key_set)
+        if index is not None:
+            yield index
+
+
+def usable_index(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet
+) -> KeySetIndex | None:
+    """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
+    try:
+        return open_index(warehouse, table.index_database, key_set)
+    except DamagedIndexError as error:
+        sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
+        if sentence not in job.decisions:
+            job.decide(sentence)
+        return None
+
+
+def index_report(
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    files: SnapshotFiles,
+    unconvertible: Sequence[Unconvertible],
+    iceberg_snapshot_id: int | None,
+) -> dict[str, Any]:
+    """Coverage and size of every key set's index, and what is still pending."""
+    live_files = files.data_files
+    key_sets = []
+    for ids, origin in planned_key_sets(job, table, warehouse).items():
+        try:
+            key_set = resolve_key_set(table.metadata, ids)
+        except KeyColumnError:
+            continue
+        index = usable_index(job, table, warehouse, key_set)
+        covered = int(index.dictionary.covers(live_files).sum()) if index else 0
+        key_sets.append(
+            {
+                "equality_field_ids": list(ids),
+                "columns": key_set.column_names,
+                "generation": index.generation if index else 0,
+                "source": origin,
+                "files_covered": covered,
+                "files_total": len(live_files),
+                "coverage": covered / len(live_files) if live_files else 1.0,
+                "entries": index.entries.rows if index else 0,
+                "bytes": index.entries.size_bytes if index else 0,
+                "sorted_runs": index.entries.sorted_runs if index else 0,
+                "dead_ratio": index.dead_ratio(live_files) if index else 0.0,
+            }
+        )
+    return {
+        "iceberg_snapshot_id": iceberg_snapshot_id,
+        "key_sets": key_sets,
+        "unconvertible": [asdict(one) for one in unconvertible],
+        "pending_equality_delete_files": len(files.equality_deletes),
+        "pending_equality_deletes": sum(file.record_count for file in files.equality_deletes),
+    }
