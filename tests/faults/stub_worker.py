@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from worker.agent.main import AttemptReporter
+    from worker.agent.reporter import AttemptReporter
     from worker.attempt.outcome import Outcome
     from worker.contract.control_plane import Assignment
     from worker.spark.tasks import TaskRunner
@@ -85,12 +85,15 @@ def main() -> None:
     _stand_in("worker.spark.jvm_watch", JvmWatch=object)
     _stand_in("worker.spark.session", create_spark=None)
 
-    import worker.agent.main
-    from worker.agent.main import Worker, WorkerSettings
+    import worker.agent.reporter
+    import worker.agent.worker
+    from worker.agent.main import WorkerSettings
+    from worker.agent.worker import Worker
     from worker.contract.control_plane import ControlPlane
 
     # Jobs take a moment here, so what lies between two tries is short, too.
-    worker.agent.main.RETRY_SECONDS = 0.2
+    for module in (worker.agent.reporter, worker.agent.worker):
+        vars(module)["RETRY_SECONDS"] = 0.2
     settings = WorkerSettings()
     control_plane = ControlPlane(settings.url, settings.api_key)
     stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_usable=True)))

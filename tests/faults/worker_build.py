@@ -176,5 +176,5 @@ if __name__ == "__main__":
     # And a JVM is hung after seconds, not a minute.
     worker.spark.jvm_watch.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
     # So is a job that outlives its attempt.
-    worker.agent.main.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
+    worker.agent.reporter.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
     sys.exit(worker.agent.main.main())

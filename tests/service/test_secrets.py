@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 import pytest
 from sqlalchemy import MetaData, create_engine, select
 
-import worker.agent.main
-from service.records.catalogs import Catalog
+import worker.agent.worker
+from service.catalogs.models import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
@@ -235,9 +235,11 @@ def fail_at_work(
         is_usable = True
 
     runner: Any = Runner()
-    monkeypatch.setattr(worker.agent.main, "run_job", fail)
+    monkeypatch.setattr("worker.agent.worker.run_job", fail)
     control_plane = ControlPlane(service.url, ADMIN_KEY)
-    assert worker.agent.main.Worker(control_plane, runner).run_attempt(Assignment.model_validate(assignment))
+    assert worker.agent.worker.Worker(control_plane, runner).run_attempt(
+        Assignment.model_validate(assignment)
+    )
     control_plane.close()
     monkeypatch.setenv("CATALOG_SECRET", secret)
 

@@ -17,8 +17,7 @@ from tests.service.conftest import ADMIN_KEY, running
 from tests.service.queue_calls import add_tables
 from tests.traces import attributes
 from tests.traces import collected as collected
-from worker.agent import main
-from worker.agent.main import Worker
+from worker.agent.worker import Worker
 from worker.attempt.job import Account
 from worker.attempt.job import Job as RunningJob
 from worker.attempt.outcome import Outcome
@@ -49,7 +48,7 @@ def test_one_trace_spans_the_request_the_wait_the_attempt_and_its_stages(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False, log_requests=True)

@@ -18,9 +18,9 @@ import pytest
 
 from telemetry.logs import JsonFormatter
 from tests.patience import PATIENCE_SECONDS
-from worker.agent import main
 from worker.agent.log_lines import LONGEST_LINE, MOST_LINES
-from worker.agent.main import AttemptReporter, Worker
+from worker.agent.reporter import AttemptReporter
+from worker.agent.worker import Worker
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
     Assignment,
@@ -99,9 +99,10 @@ def worker(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker
     pretended: Any = service
     runner: Any = Runner()
     worker = Worker(pretended, runner)
-    monkeypatch.setattr(main, "run_job", lambda *_: Outcome({}, {}))
-    monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(main, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: Outcome({}, {}))
+    for waits in ("worker", "reporter"):
+        monkeypatch.setattr(f"worker.agent.{waits}.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("worker.agent.worker.SETTLE_SECONDS", 0.0)
     before = signal.signal(signal.SIGTERM, worker.stop)
     yield worker
     signal.signal(signal.SIGTERM, before)
@@ -122,7 +123,7 @@ def test_a_job_that_has_ended_is_reported_although_the_process_is_asked_to_stop(
 def test_a_running_job_is_handed_back(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "run_job", lambda *_: ask_to_stop())
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: ask_to_stop())
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == ["released"]
 
@@ -135,7 +136,7 @@ def test_a_job_that_takes_longer_than_it_may_ends_at_its_next_step(
             reporter.progress("lookup", 0, 1, "files")
             time.sleep(0.01)
 
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     assert worker.run_attempt(ASSIGNMENT.model_copy(update={"timeout_seconds": 0.1}))
     assert service.reported == ["failed"]
     assert service.error is not None
@@ -145,7 +146,7 @@ def test_a_job_that_takes_longer_than_it_may_ends_at_its_next_step(
 def test_a_job_that_came_with_the_wish_to_stop_is_handed_back_at_once(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "run_job", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: pytest.fail("it ran"))
     ask_to_stop()
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == ["released"]
@@ -186,7 +187,7 @@ def test_whoever_leaves_after_a_lost_answer_hands_back_what_it_would_have_brough
         threading.Timer(0.2, ask_to_stop).start()
         raise ControlPlaneError("the answer was lost")
 
-    monkeypatch.setattr(main, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("worker.agent.worker.RETRY_SECONDS", 60.0)
     service.on_claim = lose_the_answer
     worker.run("w")
     assert service.left == [[]]
@@ -205,7 +206,7 @@ def test_what_is_logged_during_a_job_is_sent_without_secrets(
             logging.getLogger("some.library").info("line %d %s", line, "x" * LONGEST_LINE)
         raise RuntimeError("no connection to postgresql+psycopg://me:s%40fe-word@host/db")
 
-    monkeypatch.setattr(main, "run_job", fail)
+    monkeypatch.setattr("worker.agent.worker.run_job", fail)
     logging.getLogger().setLevel(logging.INFO)
     worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
     logging.getLogger("some.library").warning("nobody's")
@@ -230,7 +231,7 @@ def test_lines_of_an_attempt_name_it_and_no_secret_from_any_thread(
         thread.join()
         return Outcome({}, {})
 
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
@@ -254,7 +255,7 @@ def test_a_result_names_files_and_no_secret(
     catalog = ASSIGNMENT.catalog.model_copy(update={"properties": given})
     path = "s3://bucket/lake/1.parquet"
     refused = {"file_path": path, "reason": f"{path}: Bearer fetched-token", "rows": 1}
-    monkeypatch.setattr(main, "run_job", lambda *_: Outcome({"unconvertible": [refused]}, {}))
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: Outcome({"unconvertible": [refused]}, {}))
     worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
     assert service.result == {
         "unconvertible": [refused | {"reason": "s3://bucket/***/1.parquet: Bearer ***"}]
@@ -270,7 +271,7 @@ def test_the_traceback_of_what_nobody_foresaw_is_among_the_lines(
     def fail(*_: object) -> Outcome:
         raise RuntimeError("refused: s3cr3t")
 
-    monkeypatch.setattr(main, "run_job", fail)
+    monkeypatch.setattr("worker.agent.worker.run_job", fail)
     worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
     (line,) = [event for event in service.told if event.kind == "log" and event.level == "error"]
     assert "Traceback" in line.message
@@ -307,8 +308,8 @@ def test_a_worker_shows_life_while_it_waits_for_work_and_while_a_job_runs(
     runner: Any = Runner()
     pretended.claim, pretended.register = claim, lambda _: None
     pretended.leave = lambda _: seen.append("left")
-    monkeypatch.setattr(main, "run_job", lambda *_: wait_for_life())
-    monkeypatch.setattr(main, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: wait_for_life())
+    monkeypatch.setattr("worker.agent.worker.RETRY_SECONDS", 0.05)
     started = Worker(pretended, runner, alive_file)
     started.run("w")
     assert seen == ["before a claim", "before a claim", "in a job", "in a job", "before a claim", "left"]
@@ -390,7 +391,7 @@ def test_spark_that_ends_during_a_job_is_the_cause_of_its_failure(
         monkeypatch.setattr(Runner, "is_usable", False)
         raise RuntimeError("Cannot call methods on a stopped SparkContext")
 
-    monkeypatch.setattr(main, "run_job", lose_spark)
+    monkeypatch.setattr("worker.agent.worker.run_job", lose_spark)
     service.on_claim = lambda: ASSIGNMENT
     worker.run("w")
     assert service.reported == ["failed"]
@@ -401,8 +402,8 @@ def test_spark_that_ends_during_a_job_is_the_cause_of_its_failure(
 SPARK_THAT_ENDS = """
 import json
 from pyspark.sql import SparkSession
-from tests.worker.agent.test_main import ASSIGNMENT, Service
-from worker.agent import main
+from tests.worker.test_main import ASSIGNMENT, Service
+from worker.agent import worker
 from worker.spark.tasks import TaskRunner
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -414,8 +415,8 @@ def claim():
     return ASSIGNMENT
 
 service.on_claim = claim
-main.run_job = lambda *_: seen.append("it ran")
-main.Worker(service, runner).run("w")
+worker.run_job = lambda *_: seen.append("it ran")
+worker.Worker(service, runner).run("w")
 seen += [runner.is_alive, runner.is_usable]
 runner.kill_jvm()
 print(json.dumps([*seen, runner.is_usable, service.reported, service.left]))
@@ -460,9 +461,9 @@ def test_a_worker_whose_job_goes_on_after_its_attempt_was_taken_away_ends(
         return Outcome({}, {})
 
     monkeypatch.setattr(service, "_post", taken_away)
-    monkeypatch.setattr(main, "HUNG_SECONDS", 0.05)
-    monkeypatch.setattr(main, "_end_at_once", lambda *_: ended.set())
-    monkeypatch.setattr(main, "run_job", hang)
+    monkeypatch.setattr("worker.agent.reporter.HUNG_SECONDS", 0.05)
+    monkeypatch.setattr("worker.agent.worker.end_at_once", lambda *_: ended.set())
+    monkeypatch.setattr("worker.agent.worker.run_job", hang)
     assert not worker.run_attempt(ASSIGNMENT)
     assert ended.is_set()
 
@@ -488,7 +489,7 @@ def test_what_a_heartbeat_had_no_memory_for_is_told_by_the_next_one(
         return Outcome({}, {})
 
     monkeypatch.setattr(AttemptReport, "heartbeat", heartbeat)
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     assert worker.run_attempt(ASSIGNMENT)
     assert service.reported == ["succeeded"]
 
@@ -496,7 +497,7 @@ def test_what_a_heartbeat_had_no_memory_for_is_told_by_the_next_one(
 def test_a_report_that_had_no_memory_is_made_again(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("worker.agent.worker.RETRY_SECONDS", 0.0)
     shortages = [MemoryError()]
 
     def fails() -> None:
@@ -520,7 +521,7 @@ def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
             seen.append(reporter.seconds_ahead)
         return Outcome({}, {})
 
-    monkeypatch.setattr(main, "run_job", look)
+    monkeypatch.setattr("worker.agent.worker.run_job", look)
     worker.run_attempt(ASSIGNMENT)
     # At least: what the answer took on its way counts for the service's clock.
     assert [round(seconds / 3600) for seconds in seen] == [2, -2]

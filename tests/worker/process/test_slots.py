@@ -32,9 +32,10 @@ from telemetry.logs import JsonFormatter
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.http_server import Answer, Request, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.worker.agent.test_main import ASSIGNMENT, Runner, Service
-from worker.agent import main
-from worker.agent.main import AttemptReporter, Worker, WorkerSettings, run_workers
+from tests.worker.test_main import ASSIGNMENT, Runner, Service
+from worker.agent.main import WorkerSettings
+from worker.agent.reporter import AttemptReporter
+from worker.agent.worker import Worker, run_workers
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import OUT_OF_MEMORY, Assignment
@@ -149,7 +150,7 @@ def process(runners: tuple[Any, Any]) -> Process:
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> Process:
-    monkeypatch.setattr(main, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.agent.worker.SETTLE_SECONDS", 0.0)
     return process((Runner(), Runner()))
 
 
@@ -179,8 +180,8 @@ def test_a_process_that_is_asked_to_stop_hands_all_its_jobs_back(
         os.kill(os.getpid(), signal.SIGTERM)
 
     hanging = threading.Event()
-    monkeypatch.setattr(main, "run_job", run)
-    monkeypatch.setattr(main, "HAND_BACK_SECONDS", 1.0)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
+    monkeypatch.setattr("worker.agent.worker.HAND_BACK_SECONDS", 1.0)
     for service, name in zip(without_spark.services, ("hangs", "works"), strict=True):
         service.given.put(job(name))
     before = signal.signal(signal.SIGTERM, stop)
@@ -208,7 +209,7 @@ def test_spark_that_ends_is_the_end_of_all_its_jobs_and_of_the_process(
         monkeypatch.setattr(Runner, "is_usable", False)
         raise RuntimeError("Cannot call methods on a stopped SparkContext")
 
-    monkeypatch.setattr(main, "run_job", lose_spark)
+    monkeypatch.setattr("worker.agent.worker.run_job", lose_spark)
     for service in without_spark.services:
         service.given.put(ASSIGNMENT)
     without_spark.run()
@@ -231,7 +232,7 @@ def test_a_worker_that_fails_ends_its_process_and_the_other_hands_its_job_back(
         raise AssertionError("nobody foresaw it")
 
     one, other = without_spark.services
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     monkeypatch.setattr(one, "claim", fail)
     other.given.put(ASSIGNMENT)
     with pytest.raises(AssertionError, match="nobody foresaw it"):
@@ -277,7 +278,7 @@ def on_spark(runner: TaskRunner, gates: list[Path], on_progress: Callable[[], No
 @pytest.fixture
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """With every stage on Spark, which has two cores."""
-    monkeypatch.setattr(main, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.agent.worker.SETTLE_SECONDS", 0.0)
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.INFO)
@@ -337,7 +338,7 @@ def test_a_short_job_ends_while_a_long_one_fills_the_cores_and_neither_tells_of_
     handler = logging.StreamHandler(text)
     handler.setFormatter(JsonFormatter())
     monkeypatch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers, handler])
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     for service, (name, table) in zip(shared.services, tables.items(), strict=True):
         monkeypatch.setenv(f"{name.upper()}_SECRET", f"{name}-secret")
         properties = catalog.properties | {"some.secret": f"env:{name.upper()}_SECRET"}
@@ -390,7 +391,7 @@ def test_a_job_that_is_cancelled_ends_alone(
 
     cancelled, spared = shared.services
     tracker = spark.sparkContext.statusTracker()
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
     cancelled.given.put(job("cancelled"))
     spared.given.put(job("spared"))
     with shared.running():
