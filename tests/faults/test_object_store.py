@@ -23,8 +23,8 @@ from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless
+from worker.deletes.existing import FILES_AT_ONCE
 from worker.process.errors import JobError
-from worker.table.deletes import FILES_AT_ONCE
 
 pytestmark = pytest.mark.integration
 

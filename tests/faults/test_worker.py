@@ -43,8 +43,8 @@ from tests.faults.tables import (
 from tests.integration.icestream import Json
 from tests.patience import wait_until
 from tests.thorough import thorough_unless
+from worker.deletes.existing import FILES_AT_ONCE
 from worker.index.key_set_index import database_name
-from worker.table.deletes import FILES_AT_ONCE
 
 pytestmark = pytest.mark.integration
 

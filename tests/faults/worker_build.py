@@ -24,14 +24,14 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 
 import worker.agent.main
+import worker.deletes.stage
+import worker.deletes.write
 import worker.index.build
 import worker.index.compaction
-import worker.jobs.conversion
 import worker.jobs.leftovers
 import worker.lookup.index_lookup
 import worker.spark.tasks
 import worker.table.commit
-import worker.table.deletes
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
@@ -149,9 +149,9 @@ def inject() -> None:
     wrap(RunWriter, "close", "run", disk_full)
     wrap(RunTable, "commit_files", part_of_index, no_answer)
     wrap(Storage, "create", "snapshot", no_answer)
-    wrap(worker.jobs.conversion, "write_planned", "delete-files", disk_full)
+    wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_deletion_vector"):
-        wrap(worker.table.deletes, write, "delete-file", disk_full)
+        wrap(worker.deletes.write, write, "delete-file", disk_full)
     wrap(worker.jobs.leftovers, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.table.commit._row_delta, Job.stage

@@ -66,10 +66,10 @@ class History(WriterSteps, SchemaSteps, MaintenanceSteps, SparkSteps, JobSteps):
                 "worker.index.compaction.TASK_ROWS": 8,
                 "worker.index.compaction.FILE_ROWS": 4,
                 "worker.index.compaction.RUNS_KEPT": 2,
-                "worker.jobs.conversion.FILES_PER_DELETES_TASK": 2,
-                "worker.jobs.conversion.MEMORY_POSITIONS": 4,
+                "worker.deletes.stage.FILES_PER_DELETES_TASK": 2,
+                "worker.deletes.stage.MEMORY_POSITIONS": 4,
                 "worker.lookup.positions.MEMORY_POSITIONS": 4,
-                "worker.table.deletes._ROW_GROUP_ROWS": 2,
+                "worker.deletes.write._ROW_GROUP_ROWS": 2,
             }
         if self.setup.shuffles:
             bounds |= {

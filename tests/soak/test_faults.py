@@ -12,11 +12,12 @@ from pyroaring import BitMap64
 
 from tests.soak.seeds import run_seed
 from tests.soak.world import World
+from worker.deletes.existing import ExistingDeletes
+from worker.deletes.merge import plan_deletes
 from worker.keys.key_set import NULL_MASK
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
-from worker.table.deletes import ExistingDeletes, plan_deletes
 from worker.table.files import DataFile, DataFiles
 
 pytestmark = pytest.mark.integration
@@ -26,7 +27,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def _drop_a_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("worker.jobs.conversion.union", lambda found, file: union(found, file)[1:])
+    patch.setattr("worker.deletes.stage.union", lambda found, file: union(found, file)[1:])
 
 
 def _ignore_sequence_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
         }
         return plan_deletes(new_positions, known, *how, moves=moves)
 
-    patch.setattr("worker.jobs.conversion.plan_deletes", forgetful)
+    patch.setattr("worker.deletes.stage.plan_deletes", forgetful)
 
 
 def _overlook_files_of_the_same_path(patch: pytest.MonkeyPatch) -> None:

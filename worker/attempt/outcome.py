@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import AttemptId
-from worker.index.key_set_index import DamagedIndexError, KeySetIndex, indexed_key_sets, open_index
 from worker.index.sorted_runs import IndexWarehouse
-from worker.keys.key_set import KeyColumnError, KeySet
-from worker.keys.schema_fields import field_ids_of, resolve_key_set
+from worker.keys.key_set import KeyColumnError
+from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import SnapshotFiles
+
+
+class Reason(NamedTuple):
+    """Why something is refused: for programs, in words, and what to do."""
+
+    code: str
+    reason: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +46,6 @@ class Outcome:
     cleared: Sequence[AttemptId] = ()
 
 
-def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
-    """Field ids -> where the key set comes from.
-
-    Equality deletes, a declaration, an index, an earlier report, or else the table's identifier fields.
-    """
-    found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
-    schema = table.metadata.schema()
-    for columns in job.assignment.table.key_sets or []:
-        # A declared column may be gone; index jobs tell of it.
-        with suppress(KeyColumnError):
-            found.setdefault(field_ids_of(schema, columns), "declared")
-    for ids in indexed_key_sets(warehouse, table.index_database):
-        found.setdefault(ids, "index")
-    # The first conversion may come before the first indexing, and leaves no delete that names its key.
-    for seen in job.assignment.table.seen_equality_field_ids:
-        found.setdefault(tuple(seen), "earlier_report")
-    if not found and schema.identifier_field_ids:
-        found[tuple(sorted(schema.identifier_field_ids))] = "identifier_fields"
-    return found
-
-
 def outcome(
     job: Job,
     table: PinnedTable,
@@ -79,31 +65,6 @@ def outcome(
     refused = [asdict(one) for one in unconvertible]
     full = {**result, "unconvertible": refused, "decisions": job.decisions, "stages": job.stages}
     return Outcome(full, health, cleared)
-
-
-def indexes(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySetIndex]:
-    """Every usable index of the table; of a damaged one the job's history tells."""
-    for ids in indexed_key_sets(warehouse, table.index_database):
-        try:
-            key_set = resolve_key_set(table.metadata, ids)
-        except KeyColumnError:
-            continue
-        index = usable_index(job, table, warehouse, key_set)
-        if index is not None:
-            yield index
-
-
-def usable_index(
-    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet
-) -> KeySetIndex | None:
-    """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
-    try:
-        return open_index(warehouse, table.index_database, key_set)
-    except DamagedIndexError as error:
-        sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
-        if sentence not in job.decisions:
-            job.decide(sentence)
-        return None
 
 
 def index_report(

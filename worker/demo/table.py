@@ -22,9 +22,9 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyspark.sql import SparkSession
 
+from worker.deletes.puffin import PuffinWriter, bitmap_of
 from worker.io.storage import Storage
 from worker.table.catalogs import jvm_of
-from worker.table.puffin import PuffinWriter, bitmap_of
 
 COLUMNS = (
     "order_id BIGINT NOT NULL, region STRING NOT NULL, customer_id BIGINT, status STRING, "

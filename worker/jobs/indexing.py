@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from worker.attempt.indexes import indexes, planned_key_sets, start_anew
 from worker.attempt.job import Job
-from worker.attempt.outcome import Outcome, indexes, outcome, planned_key_sets
+from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
@@ -109,13 +110,6 @@ def rebuild_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
 def rebuild_key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
     """The same for one key set, whose present index is not to be used again."""
     _index_key_set(job, table, warehouse, key_set, rebuild=True)
-
-
-def start_anew(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
-    """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
-    job.reporter.confirm_lease()
-    open_index(warehouse, table.index_database, key_set, rebuild=True)
-    job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")
 
 
 def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:

@@ -17,36 +17,21 @@ from functools import cache
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.metadata import TableMetadata
 
 from trust.locations import LocationNotAllowedError
-from trust.properties import LOCATION_PROPERTIES
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.deletes.locations import Layout, layout_of, output_locations
+from worker.deletes.write import delete_files, written_files
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.wording import counted
-from worker.table.deletes import DeleteFileLocations, delete_files, written_files
 from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots
 
 _NAMES_AT_MOST = 1_000_000
 """That one job looks for, of whatever was announced: each is a request to the store."""
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
-Layout = tuple[str, dict[str, str]]
-"""A table's location, and its properties that say where below or beside that its delete files go."""
-
-
-def unannounced(table: PinnedTable, number: int) -> AnnouncedPlan:
-    """A plan of no tasks yet, with what its files' names depend on: the table may change meanwhile."""
-    location, properties = _layout(table.metadata)
-    return AnnouncedPlan(number=number, tasks=0, files_per_task=0, location=location, properties=properties)
-
-
-def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) -> DeleteFileLocations:
-    """Where a task of a plan writes: names that no other attempt writes, and that anybody can tell."""
-    prefix = f"icestream-{job_id}-{attempt}-{plan.number}-{task:05d}"
-    return DeleteFileLocations(plan.location, plan.properties, prefix)
 
 
 def remove_leftovers(job: Job) -> list[AttemptId]:
@@ -97,17 +82,12 @@ class _Layouts:
 
     @staticmethod
     def _read(table: PinnedTable) -> Iterator[Layout]:
-        yield _layout(table.metadata)
+        yield layout_of(table.metadata)
         for entry in table.metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
             # An old file may be gone.
             with suppress(FileNotFoundError, LocationNotAllowedError, ValidationError, ValueError):
                 file = table.storage.io.new_input(entry.metadata_file)
-                yield _layout(FromInputFile.table_metadata(file))
-
-
-def _layout(metadata: TableMetadata) -> Layout:
-    properties = metadata.properties
-    return metadata.location, {key: properties[key] for key in LOCATION_PROPERTIES if key in properties}
+                yield layout_of(FromInputFile.table_metadata(file))
 
 
 def _remove(

@@ -7,21 +7,24 @@ that can't be read, or that applies to a data file that can't be read, is refuse
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from worker.attempt.indexes import start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
-from worker.index.key_set_index import KeySetIndex
-from worker.index.sorted_runs import ROW_GROUP_ROWS
+from worker.contract.control_plane import StaleAttemptError
+from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of, open_index
+from worker.index.sorted_runs import ROW_GROUP_ROWS, IndexWarehouse
 from worker.io.sorting import Int64Array
-from worker.keys.key_set import KeySet
-from worker.keys.read import KeyReader
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader, key_reader
+from worker.keys.schema_fields import column_names_of, resolve_key_set
 from worker.lookup.cost import Source, index_is_cheaper, rates_of
 from worker.lookup.deviations import Deviation, deviations, may_deviate
 from worker.lookup.index_lookup import (
@@ -43,6 +46,7 @@ from worker.lookup.shuffle import (
     ShuffleTask,
     cuts_between,
 )
+from worker.process.errors import JobCancelledError
 from worker.process.wording import counted
 from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
@@ -83,6 +87,44 @@ class Resolved:
     positions: Positions
     explanation: dict[str, Any]
     deviations: tuple[Deviation, ...] = ()
+
+
+def find_rows(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, deletes: KeySetDeletes, *, dry_run: bool
+) -> Resolved:
+    """Finds the rows that one key set's deletes delete; what can't be resolved is refused."""
+    try:
+        key_set = resolve_key_set(table.metadata, deletes.equality_field_ids)
+    except KeyColumnError as error:
+        refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in deletes.delete_files]
+        columns = column_names_of(table.metadata, deletes.equality_field_ids)
+        explanation = explain(deletes.equality_field_ids, columns, Choice(Source.NONE, str(error)))
+        return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
+
+    def give_up_index(damage: str) -> None:
+        job.decide(f"Key set {key_set}: the index can't be used, so data files are scanned: {damage}.")
+        if not dry_run:
+            start_anew(job, table, warehouse, key_set)
+
+    reader = key_reader(table.metadata, table.storage, key_set)
+    with job.stage("plan"):
+        index = None
+        try:
+            index = open_index(warehouse, table.index_database, key_set)
+        except DamagedIndexError as error:
+            give_up_index(str(error))
+    with job.stage("read"):
+        pending = PendingDeletes.read(job, table, deletes, reader, index)
+    try:
+        return pending.resolve()
+    except (JobCancelledError, StaleAttemptError):
+        raise
+    except Exception:
+        damage = damage_of(index) if index is not None else None
+        if damage is None:
+            raise
+        give_up_index(damage)
+        return replace(pending, index=None).resolve()
 
 
 @dataclass(slots=True)

@@ -31,8 +31,7 @@ from py4j.protocol import DEFAULT_JVM_ID, Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.table.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
-from worker.table.deletes import NewDeleteFile
-from worker.table.files import DeleteFile
+from worker.table.files import DeleteFile, NewDeleteFile
 
 T = TypeVar("T")
 JOB_ID = "icestream.job-id"

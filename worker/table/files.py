@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeVar, overload
 
@@ -248,3 +248,26 @@ class SnapshotFiles:
     def position_deletes(self) -> tuple[DeleteFile, ...]:
         """Position delete files and deletion vectors."""
         return tuple(f for f in self.delete_files if f.content is FileContent.POSITION_DELETES)
+
+
+@dataclass(frozen=True, slots=True)
+class NewDeleteFile:
+    """A deletion vector or position delete file that was written and is not yet committed."""
+
+    path: str
+    file_format: str  # puffin or parquet
+    partition: PartitionKey
+    record_count: int
+    file_size_bytes: int
+    referenced_data_file: str | None
+    content_offset: int | None = None
+    content_size_bytes: int | None = None
+    # Metrics as Iceberg's PositionDeleteWriter keeps them: bounds only where one data file is referenced.
+    column_sizes: Mapping[int, int] = field(default_factory=dict)
+    lower_bounds: Mapping[int, bytes] = field(default_factory=dict)
+    upper_bounds: Mapping[int, bytes] = field(default_factory=dict)
+    split_offsets: tuple[int, ...] = ()
+
+    @property
+    def is_deletion_vector(self) -> bool:
+        return self.file_format == "puffin"

@@ -108,7 +108,7 @@ def dies_in_its_third_commit(exactly: Exactness) -> Leftovers:
 
     exactly.jobs.reporter.before_commit = die
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("worker.jobs.conversion.remove_written", lambda *_: 0)
+        patched.setattr("worker.deletes.stage.remove_written", lambda *_: 0)
         with pytest.raises(SystemExit):
             convert(exactly, 2, job_id="backlog")
     exactly.jobs.reporter.before_commit = lambda: None

@@ -14,8 +14,8 @@ from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.deletes.locations import output_locations
 from worker.io.storage import Storage
-from worker.jobs.leftovers import output_locations
 
 pytestmark = pytest.mark.integration
 LOST = AttemptId(job_id="lost", attempt=1)
@@ -40,11 +40,11 @@ def dies(jobs: Jobs) -> Callable[[bool], Leftovers]:
             raise SystemExit
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("worker.jobs.conversion.remove_written", lambda *_: 0)
+            patched.setattr("worker.deletes.stage.remove_written", lambda *_: 0)
             if about_to_commit:
                 jobs.reporter.before_commit = die
             else:
-                patched.setattr("worker.jobs.conversion.Plan._blocked", lambda *_: die())
+                patched.setattr("worker.jobs.conversion_plan.Plan._blocked", lambda *_: die())
             with pytest.raises(SystemExit):
                 jobs.run("convert", job_id=LOST.job_id)
         jobs.reporter.before_commit = lambda: None

@@ -20,13 +20,13 @@ from tests.jobs import Jobs
 from tests.worker.test_lookup import key_set_of, write_data_file
 from worker.attempt.job import MAX_HALVINGS, Job
 from worker.contract.control_plane import Assignment
+from worker.deletes.stage import DeletesTask
 from worker.index.build import build_tasks
 from worker.index.compaction import CompactionTask
 from worker.index.dictionary import assign_addresses
 from worker.index.footers import comparable
 from worker.index.sorted_runs import RunWriter
 from worker.io.storage import Storage
-from worker.jobs.conversion import DeletesTask
 from worker.jobs.pipeline import lacks_memory
 from worker.keys.read import KeyReader
 from worker.lookup.positions import Positions
@@ -179,7 +179,7 @@ def test_a_conversion_that_holds_less_works_in_more_parts(
 ) -> None:
     monkeypatch.setattr("worker.lookup.resolution.DRIVER_KEYS", 100)
     monkeypatch.setattr("worker.lookup.positions.MEMORY_POSITIONS", 100)
-    monkeypatch.setattr("worker.jobs.conversion.MEMORY_POSITIONS", 480)
+    monkeypatch.setattr("worker.deletes.stage.MEMORY_POSITIONS", 480)
     table = TableBuilder.create(spark, table_name, format_version=3)
     for load in range(4):
         table.append([{"id": i, "region": "eu", "value": load} for i in range(load * 50, load * 50 + 50)])

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
+from worker.deletes import stage
 from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
-from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 from worker.process.errors import JobCancelledError, JobError
@@ -485,7 +485,7 @@ def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     indexed: str,
 ) -> None:
     monkeypatch.setattr(resolution, "DRIVER_KEYS", 25)
-    for module in (positions, conversion):
+    for module in (positions, stage):
         monkeypatch.setattr(module, "MEMORY_POSITIONS", 20)
     table = upserted(spark, table_name, format_version=3, partitioned=partitioned, key=key)
     if indexed != "none":

@@ -17,6 +17,8 @@ from werkzeug.serving import make_server
 from tests.benchmarks import planning
 from tests.benchmarks.planning import ROWS_PER_FILE, measure_planning
 from tests.s3 import S3
+from worker.deletes.puffin import read_deletion_vector
+from worker.deletes.write import write_deletion_vectors
 from worker.index.build import COMMIT_ROWS, RUN_ROWS, build_tasks, commit_batches
 from worker.index.compaction import FILE_ROWS
 from worker.index.dictionary import IndexedFile
@@ -28,9 +30,7 @@ from worker.lookup.positions import MEMORY_POSITIONS
 from worker.lookup.resolution import DRIVER_KEYS
 from worker.spark.tasks import RESULTS_AT_ONCE
 from worker.table import manifests
-from worker.table.deletes import NewDeleteFile, write_deletion_vectors
-from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
-from worker.table.puffin import read_deletion_vector
+from worker.table.files import DataFile, DeleteFile, FileContent, NewDeleteFile, PartitionKey
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scale.md").read_text()
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8

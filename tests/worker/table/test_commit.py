@@ -15,10 +15,13 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 import worker.table.commit
+from tests.delete_files import write_deletes
 from tests.factories import Catalog, TableBuilder, WrittenFile, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
 from worker.contract.control_plane import StaleAttemptError
+from worker.deletes.locations import DeleteFileLocations
+from worker.deletes.merge import DeleteGranularity
 from worker.io.storage import Storage
 from worker.process.errors import JobError, JobTimedOutError
 from worker.table.catalogs import load_table
@@ -31,8 +34,7 @@ from worker.table.commit import (
     commit_row_delta,
     find_commits,
 )
-from worker.table.deletes import DeleteFileLocations, DeleteGranularity, NewDeleteFile, write_deletes
-from worker.table.files import DataFile, PartitionKey
+from worker.table.files import DataFile, NewDeleteFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
 
 pytestmark = pytest.mark.integration

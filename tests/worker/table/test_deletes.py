@@ -20,35 +20,35 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
+from tests.delete_files import write_deletes
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
 from tests.patience import PATIENCE_SECONDS
-from tests.worker.keys.test_read import FlakyStorage
-from worker.io.storage import Storage
-from worker.jobs.conversion import DeletesTask, _deletes_by_scope, _deletes_of
-from worker.table.catalogs import load_table
-from worker.table.commit import RowDelta, commit_row_delta
-from worker.table.deletes import (
+from tests.worker.test_read import FlakyStorage
+from worker.deletes.existing import (
     FILES_AT_ONCE,
-    DeleteFileLocations,
-    DeleteGranularity,
     ExistingDeletes,
     UnreadableDeleteFileError,
+    existing_deletes,
+)
+from worker.deletes.locations import DeleteFileLocations
+from worker.deletes.merge import DeleteGranularity, plan_deletes, sharing_a_file
+from worker.deletes.puffin import Positions
+from worker.deletes.stage import DeletesTask, _deletes_by_scope, _deletes_of
+from worker.deletes.write import (
     WrittenDeletes,
     _position_delete_rows,
     count_names,
     delete_files,
-    existing_deletes,
-    plan_deletes,
     remove_written,
-    sharing_a_file,
-    write_deletes,
     write_deletion_vectors,
     write_position_deletes,
     written_files,
 )
+from worker.io.storage import Storage
+from worker.table.catalogs import load_table
+from worker.table.commit import RowDelta, commit_row_delta
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.table.manifests import read_snapshot_files
-from worker.table.puffin import Positions
 
 UNPARTITIONED = PartitionKey(0, "[]")
 
@@ -488,7 +488,7 @@ class TestWrite:
     def test_a_stray_run_that_ends_in_the_middle_leaves_what_another_wrote(
         self, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("worker.table.deletes._ROW_GROUP_ROWS", 50)
+        monkeypatch.setattr("worker.deletes.write._ROW_GROUP_ROWS", 50)
         new = {data_file(f"f{n}"): BitMap64(range(0, 100, 3)) for n in range(4)}
         locations = DeleteFileLocations(str(tmp_path), {}, "p")
 
@@ -509,9 +509,9 @@ class TestWrite:
         # Before that, with the first rows.
         rows = _position_delete_rows([("f0", np.array([1]))])
         monkeypatch.setattr(
-            "worker.table.deletes._position_delete_rows", Mock(side_effect=[rows, MemoryError])
+            "worker.deletes.write._position_delete_rows", Mock(side_effect=[rows, MemoryError])
         )
-        monkeypatch.setattr("worker.table.puffin._footer", Mock(side_effect=MemoryError))
+        monkeypatch.setattr("worker.deletes.puffin._footer", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             run()
         assert {path: Path(path).read_bytes() for path in committed} == committed
@@ -561,7 +561,7 @@ class TestWrite:
     def test_rows_are_sorted_by_path_and_position_across_row_groups(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("worker.table.deletes._ROW_GROUP_ROWS", 4)
+        monkeypatch.setattr("worker.deletes.write._ROW_GROUP_ROWS", 4)
         new = {data_file(path): BitMap64([9, 1, 5]) for path in ("c", "a", "b")}
         [written] = write_position_deletes(
             Storage(), lambda file: f"{tmp_path}/{file.path}.parquet", new, DeleteGranularity.PARTITION

@@ -14,8 +14,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
-from worker.io.storage import Storage
-from worker.table.puffin import (
+from worker.deletes.puffin import (
     CorruptDeletionVectorError,
     PuffinWriter,
     bitmap_of,
@@ -24,6 +23,7 @@ from worker.table.puffin import (
     positions_of,
     read_deletion_vector,
 )
+from worker.io.storage import Storage
 
 # Positions in several 32-bit bitmaps, dense runs and single rows.
 position_sets = st.sets(

@@ -1,0 +1,1 @@
+"""Positions become deletion vectors (V3) or position delete files (V2), merged with those that exist."""

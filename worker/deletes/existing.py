@@ -1,0 +1,231 @@
+"""What readers skip in data files already: reads deletion vectors and position delete files.
+
+Every function works on any group of data files by itself, with picklable arguments and results, so groups run
+as local threads or as Spark tasks alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap64
+
+from worker.deletes.puffin import CorruptDeletionVectorError, Positions, bitmap_of, read_deletion_vector
+from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
+from worker.io.storage import Storage
+from worker.process.slots import Threads
+from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
+
+T = TypeVar("T")
+FILE_PATH_FIELD_ID = 2147483546
+POS_FIELD_ID = 2147483545
+FILES_AT_ONCE = 8
+"""That are read, written or deleted: such small ones mostly wait for the store."""
+
+
+class UnreadableDeleteFileError(Exception):
+    """An existing position delete file or deletion vector can't be read; a retry can't help.
+
+    Data files that it applies to can't get new deletes, because these would have to include its positions.
+    """
+
+    def __init__(self, delete_file: DeleteFile, reason: str, missing: bool = False) -> None:
+        super().__init__(f"{delete_file.path}: {reason}")
+        self.delete_file = delete_file
+        self.reason = reason
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[type[UnreadableDeleteFileError], tuple[DeleteFile, str, bool]]:
+        return UnreadableDeleteFileError, (self.delete_file, self.reason, self.missing)
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingDeletes:
+    """What readers skip in one data file already, without equality deletes."""
+
+    positions: BitMap64
+    deletion_vector: DeleteFile | None = None
+    # Position delete files that speak of this data file only, and their positions.
+    file_scoped: tuple[DeleteFile, ...] = ()
+    file_scoped_positions: BitMap64 = field(default_factory=BitMap64)
+
+
+def existing_deletes(
+    storage: Storage, data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> dict[DataFile, ExistingDeletes]:
+    """What readers skip in each data file already; files without deletes are left out.
+
+    Each position delete file is read once, whatever the number of data files it speaks of.
+    Raises UnreadableDeleteFileError, or OSError (a retry can help).
+    """
+    vectors, files = _applicable(data_files, position_deletes)
+    existing: dict[DataFile, ExistingDeletes] = {}
+    positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
+    file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
+    file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
+    with Threads(FILES_AT_ONCE) as threads:
+        distinct = dict.fromkeys(vectors.values())
+        read_vectors = threads.map(lambda vector: _read_vector(storage, vector), distinct)
+        read_files = threads.map(
+            lambda one: _read_position_deletes(storage, (one[0], {file.path for file in one[1]})),
+            files.items(),
+        )
+        of_vectors = dict(zip(distinct, read_vectors, strict=True))
+        for data_file, vector in vectors.items():
+            existing[data_file] = ExistingDeletes(of_vectors[vector], vector)
+        for (file, applied_to), deleted in zip(files.items(), read_files, strict=True):
+            by_path: dict[str, BitMap64] = defaultdict(BitMap64)
+            for path, part in deleted:
+                by_path[path] |= bitmap_of(part)
+            for data_file in applied_to:
+                bitmap = by_path.get(data_file.path, BitMap64())
+                if file.referenced_data_file is not None:
+                    file_scoped[data_file].append(file)
+                    file_scoped_positions[data_file] |= bitmap
+                if bitmap:
+                    positions[data_file] |= bitmap
+    for data_file in positions.keys() | file_scoped.keys():
+        existing[data_file] = ExistingDeletes(
+            positions[data_file],
+            file_scoped=tuple(file_scoped[data_file]),
+            file_scoped_positions=file_scoped_positions[data_file],
+        )
+    return existing
+
+
+def _applicable(
+    data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> tuple[dict[DataFile, DeleteFile], dict[DeleteFile, Set[DataFile]]]:
+    """The deletion vector of each data file, and each position delete file with those it applies to."""
+    by_path: dict[str, list[DataFile]] = defaultdict(list)
+    by_partition: dict[PartitionKey, list[DataFile]] = defaultdict(list)
+    for data_file in data_files:
+        by_path[data_file.path].append(data_file)
+        by_partition[data_file.partition].append(data_file)
+    vectors: dict[DataFile, DeleteFile] = {}
+    files: dict[DeleteFile, Set[DataFile]] = {}
+    for delete in position_deletes:
+        if delete.content is not FileContent.POSITION_DELETES:
+            continue
+        if delete.referenced_data_file is None:
+            candidates = by_partition.get(delete.partition, [])
+        else:
+            # Compared as written, because readers do: a position delete whose path is spelled otherwise
+            # (file:/x, file:///x) hides no row today, and merging it would delete rows that are visible.
+            of_path = by_path.get(delete.referenced_data_file, ())
+            candidates = [file for file in of_path if file.partition == delete.partition]
+        hit = {file for file in candidates if file.data_sequence_number <= delete.data_sequence_number}
+        if not delete.is_deletion_vector:
+            files[delete] = hit
+        else:
+            for file in hit:
+                if vectors.setdefault(file, delete) is not delete:
+                    raise UnreadableDeleteFileError(delete, f"{file.path} has a second deletion vector")
+    # A vector is the truth for its data file: it had to include the older position deletes when it was
+    # written, and readers skip nothing else. Should it lack one of them, that row is visible and stays so.
+    undecided = {delete: hit - vectors.keys() for delete, hit in files.items()}
+    return vectors, {delete: hit for delete, hit in undecided.items() if hit}
+
+
+def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
+    def read() -> BitMap64:
+        if vector.content_offset is None or vector.content_size_bytes is None:
+            raise CorruptDeletionVectorError("the manifest does not say where the deletion vector lies")
+        return read_deletion_vector(
+            storage, vector.path, vector.content_offset, vector.content_size_bytes, vector.record_count
+        )
+
+    return _readable(storage, vector, read)
+
+
+def _read_position_deletes(
+    storage: Storage, applied: tuple[DeleteFile, Set[str]]
+) -> list[tuple[str, Positions]]:
+    """The deleted positions per data file that a file applies to; a path may come several times."""
+    delete, paths = applied
+
+    def read() -> list[tuple[str, Positions]]:
+        if delete.file_format not in FORMATS:
+            raise pa.ArrowInvalid(f"position deletes can't be {delete.file_format} files")
+        wanted = pa.array(list(paths), pa.string())
+        deleted: list[tuple[str, Positions]] = []
+        rows = 0
+        for batch in _position_batches(storage, delete):
+            deleted += _group_by_path(batch.column(0), batch.column(1), wanted)
+            rows += batch.num_rows
+        if rows != delete.record_count:
+            raise ValueError(f"it holds {rows} rows, but its manifest says {delete.record_count}")
+        return deleted
+
+    return _readable(storage, delete, read)
+
+
+def _readable(storage: Storage, delete: DeleteFile, read: Callable[[], T]) -> T:
+    if delete.encrypted:
+        raise UnreadableDeleteFileError(delete, "it is encrypted")
+    try:
+        return read()
+    except FileNotFoundError as error:
+        raise UnreadableDeleteFileError(delete, "it is missing", missing=True) from error
+    except (OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError, KeyError) as error:
+        if storage.is_at_fault(error, [delete.path], read):
+            raise
+        raise UnreadableDeleteFileError(delete, str(error)) from error
+
+
+def _group_by_path(paths: pa.Array, positions: pa.Array, wanted: pa.Array) -> Iterator[tuple[str, Positions]]:
+    """Splits positions by path without a Python object per row."""
+    encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+    values = encoded.dictionary.cast(pa.string())
+    is_wanted = pc.is_in(values, wanted).to_numpy(zero_copy_only=False)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    found = positions.to_numpy(zero_copy_only=False)
+    keep = is_wanted[codes]
+    codes, found = codes[keep], found[keep]
+    if not len(codes):
+        return
+    order = np.argsort(codes, kind="stable")
+    codes, found = codes[order], found[order]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    for code, part in zip(codes[starts], np.split(found, starts[1:]), strict=True):
+        yield values[int(code)].as_py(), part
+
+
+def _parquet_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
+    with storage.open_input(delete.path) as source:
+        check_size(source, delete.file_size_bytes)
+        footer = pq.ParquetFile(source)
+        names = _column_names(footer.schema_arrow)
+        # Paths stay dictionary-encoded, so that grouping compares integers.
+        file = pq.ParquetFile(
+            source, metadata=footer.metadata, read_dictionary=names[:1], page_checksum_verification=True
+        )
+        for index in range(file.num_row_groups):
+            yield from file.read_row_group(index, names).select(names).to_batches()
+
+
+def _position_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
+    """Batches of two columns: path and position."""
+    if delete.file_format == "parquet":
+        yield from _parquet_batches(storage, delete)
+        return
+    with open_columns(storage, delete.path, delete.file_format, delete.file_size_bytes) as file:
+        names = _column_names(file.schema)
+        for batch in file.batches([(name,) for name in names]):
+            yield batch.select(names)
+
+
+def _column_names(schema: pa.Schema) -> list[str]:
+    """The names of path and position, found by field id; by the spec's names in files without ids."""
+    by_id = {field_id_of(field): field.name for field in schema}
+    return [
+        by_id.get(field_id, name)
+        for field_id, name in ((FILE_PATH_FIELD_ID, "file_path"), (POS_FIELD_ID, "pos"))
+    ]

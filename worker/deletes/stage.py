@@ -1,0 +1,321 @@
+"""The stage of a conversion that writes delete files, as tasks of some data files each."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from pyiceberg.table.metadata import TableMetadata
+
+from worker.attempt.job import Job
+from worker.attempt.outcome import Reason
+from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
+from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
+from worker.deletes.merge import DeleteGranularity, plan_deletes, sharing_a_file
+from worker.deletes.write import WrittenDeletes, count_names, remove_written, write_planned
+from worker.io.sorting import Int64Array
+from worker.io.storage import DryStorage, Storage
+from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
+from worker.table.commit import CLOCK_TOLERANCE_SECONDS, ClockAheadError
+from worker.table.files import DataFile, DeleteFile, PartitionKey
+
+FILES_PER_DELETES_TASK = 500
+VECTORS_PER_MOVE = 50  # each may hold as many positions as its data file has rows
+
+LIVE_TWICE = Reason(
+    "data_file_live_twice",
+    "its path is live more than once in the table: position deletes and deletion vectors go by path, and"
+    " can't delete rows of one of these data files alone",
+    "Stop the table's writers and replace its rows by themselves, with INSERT OVERWRITE; or roll the table"
+    " back to before the file was added again. No rewrite_data_files, DELETE, UPDATE or MERGE before that:"
+    " Iceberg takes but one of the data files away then, and rows come back or twice.",
+)
+LOST_TYPE = Reason(
+    "lost_partition_type",
+    "its partition is of a column that was dropped, so Iceberg can't write delete files into it",
+    "Rewrite the partition's data files (rewrite_data_files with remove-dangling-deletes=true), which puts"
+    " them under the current partition spec.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A data file that is left alone, and why: no new deletes can be written for it.
+
+    spares: deletes that apply to this data file as well are not affected.
+    """
+
+    data_file: DataFile
+    reason: Reason
+    spares: DataFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesOutcome:
+    """What was written, and the counts of the plan, which a dry run has too."""
+
+    written: WrittenDeletes
+    bytes_written: int
+    rows_deleted: int
+    data_files_touched: int
+    delete_files_added: int
+    removed: tuple[DeleteFile, ...]
+    blocked: tuple[Blocked, ...]
+    missing: bool  # whether some are blocked because a file is gone
+
+    @property
+    def delete_files_removed(self) -> int:
+        return len(self.removed)
+
+    @classmethod
+    def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
+        return cls(
+            WrittenDeletes.union(part.written for part in parts),
+            sum(part.bytes_written for part in parts),
+            sum(part.rows_deleted for part in parts),
+            sum(part.data_files_touched for part in parts),
+            sum(part.delete_files_added for part in parts),
+            tuple(file for part in parts for file in part.removed),
+            tuple(one for part in parts for one in part.blocked),
+            any(part.missing for part in parts),
+        )
+
+
+class DeletesStage:
+    """Writes the delete files of one plan, which whoever follows can find and remove, and so can this."""
+
+    def __init__(self, job: Job, table: PinnedTable, number: int, *, dry_run: bool) -> None:
+        """number: of this attempt's plans."""
+        self._job = job
+        self._table = table
+        self._dry_run = dry_run
+        self._announced = unannounced_plan(table, number)
+        self._locations: list[tuple[DeleteFileLocations, int]] = []  # and how many names
+
+    def write(self, positions: Sequence[Positions]) -> DeletesOutcome:
+        """As many data files at a time as have no more positions than the driver should hold."""
+        found = {file for one in positions for file in one.data_files()}
+        lost, ordered = self._ordered(found)
+        outcome = self._run(ordered, positions)
+        live = self._table.files
+        shared = sharing_a_file(outcome.removed, live.position_deletes, live.data_files)
+        if shared:
+            _, movable = self._ordered(set(shared))
+            moved = self._run(movable, positions, moves=True)
+            vectors = len({file.path for file in shared})
+            self._tell_of_moves(moved.delete_files_added, vectors - moved.delete_files_added)
+            # One that can't be read or written stays where it is.
+            outcome = DeletesOutcome.union([outcome, replace(moved, blocked=(), missing=False)])
+        blocked = tuple(Blocked(file, LOST_TYPE) for file in lost)
+        return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def announce(self, removes: str | None = None) -> None:
+        """Renews the lease, and lets whoever follows know what this plan may leave behind.
+
+        Raises ClockAheadError.
+        """
+        files_per_task = max((names for _, names in self._locations), default=0)
+        known = {"tasks": len(self._locations), "files_per_task": files_per_task, "removes": removes}
+        self._job.reporter.announce(self._announced.model_copy(update=known))
+        ahead = self._job.reporter.seconds_ahead  # as the answer says
+        if ahead > CLOCK_TOLERANCE_SECONDS:
+            raise ClockAheadError(
+                f"this worker's clock is {ahead:,.0f} seconds ahead of the service's; after a commit at that"
+                " time, Iceberg would refuse those of all writers whose clocks are right"
+            )
+
+    def remove_written(self) -> None:
+        """Deletes what this plan wrote; only after an error that says that it was not committed."""
+        if self._dry_run:
+            return
+        for locations, names in self._locations:
+            remove_written(self._table.storage, locations, self._table.metadata.format_version, names)
+
+    def _ordered(self, found: Set[DataFile]) -> tuple[list[DataFile], list[DataFile]]:
+        """Those that no delete file can be written for, and the others in order of partition and path.
+
+        After each follow the other live files of its path, which new deletes would hit as well.
+        """
+        live = self._table.files.data_files.with_paths({file.path for file in found})
+        by_path: dict[str, list[DataFile]] = defaultdict(list)
+        for file in found | set(live) if len(live) > len(found) else found:
+            by_path[file.path].append(file)
+        untyped = partitions_without_type(
+            self._table.metadata, (file for files in by_path.values() for file in files)
+        )
+        lost: list[DataFile] = []
+        ordered: list[list[DataFile]] = []
+        for files in by_path.values():
+            if any(file.partition in untyped for file in files):
+                lost += files
+            else:
+                ordered.append(sorted(files, key=_in_order))
+        ordered.sort(key=lambda files: _in_order(files[0]))
+        return lost, [file for files in ordered for file in files]
+
+    def _run(
+        self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
+    ) -> DeletesOutcome:
+        outcomes: list[DeletesOutcome] = []
+        bound = MEMORY_POSITIONS >> self._job.halvings
+        existing = _deletes_by_scope(files, self._table.files.position_deletes)
+        for batch in in_batches(files, positions, len(files), bound):
+            files_at_most = VECTORS_PER_MOVE if moves else FILES_PER_DELETES_TASK
+            groups = in_batches(batch, positions, files_at_most, bound // 8)
+            tasks = [self._task(group, positions, existing, moves=moves) for group in groups]
+            if tasks and not self._dry_run:
+                self.announce()
+            if moves:  # how many positions their vectors hold is not known before they are read
+                rows = sum(file.record_count for file in batch)
+            else:
+                rows = sum(len(found) for task in tasks for found in task.positions.values())
+            outcomes += self._job.run_tasks("deletes", tasks, None, rows)
+        return DeletesOutcome.union(outcomes)
+
+    def _task(
+        self,
+        files: Sequence[DataFile],
+        positions: Sequence[Positions],
+        existing: Mapping[str | PartitionKey, Sequence[DeleteFile]],
+        *,
+        moves: bool,
+    ) -> DeletesTask:
+        metadata, assignment = self._table.metadata, self._job.assignment
+        number = len(self._locations)
+        locations = output_locations(assignment.job.id, assignment.attempt, self._announced, number)
+        granularity = DeleteGranularity.of_table(metadata.properties)
+        self._locations.append((locations, count_names(len(files), metadata.format_version, granularity)))
+        return DeletesTask(
+            self._table.storage,
+            {file: union(positions, file) for file in files},
+            _deletes_of(files, existing),
+            metadata.format_version,
+            granularity,
+            locations,
+            moves,
+            self._dry_run,
+        )
+
+    def _tell_of_moves(self, moved: int, left: int) -> None:
+        if self._dry_run:
+            return
+        if moved:
+            self._job.decide(
+                f"{moved:,} deletion vectors move to files of their own: they shared one with vectors that"
+                " are replaced, and Iceberg's expireSnapshots() deletes such files."
+            )
+        if left:
+            self._job.decide(
+                f"{left:,} deletion vectors stay in files with vectors that are replaced, since they can't be"
+                " read or written anew: expire snapshots with Spark's procedure, which spares such files."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesTask:
+    """Merges new positions with the existing deletes of some data files and writes the result. Pickles.
+
+    moves: writes the vectors of all data files anew, also where there is no new position.
+    """
+
+    storage: Storage
+    positions: Mapping[DataFile, Int64Array]
+    existing: Sequence[DeleteFile]
+    format_version: int
+    granularity: DeleteGranularity
+    locations: DeleteFileLocations
+    moves: bool
+    dry_run: bool
+
+    def run(self, _: object) -> DeletesOutcome:
+        positions = dict(self.positions)
+        blocked: list[Blocked] = []
+        missing = False
+        while True:
+            try:
+                known = existing_deletes(self.storage, positions, self.existing)
+                break
+            except UnreadableDeleteFileError as error:
+                paths = {file.path for file in positions if _speaks_of(error.delete_file, file)}
+                if not paths:
+                    raise
+                hit = [file for file in positions if file.path in paths]
+                unreadable_deletes = Reason(
+                    "unreadable_position_deletes",
+                    f"its existing deletes can't be read: {error}",
+                    "Restore the delete file, or remove it from the table with its writer.",
+                )
+                blocked += [Blocked(file, unreadable_deletes) for file in hit]
+                missing |= error.missing
+                for file in hit:
+                    del positions[file]
+        unreadable = [one.data_file for one in blocked]
+        plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
+        blocked += [Blocked(one.data_file, LIVE_TWICE, one.spares) for one in plan.unlike]
+        storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
+        written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
+        return DeletesOutcome(
+            WrittenDeletes() if self.dry_run else written,
+            sum(file.file_size_bytes for file in written.added),
+            plan.rows_deleted,
+            plan.data_files_touched,
+            written.delete_files_added,
+            plan.removed,
+            tuple(blocked),
+            missing,
+        )
+
+
+def partitions_without_type(
+    metadata: TableMetadata, files: Iterable[DataFile | DeleteFile]
+) -> set[PartitionKey]:
+    """The partitions of the files into which Iceberg's Java library can't write any more."""
+    return {one for one in {file.partition for file in files} if _has_lost_its_type(metadata, one)}
+
+
+def _has_lost_its_type(metadata: TableMetadata, partition: PartitionKey) -> bool:
+    """Whether a partition has a value of unknown type.
+
+    The type of a partition field is that of its source column, unknown once that is dropped.
+    """
+    spec = next(spec for spec in metadata.partition_specs if spec.spec_id == partition.spec_id)
+    known = metadata.schema().field_ids
+    return any(
+        field.source_id not in known and value is not None
+        for field, value in zip(spec.fields, json.loads(partition.values), strict=True)
+    )
+
+
+def _in_order(file: DataFile) -> tuple[int, str, str, int]:
+    return file.partition.spec_id, file.partition.values, file.path, file.data_sequence_number
+
+
+def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
+    if delete.referenced_data_file is not None:
+        return delete.referenced_data_file == file.path
+    return delete.partition == file.partition
+
+
+def _deletes_by_scope(
+    files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+) -> dict[str | PartitionKey, list[DeleteFile]]:
+    """The position deletes that may apply to some data files, by the path or partition they are for."""
+    found: dict[str | PartitionKey, list[DeleteFile]] = {
+        scope: [] for file in files for scope in (file.path, file.partition)
+    }
+    for delete in position_deletes:
+        scope = delete.referenced_data_file or delete.partition
+        if scope in found:
+            found[scope].append(delete)
+    return found
+
+
+def _deletes_of(
+    group: Iterable[DataFile], by_scope: Mapping[str | PartitionKey, Sequence[DeleteFile]]
+) -> tuple[DeleteFile, ...]:
+    """Those that may apply to the data files of a group, each once."""
+    scopes = dict.fromkeys(scope for file in group for scope in (file.path, file.partition))
+    return tuple(delete for scope in scopes for delete in by_scope[scope])

@@ -1,0 +1,215 @@
+"""One plan of a conversion, from the pinned snapshot to its commit.
+
+plan -> read -> index | scan -> deletes -> commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trust.locations import LocationNotAllowedError
+from worker.attempt.job import Job
+from worker.attempt.outcome import Unconvertible
+from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.stage import LOST_TYPE, Blocked, DeletesOutcome, DeletesStage, partitions_without_type
+from worker.index.sorted_runs import IndexWarehouse
+from worker.lookup.deviations import Deviation
+from worker.lookup.resolution import find_rows
+from worker.table.commit import (
+    CommitConflictError,
+    CommitError,
+    CommitStateUnknownError,
+    CommittedSnapshot,
+    RowDelta,
+    commit_row_delta,
+    find_head,
+)
+from worker.table.files import DeleteFile
+from worker.table.plan import applies, plan_conversion
+
+PLAN = "icestream.plan"
+COMMITS_LEFT = "icestream.commits-left"
+# Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
+SUMMARY = {
+    "equality_delete_files_removed": "icestream.equality-delete-files-removed",
+    "equality_deletes_resolved": "icestream.equality-deletes-resolved",
+    "rows_deleted": "icestream.rows-deleted",
+    "data_files_touched": "icestream.data-files-touched",
+    "delete_files_added": "icestream.delete-files-added",
+    "delete_files_removed": "icestream.delete-files-merged",
+    "bytes_written": "icestream.bytes-written",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a plan resolved: the equality delete files that it removes, and what it writes for them."""
+
+    explanations: list[dict[str, Any]]
+    refused: list[Unconvertible]
+    deviations: list[Deviation]
+    delete_files: list[DeleteFile]
+    deletes: DeletesOutcome
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the index, of data files, and of the equality deletes that are converted."""
+        found = sum(one["bytes_read"] for one in self.explanations)
+        return int(found) + sum(file.file_size_bytes for file in self.delete_files)
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Snapshot properties that tell what the commit did; see `SUMMARY`."""
+        counts = {
+            "equality_delete_files_removed": len(self.delete_files),
+            "equality_deletes_resolved": sum(file.record_count for file in self.delete_files),
+            "rows_deleted": self.deletes.rows_deleted,
+            "data_files_touched": self.deletes.data_files_touched,
+            "delete_files_added": self.deletes.delete_files_added,
+            "delete_files_removed": self.deletes.delete_files_removed,
+            "bytes_written": self.deletes.bytes_written,
+        }
+        return {SUMMARY[name]: str(count) for name, count in counts.items()}
+
+
+class Plan:
+    """One plan, from the pinned snapshot to its commit."""
+
+    def __init__(
+        self,
+        job: Job,
+        table: PinnedTable,
+        warehouse: IndexWarehouse,
+        number: int,
+        batch: Sequence[DeleteFile],
+        *,
+        commits_left: int = 0,
+        dry_run: bool = False,
+    ) -> None:
+        """number: of this attempt's plans. batch: the equality deletes to convert, live in the table."""
+        self.job = job
+        self.table = table
+        self._warehouse = warehouse
+        self.dry_run = dry_run or job.assignment.job.dry_run
+        self._commits_left = commits_left
+        self._number = number
+        self._batch = batch
+        self._deletes = DeletesStage(job, table, number, dry_run=self.dry_run)
+        self.may_be_committed = False
+
+    def resolve(self, *, is_first: bool) -> Part:
+        """Finds the rows that the batch deletes and writes their new delete files.
+
+        is_first: whether no other plan for this batch came before. Raises CommitConflictError when the table
+        has changed since.
+        """
+        job = self.job
+        untyped = partitions_without_type(self.table.metadata, self._batch)
+        lost = [file for file in self._batch if file.partition in untyped]
+        refused = [Unconvertible(file.path, *LOST_TYPE) for file in lost]
+        batch = [file for file in self._batch if file.partition not in untyped]
+        resolved = [
+            find_rows(job, self.table, self._warehouse, deletes, dry_run=self.dry_run)
+            for deletes in plan_conversion(self.table.files, batch)
+        ]
+        refused += [refusal for one in resolved for refusal in one.refused]
+        resolved_files = [file for one in resolved for file in one.delete_files]
+        with job.stage("deletes"):
+            deletes = self._deletes.write([one.positions for one in resolved])
+        missing = deletes.missing or any(one.code == "missing_file" for one in refused)
+        if missing and is_first and self._was_overtaken():
+            # Replaced and expired since the plan was made, most likely: a newer plan will not need it.
+            raise CommitConflictError("a file that the plan needs is gone")
+        refused += self._blocked(resolved_files, deletes.blocked)
+        left = {refusal.file_path for refusal in refused}
+        # Iceberg removes by path: one that is live twice goes or stays as a whole.
+        delete_files = [file for file in resolved_files if file.path not in left]
+        if not delete_files:
+            deletes = DeletesOutcome.union([])  # nothing is committed for deletes that all stay
+        job.account.bytes += sum(file.file_size_bytes for file in delete_files)
+        if not job.assignment.job.dry_run:
+            job.account.bytes += deletes.bytes_written
+        for refusal in refused:
+            job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
+        wrong = [one for key_set in resolved for one in key_set.deviations if one.file_path not in left]
+        for code in sorted({one.code for one in wrong}):
+            of_code = [one for one in wrong if one.code == code]
+            job.decide(
+                "Spark and Flink may show other rows after this conversion: Iceberg's Java reader does not"
+                f" apply {len(of_code):,} equality delete files as the spec says. {of_code[0].file_path}:"
+                f" {of_code[0].reason}."
+            )
+        return Part([one.explanation for one in resolved], refused, wrong, delete_files, deletes)
+
+    def commit(self, part: Part) -> CommittedSnapshot | None:
+        """Commits what was resolved; None if there is nothing to commit, or in a dry run."""
+        if self.dry_run:
+            return None
+        if not part.delete_files:
+            self._deletes.remove_written()
+            return None
+        with self.job.stage("commit"):
+            return self._commit(part)
+
+    def _was_overtaken(self) -> bool:
+        """Whether the branch has another head than the one that was planned on."""
+        table = self.table
+        return find_head(table.java_table, table.branch) != table.snapshot_id
+
+    def _blocked(self, delete_files: Sequence[DeleteFile], blocked: Sequence[Blocked]) -> list[Unconvertible]:
+        """Equality deletes that apply to a data file for which no new deletes can be written: they stay."""
+        refused = {}
+        global_spec_ids = self.table.files.global_spec_ids
+        for one in blocked:
+            for delete in delete_files:
+                is_spared = one.spares is not None and applies(delete, one.spares, global_spec_ids)
+                if applies(delete, one.data_file, global_spec_ids) and not is_spared:
+                    code, why, remedy = one.reason
+                    reason = f"it applies to {one.data_file.path}, and {why}"
+                    refused[delete.path] = Unconvertible(delete.path, code, reason, remedy)
+        return list(refused.values())
+
+    def _commit(self, part: Part) -> CommittedSnapshot:
+        assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
+        assert snapshot_id is not None
+        written = part.deletes.written
+
+        def confirm_lease() -> None:
+            self.may_be_committed = False
+            self._deletes.announce(removes=part.delete_files[0].path)
+            self.may_be_committed = True
+
+        try:
+            return commit_row_delta(
+                self.table.java_table,
+                RowDelta(
+                    branch=assignment.table.branch,
+                    starting_snapshot_id=snapshot_id,
+                    job_id=assignment.job.id,
+                    attempt=assignment.attempt,
+                    added=written.added,
+                    removed=(*written.removed, *part.delete_files),
+                    referenced_data_files=written.data_files,
+                    summary={
+                        **part.summary,
+                        PLAN: str(self._number),
+                        COMMITS_LEFT: str(self._commits_left),
+                    },
+                ),
+                confirm_lease=confirm_lease,
+                check_location=self.table.storage.io.check,
+            )
+        except (CommitError, LocationNotAllowedError) as error:
+            self.may_be_committed = isinstance(error, CommitStateUnknownError)
+            raise
+
+    def is_of(self, commit: CommittedSnapshot) -> bool:
+        """Whether a commit of the job is this plan's."""
+        number = int(commit.summary.get(PLAN, 0))
+        return (commit.attempt, number) == (self.job.assignment.attempt, self._number)
+
+    def remove_outputs(self) -> None:
+        """Deletes what this plan wrote; only after an error that says that it was not committed."""
+        self._deletes.remove_written()
