@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import MetaData, create_engine, select
 
 import worker.agent.worker
-from service.catalogs.models import Catalog
+from service.records.catalogs import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running

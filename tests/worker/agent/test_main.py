@@ -402,7 +402,7 @@ def test_spark_that_ends_during_a_job_is_the_cause_of_its_failure(
 SPARK_THAT_ENDS = """
 import json
 from pyspark.sql import SparkSession
-from tests.worker.test_main import ASSIGNMENT, Service
+from tests.worker.agent.test_main import ASSIGNMENT, Service
 from worker.agent import worker
 from worker.spark.tasks import TaskRunner
 

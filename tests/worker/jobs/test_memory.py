@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
-from tests.worker.test_lookup import key_set_of, write_data_file
+from tests.worker.lookup.test_lookup import key_set_of, write_data_file
 from worker.attempt.job import MAX_HALVINGS, Job
 from worker.contract.control_plane import Assignment
 from worker.deletes.stage import DeletesTask

@@ -32,7 +32,7 @@ from telemetry.logs import JsonFormatter
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.http_server import Answer, Request, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.worker.test_main import ASSIGNMENT, Runner, Service
+from tests.worker.agent.test_main import ASSIGNMENT, Runner, Service
 from worker.agent.main import WorkerSettings
 from worker.agent.reporter import AttemptReporter
 from worker.agent.worker import Worker, run_workers

@@ -25,7 +25,7 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
-from tests.worker.catalog_servers import hive_metastore, rest_server
+from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.errors import JobError

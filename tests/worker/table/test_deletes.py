@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from tests.delete_files import write_deletes
 from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
 from tests.patience import PATIENCE_SECONDS
-from tests.worker.test_read import FlakyStorage
+from tests.worker.keys.test_read import FlakyStorage
 from worker.deletes.existing import (
     FILES_AT_ONCE,
     ExistingDeletes,
