@@ -100,17 +100,21 @@ openapi: install ## Write openapi/openapi.json anew
 release-contract: install ## Make openapi/openapi.json the contract that later versions must keep
 	@$(BIN)/python -m tests.contracts
 
+.PHONY: reference
+reference: install ## Write docs/settings.md, cli.md and metrics.md anew after a change of what they list
+	@$(BIN)/python -m tests.reference_pages
+
 .PHONY: bench
-bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000 --report build/50.md")
+bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 .PHONY: bench-queue
-bench-queue: install ## Measure the queue with 50 workers, and the polling of 10,000 tables, for docs/queue.md
+bench-queue: install ## Measure the queue with 50 workers, and the polling of 10,000 tables, for docs/benchmarks.md
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
 
 .PHONY: bench-store
-bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/object-stores.md
+bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
 
 .PHONY: soak

@@ -34,84 +34,100 @@ MIN_KEY_CHARACTERS = 32
 class Settings(BaseSettings):
     """Every setting has the environment variable `ICESTREAM_` + its name in upper case."""
 
-    model_config = SettingsConfigDict(env_prefix="ICESTREAM_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="ICESTREAM_", extra="ignore", use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
+    """The address to listen at. A public one needs an admin: by a key, or by OpenID Connect."""
     port: int = Field(default=8000, ge=0, le=65535)
+    """The port to listen at; 0 takes a free one."""
     data_dir: Path = Path("icestream-data")
+    """The directory of everything that is kept locally."""
     database_url: str = ""
-    """SQLAlchemy URL; empty means `icestream.db` in the data directory."""
+    """The control database: `postgresql+psycopg://user:password@host/name`, or SQLite's. Without it, it is
+    `icestream.db` in the data directory."""
     index_warehouse: str = ""
-    """Where indexes go unless their catalog says otherwise; empty means `index/` in the data directory."""
+    """Where indexes go, unless their catalog says otherwise: a file system, S3, Google Cloud Storage or Azure
+    (`abfss`). Without it, they go to `index/` in the data directory."""
     allowed_locations: Annotated[tuple[str, ...], NoDecode] = ()
-    """URI prefixes that catalogs, tables and indexes may name beyond the data directory."""
+    """URI prefixes that catalogs, tables and indexes may name beyond the data directory and the index
+    warehouse, with commas in between."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Hosts that catalogs may connect to: names, `*.domain`, addresses, networks; `*` for every address that
-    is not internal to a machine. Empty means `*`, and loopback too if only this machine is served."""
+    """Hosts that catalogs and webhooks may connect to: names, `*.domain`, addresses and networks, with commas
+    in between; `*` is every address that is not internal to a machine. Without it, it is `*`, and loopback
+    too if only this machine is served."""
     allowed_secrets: Annotated[tuple[str, ...], NoDecode] = ()
-    """References that catalogs may use, by their beginnings: `env:LAKE_`, `file:/run/secrets`. Empty means
-    `env:CATALOG_`, and whatever this user can read if only this machine is served."""
+    """Beginnings of the references that catalogs may use, such as `env:LAKE_` or `file:/run/secrets/lake`,
+    with commas in between. Without it, it is `env:CATALOG_`, and whatever this user can read if only this
+    machine is served."""
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
-    """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    """Addresses and networks, with commas in between, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
+    believed."""
     bootstrap_key: SecretStr | None = None
-    """The first admin API key."""
+    """The first admin API key, of 32 characters or more."""
     bootstrap_worker_key: SecretStr | None = None
     """The first key of the role `worker`, so that workers can be deployed together with the service."""
 
     requests_per_minute: int = Field(default=6000, ge=0)
-    """Of one caller; workers are not counted. 0: no limit."""
+    """How many requests one caller may make in a minute; workers are not counted. 0 is no limit."""
     failed_logins_per_minute: int = Field(default=20, ge=0)
-    """From one address. 0: no limit."""
+    """How many wrong credentials may come from one address in a minute. 0 is no limit."""
     oidc_issuer: str = ""
-    """The issuer whose tokens are taken, exactly as it calls itself; empty: API keys only."""
+    """The OpenID Connect issuer whose tokens are taken, exactly as it calls itself. Without it, only API keys
+    are."""
     oidc_audience: str = ""
     """What the `aud` of a token must name."""
     oidc_roles: Annotated[dict[str, Role], NoDecode] = {}
-    """What a value of the role claim stands for."""
+    """Which role a value of the role claim stands for, as in `lake-admins=admin,data-team=operator`."""
     oidc_role_claim: str = Field(default="roles", min_length=1)
+    """The claim that tells roles, such as `realm_access.roles`, `groups` or `scope`."""
     oidc_name_claim: str = Field(default="sub", min_length=1)
-    """What the holder of a token is called in the audit log."""
+    """The claim by which the audit log calls the holder of a token."""
 
     log_format: LogFormat = "text"
-    """How each line of the log is written."""
+    """How each line of the log is written: `text`, or `json` for an object each line."""
     log_requests: bool = False
     """Whether each request is a line of the log, except those of probes."""
     poll_interval_seconds: float = Field(default=10, gt=0)
+    """How often a table's catalog is asked; `icestream demo` takes 2 unless it is set."""
     lease_seconds: float = Field(default=30, gt=0)
+    """A worker that is not heard of for so long has lost its job."""
     scheduler_interval_seconds: float = Field(default=1, gt=0)
+    """How often the service looks for what is due: polls, patterns, lost jobs and webhooks."""
     background: bool = True
-    """False: this replica polls no catalogs and schedules nothing."""
+    """Whether this replica does what is due. With `false`, it only answers requests."""
     catalog_timeout_seconds: float = Field(default=30, gt=0)
-    """How long a catalog may let the service wait between two bytes of an answer."""
+    """How long a catalog may let the service wait between two bytes of an answer. All that a request asks of
+    it may take four times as long, and a poll twenty times."""
     pattern_interval_seconds: float = Field(default=60, gt=0)
-    """How often a standing pattern is compared with its catalog."""
+    """How often a standing pattern is compared with its catalog; each time it enrols 50 tables at most."""
     polls_per_catalog: int = Field(default=4, ge=1)
-    """At most this many tables of one catalog are polled at a time; other catalogs don't wait for them."""
+    """How many tables of one catalog are polled at a time; other catalogs don't wait for them."""
     max_tasks_per_job: int = Field(default=0, ge=0)
-    """Tasks of one job that a policy may let run at a time; 0 for any number."""
+    """How many tasks a policy may let a job run at a time; 0 is any number."""
     max_memory_fraction: float = Field(default=1, ge=1 / 64, le=1)
-    """Of the usual, that a policy may let a job hold in memory at once."""
+    """The share of what a job usually holds in memory that a policy may let it hold."""
     webhook_timeout_seconds: float = Field(default=10, gt=0)
     """How long the receiver of a webhook may take to answer."""
     webhook_attempts: int = Field(default=12, ge=1)
-    """After so many, a delivery is given up: a bit more than a day after the event."""
+    """After so many attempts a delivery is given up: by default, a bit more than a day after the event."""
     webhook_pause_seconds: float = Field(default=5, gt=0)
-    """Before the second attempt; each further pause is three times as long, six hours at most."""
+    """The pause before the second attempt. Each further one is three times as long, six hours at most."""
     webhook_history_days: float = Field(default=30, gt=0)
     """How long deliveries are kept, also those that wait for a webhook that is switched off."""
     session_hours: float = Field(default=12, gt=0)
+    """After how long a browser has to sign in again."""
     fine_history_days: float = Field(default=2, gt=0)
-    """How long every health sample is kept."""
+    """How long every health sample of a table is kept."""
     history_days: float = Field(default=30, gt=0)
-    """How long the first one of each hour is kept."""
+    """How long the first sample of each hour is kept, and the progress of jobs."""
     daily_history_days: float = Field(default=730, gt=0)
-    """How long the first one of each day is kept."""
+    """How long the first sample of each day is kept."""
     job_history_days: float = Field(default=90, ge=2)
     """How long ended jobs are kept, with their attempts and events, and the events of tables."""
     audit_history_days: float = Field(default=400, gt=0)
     """How long audit entries are kept."""
     answer_days: float = Field(default=7, gt=0)
-    """How long a request with an Idempotency-Key may be repeated."""
+    """How long a request with an `Idempotency-Key` may be repeated."""
 
     @field_validator(
         "allowed_locations", "allowed_hosts", "allowed_secrets", "trusted_proxies", mode="before"

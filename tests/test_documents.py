@@ -3,17 +3,20 @@
 import re
 import shlex
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 import yaml
 
 from service.command.main import app
-from service.settings import Settings
+from tests.reference_pages import SETTINGS, render
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "helm" / "README.md"]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "helm" / "README.md"]
+PARTS_OF_A_DECISION = ["Why", "Measured and shown", "What else there was"]
 
 
 def test_every_test_that_a_document_names_exists() -> None:
@@ -57,10 +60,68 @@ def test_every_command_that_a_document_shows_is_there() -> None:
         assert not is_known(wrong), wrong
 
 
-def test_every_setting_of_the_service_is_in_a_document() -> None:
-    text = "\n".join(document.read_text() for document in DOCUMENTS)
-    named = set(re.findall(r"`(ICESTREAM_[A-Z_]+)", text)) | set(re.findall(r"^ +(\w+)=", text, re.MULTILINE))
-    assert {f"ICESTREAM_{name.upper()}" for name in Settings.model_fields} - named == set()
+@pytest.mark.parametrize("name", ["settings.md", "cli.md", "metrics.md"])
+def test_the_pages_of_settings_commands_and_metrics_are_what_the_program_says(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == render()[name], "run `make reference`"
+
+
+def test_every_setting_that_a_document_names_is_there() -> None:
+    settings = {f"ICESTREAM_{each.upper()}" for one in SETTINGS for each in one.model_fields}
+    named = {
+        name for document in DOCUMENTS for name in re.findall(r"ICESTREAM_[A-Z_]+[A-Z]", document.read_text())
+    }
+    assert len(named) > 40
+    assert named - settings == set()
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    names = set()
+    for heading in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (document.parent / place).resolve() if place else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme.count("\n") <= 120
+    assert (ROOT / "ARCHITECTURE.md").read_text().count("\n") <= 200
+    pages = {path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")}
+    assert {str(page) for page in pages} - set(re.findall(r"\]\((docs/[\w-]+\.md)\)", readme)) == set()
+
+
+def test_the_index_of_decisions_lists_each_by_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    listed = re.findall(r"^(\d+)\. \[(.*)\]\((.*)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _, _ in listed] == list(range(1, len(pages) + 1))
+    assert [name for _, _, name in listed] == [path.name for path in pages]
+    for (number, title, name), page in zip(listed, pages, strict=True):
+        assert int(name.partition("-")[0]) == int(number)
+        text = page.read_text()
+        assert text.startswith(f"# {number}. {title}\n")
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == PARTS_OF_A_DECISION
+
+
+def test_the_picture_of_the_readme_is_small() -> None:
+    pictures = re.findall(r"!\[.*\]\((.*)\)", (ROOT / "README.md").read_text())
+    assert [Path(name).suffix for name in pictures] == [".png", ".svg"]
+    assert all((ROOT / name).stat().st_size < 150_000 for name in pictures)
 
 
 def test_the_notes_on_upgrading_are_those_of_this_version() -> None:

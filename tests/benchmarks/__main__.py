@@ -15,6 +15,7 @@ from rich.status import Status
 
 from tests.benchmarks.building import measure_index
 from tests.benchmarks.datasets import Dataset, Kind
+from tests.benchmarks.page import PAGE, Part
 from tests.benchmarks.planning import measure_planning
 from tests.benchmarks.plans import Plan, plan_of
 from tests.benchmarks.readers import read_before_and_after
@@ -22,8 +23,6 @@ from tests.benchmarks.report import Results, machine, write_report
 from tests.benchmarks.small_files import measure_small_files
 from tests.benchmarks.sweep import sweep
 from worker.spark.session import create_spark
-
-_REPORT = Path("docs/benchmarks.md")
 
 
 def main(
@@ -34,7 +33,8 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="of every measurement; of slow ones fewer")] = None,
     quick: Annotated[bool, typer.Option(help="small tables: does the harness work?")] = False,
     directory: Annotated[Path, typer.Option(help="where tables are kept")] = Path("build/benchmarks"),
-    report: Annotated[Path | None, typer.Option(help=f"the Markdown file to write [{_REPORT}]")] = None,
+    part: Annotated[Part, typer.Option(help="which part of docs/benchmarks.md to write")] = Part.INT64,
+    report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write instead")] = None,
 ) -> None:
     """Measure index, lookup, conversion and readers, beside a scan, Spark's join and rewriting the table."""
     started = time.monotonic()
@@ -62,7 +62,8 @@ def main(
         spark.stop()
     command = _command(asked | {"kind": kind or []}, quick=quick)
     took = f"{command} took {(time.monotonic() - started) / 60:.1f} minutes on {about}"
-    print(write_report(results, took, report or (directory / "quick.md" if quick else _REPORT)))  # noqa: T201
+    alone = report or (directory / "quick.md" if quick else None)
+    print(write_report(results, took, alone or PAGE, None if alone else part))  # noqa: T201
 
 
 def _measure(dataset: Dataset, plan: Plan, results: Results, say: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import typer
 
 from tests.benchmarks.measure import Figure, mebibytes, timed
+from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footer
@@ -34,7 +35,6 @@ from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
 from worker.lookup.index_lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
 
-_REPORT = Path("docs/object-stores.md")
 _BUCKET = "index"
 _PART_ROWS = 5_000_000  # written at a time
 THREADS = 2  # of a worker with two cores
@@ -180,7 +180,6 @@ def main(
     deletes: Annotated[list[int] | None, typer.Option(help="keys to look up; may be repeated")] = None,
     wait_ms: Annotated[float, typer.Option(help="of every request")] = 20,
     rounds: Annotated[int, typer.Option(help="of every measurement")] = 5,
-    report: Annotated[Path, typer.Option(help="the Markdown file to write")] = _REPORT,
 ) -> None:
     """Look keys up over a slow store, with many requests at a time and with one."""
     runs = [rows, *([rows // 50] * 3)]
@@ -204,7 +203,7 @@ def main(
         share_of_more=share_read(1_000, 500_000_000),
         table=table(_HEADER, lines),
     )
-    report.write_text(text)
+    write_part(Part.OBJECT_STORES, text)
     print(text)  # noqa: T201
 
 

@@ -47,12 +47,12 @@ from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
+from tests.benchmarks.page import PAGE, Part, write_part
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 from tests.worker.table.catalog_servers import rest_server
 
 T = TypeVar("T")
-_REPORT = Path("docs/queue.md")
 _CATALOGS = 5
 _KEY = "admin-key-of-this-benchmark-0123456789"
 _READERS = 4
@@ -133,7 +133,7 @@ def main(
     interval: Annotated[float, typer.Option(help="ICESTREAM_POLL_INTERVAL_SECONDS")] = 10,
     pending: Annotated[float, typer.Option(help="share of the tables with pending deletes")] = 0.5,
     rest: Annotated[float, typer.Option(help="share of the tables in a REST catalog")] = 0.1,
-    report: Annotated[Path, typer.Option(help="the Markdown file to write")] = _REPORT,
+    report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
     """Measure the queue on SQLite and PostgreSQL, and the polling of many tables under reads."""
     directory = Path(tempfile.mkdtemp(prefix="icestream-queue-"))
@@ -148,8 +148,12 @@ def main(
         polling = measure_polling(directory, tables, seconds, interval, pending=pending, rest=rest)
     finally:
         shutil.rmtree(directory)
-    report.write_text(_report(claims, polling))
-    print(f"{report}: {', '.join(f'{each.row[3]} claims/s on {each.database}' for each in claims)}")  # noqa: T201
+    written = _report(claims, polling)
+    if report is None:
+        write_part(Part.QUEUE, written)
+    else:
+        report.write_text(written)
+    print(f"{report or PAGE}: {', '.join(f'{each.row[3]} claims/s on {each.database}' for each in claims)}")  # noqa: T201
 
 
 def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:

@@ -16,6 +16,7 @@ from tests.benchmarks.building import IndexJob, IndexMeasurement
 from tests.benchmarks.competitors import Name
 from tests.benchmarks.datasets import Kind
 from tests.benchmarks.measure import mebibytes, slope
+from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.planning import Planning, section_of
 from tests.benchmarks.plots import plot_over_deletes, plot_over_rows
 from tests.benchmarks.readers import DUCKDB_SECONDS, Reading
@@ -59,14 +60,17 @@ class Results:
         return [point for point in self.points if point.kind == kind]
 
 
-def write_report(results: Results, machine: str, path: Path) -> str:
-    """Writes `path`, and the plots into a folder named like it; the text."""
+def write_report(results: Results, machine: str, path: Path, part: Part | None = None) -> str:
+    """Writes `path`, or a part of it, and the plots into a folder named like it; the text.
+
+    The page tells once, before its parts, how they were measured.
+    """
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "# Benchmarks",
         machine,
-        _METHOD,
+        *([] if part else [_METHOD]),
         *_planner_section(results.points),
         *_index_section(results.indexes),
         *(part for kind in results.kinds for part in _kind_section(kind, results.of(kind), folder)),
@@ -77,7 +81,10 @@ def write_report(results: Results, machine: str, path: Path) -> str:
         *(section_of(results.planning) if results.planning is not None else []),
     ]
     text = "\n\n".join(parts) + "\n"
-    path.write_text(text)
+    if part:
+        write_part(part, text, path)
+    else:
+        path.write_text(text)
     return text
 
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
+from tests.benchmarks.page import Part, read_part
 from worker.index.footers import footer
 from worker.lookup.index_lookup import AddressMatches, DeleteKeys
 
-PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 pytestmark = pytest.mark.integration
 
 RUNS = [3_000_000, 40_000, 40_000]  # entries
@@ -20,7 +20,7 @@ WAIT_SECONDS = 0.2  # long enough that requests which are sent together wait tog
 
 
 def test_the_published_shares_are_what_far_keys_cost() -> None:
-    page = PAGE.read_text()
+    page = read_part(Part.OBJECT_STORES)
     (rows, more) = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:entries|in each)", page)[:2])
     for keys in (100, 1_000):
         (read,) = re.findall(rf"^\| {keys:,} \|(?:[^|]+\|){{3}} ([\d.]+)% \|", page, re.MULTILINE)

@@ -1,5 +1,6 @@
 """What the report says of figures, and that its plots are the same for the same figures."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tests.benchmarks.competitors import Name
 from tests.benchmarks.datasets import Kind
 from tests.benchmarks.measure import Figure, PeakMemory, slope
+from tests.benchmarks.page import PAGE, Part, read_part
 from tests.benchmarks.planning import Planning
 from tests.benchmarks.plots import plot_over_deletes
 from tests.benchmarks.report import Results, write_report
@@ -62,3 +64,14 @@ def test_plots_are_small_and_the_same_every_time_on_white(tmp_path: Path) -> Non
     assert len(first.read_bytes()) < 40_000
     assert "fill: #ffffff" in first.read_text()
     assert "deleted keys D (log scale)" in first.read_text()
+
+
+def test_a_benchmark_writes_its_part_of_the_page_and_leaves_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    shutil.copyfile(PAGE, page)
+    text = write_report(Results(points=POINTS), "A machine.", page, Part.OTHER_KEYS)
+    lines = read_part(Part.OTHER_KEYS, page).split("\n\n")
+    assert lines[:3] == ["\n## UUID and composite keys", "A machine.", "### Planner"]
+    assert "Keys are dense" not in text
+    before, _, after = PAGE.read_text().partition(read_part(Part.OTHER_KEYS))
+    assert page.read_text() == before + read_part(Part.OTHER_KEYS, page) + after

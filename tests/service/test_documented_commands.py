@@ -1,6 +1,7 @@
 """Every command that a document shows, as it stands there, against the service itself."""
 
 import base64
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ Run = Callable[..., Result]
 PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "login", "openapi", "--install-completion")
 """What is no call of the API; tests/service/test_cli.py starts them."""
 ENDLESS = ("jobs follow-events",)
+REGISTERS = "catalogs create"
 
 
 @pytest.fixture
@@ -27,7 +29,9 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
     monkeypatch.setenv("WEBHOOK_ON_CALL", "whsec_" + base64.b64encode(bytes(32)).decode())
     catalog = IcebergCatalog(tmp_path, "lake")
-    service.register(catalog)
+    (create,) = [one for one in commands() if one.startswith(REGISTERS)]
+    values = {"$CATALOG": json.dumps(catalog.properties)}
+    assert run(*[values.get(word, word) for word in shlex.split(create)]).exit_code == 0
     for name in ("shop.orders", "shop.items"):
         catalog.create(name)
     table = service.enroll("shop.items", catalog="lake")
@@ -42,7 +46,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_each_call_that_a_document_shows_does_what_it_says(lake: dict[str, str]) -> None:
-    shown = [one for one in commands() if not one.startswith((*PROGRAMS, *ENDLESS))]
+    shown = [one for one in commands() if not one.startswith((*PROGRAMS, *ENDLESS, REGISTERS))]
     assert len(shown) > 10
     # What others need is made first, and a table is deleted after everything else.
     for command in sorted(shown, key=lambda one: ("delete " in one) - ("enroll" in one or "create" in one)):

@@ -39,17 +39,22 @@ STOP_SECONDS = 20.0  # for all that is left to do once the process is asked to s
 class WorkerSettings(BaseSettings):
     """From the environment: ICESTREAM_URL, ICESTREAM_API_KEY, and so on."""
 
-    model_config = SettingsConfigDict(env_prefix="ICESTREAM_")
+    model_config = SettingsConfigDict(env_prefix="ICESTREAM_", use_attribute_docstrings=True)
 
     url: str = "http://127.0.0.1:8000"
+    """The service."""
     api_key: str
+    """A key of the role `worker`."""
     spark_master: str = "local[*]"
+    """Any Spark master."""
     worker_name: str = socket.gethostname()
+    """How the pages and the jobs call this worker."""
     worker_slots: int = Field(1, ge=1, le=16)
     """Jobs that run at a time, each as a worker of its own for the service; they share a Spark session."""
     log_format: LogFormat = "text"
+    """How each line of the log is written: `text`, or `json` for an object each line."""
     alive_file: Path | None = None
-    """Touched once Spark has started, and then every ALIVE_SECONDS at least: for probes."""
+    """A file that is touched once Spark has started, and then every minute at least: for probes."""
 
 
 def _end_in_time(runner: TaskRunner) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from urllib.parse import unquote, urlsplit
 
+from pydantic import BaseModel, ConfigDict
+
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
 JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
@@ -35,9 +37,28 @@ EXCLUDED = (
 _RESOLVED = "resolved-{}.json"
 
 
+class SparkSettings(BaseModel):
+    """From the environment, as all settings: ICESTREAM_ and the name in upper case."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+    driver_memory: str = "2g"
+    """Memory of Spark's driver, the JVM of the worker."""
+    jars_dir: Path = Path("~/.cache/icestream/ivy")
+    """Where the JARs of Iceberg and JDBC are kept."""
+    stores: str = ""
+    """Stores beyond S3 for which the worker brings JARs: `gcs`, `azure`, or both with a comma in between."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> SparkSettings:
+        names = {name: f"ICESTREAM_{name.upper()}" for name in cls.model_fields}
+        given = {name: environment[variable] for name, variable in names.items() if variable in environment}
+        return cls.model_validate(given)
+
+
 def wanted_jars(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Their coordinates. Raises ValueError for a store that is none."""
-    stores = [name.strip() for name in environment.get("ICESTREAM_STORES", "").split(",") if name.strip()]
+    stores = [name.strip() for name in SparkSettings.of(environment).stores.split(",") if name.strip()]
     for name in stores:
         if name not in STORE_JARS:
             known = ", ".join(STORE_JARS)
@@ -63,7 +84,7 @@ def check_jars(environment: Mapping[str, str]) -> None:
 
 def jars_folder(environment: Mapping[str, str]) -> Path:
     """Ivy's."""
-    return Path(environment.get("ICESTREAM_JARS_DIR", "~/.cache/icestream/ivy")).expanduser()
+    return SparkSettings.of(environment).jars_dir.expanduser()
 
 
 def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:

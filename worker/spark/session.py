@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from worker.spark.jars import EXCLUDED, cached_jars, jars_folder, remember_jars, wanted_jars
+from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
 
 
 def create_spark(master: str, app_name: str = "icestream", *, structured_logs: bool = False) -> SparkSession:
@@ -56,7 +56,7 @@ def spark_settings(environment: Mapping[str, str], *, structured_logs: bool = Fa
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": environment.get("ICESTREAM_DRIVER_MEMORY", "2g"),
+        "spark.driver.memory": SparkSettings.of(environment).driver_memory,
         "spark.jars.ivy": str(jars),
         "spark.scheduler.mode": "FAIR",
         "spark.log.structuredLogging.enabled": str(structured_logs).lower(),

@@ -1,0 +1,43 @@
+"""docs/benchmarks.md: each benchmark writes its own part of it, between two marks, and leaves the rest."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+class Part(StrEnum):
+    """What a benchmark writes."""
+
+    INT64 = "int64"
+    OTHER_KEYS = "other-keys"
+    OBJECT_STORES = "object-stores"
+    QUEUE = "queue"
+
+    @property
+    def heading(self) -> str:
+        return {
+            Part.INT64: "int64 keys",
+            Part.OTHER_KEYS: "UUID and composite keys",
+            Part.OBJECT_STORES: "Object stores",
+            Part.QUEUE: "Queue and polling",
+        }[self]
+
+
+def write_part(part: Part, report: str, page: Path = PAGE) -> None:
+    """report: in Markdown, its first line the title. On the page all its headings are one level lower."""
+    begin, end = _marks(part)
+    before, rest = page.read_text().split(begin)
+    _, after = rest.split(end)
+    text = re.sub(r"^#", "##", report.partition("\n")[2], flags=re.MULTILINE)
+    page.write_text(f"{before}{begin}\n## {part.heading}\n{text.rstrip()}\n{end}{after}")
+
+
+def read_part(part: Part, page: Path = PAGE) -> str:
+    begin, end = _marks(part)
+    return page.read_text().split(begin)[1].split(end)[0]
+
+
+def _marks(part: Part) -> tuple[str, str]:
+    return f"<!-- {part}: written by a benchmark -->", f"<!-- end of {part} -->"

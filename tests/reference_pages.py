@@ -1,0 +1,184 @@
+"""`make reference`: writes the pages of docs/ on settings, commands and metrics, from the program itself."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from service.command.main import app
+from service.db.database import Database
+from service.metrics import render_metrics
+from service.records.schema import TABLES
+from service.settings import Settings
+from worker.agent.main import WorkerSettings
+from worker.spark.jars import SparkSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+SETTINGS: tuple[type[BaseModel], ...] = (Settings, WorkerSettings, SparkSettings)
+_OF_THE_MACHINE = {"worker_name": "the host's name"}
+"""Defaults that differ from machine to machine."""
+
+_SETTINGS = """\
+# Settings
+
+<!-- Written by `make reference`. -->
+
+All settings are environment variables. `icestream up` and `icestream serve` read those of the service,
+`icestream worker` those of a worker. A setting that can't be is named at the start, and nothing starts.
+
+## The service
+
+{service}
+
+[security.md](security.md#what-a-catalog-may-reach) tells what places, hosts and secrets are.
+[policies.md](policies.md) has what is set for each table.
+
+## Workers
+
+{worker}
+
+The [command line](cli.md) finds the service by `ICESTREAM_URL` and `ICESTREAM_API_KEY` too.
+
+## Variables of others
+
+| variable | of | meaning |
+|---|---|---|
+| `OTEL_EXPORTER_OTLP_ENDPOINT` | both | Where traces go: [operations.md](operations.md#traces). |
+| `REQUESTS_CA_BUNDLE`, or else `CURL_CA_BUNDLE` | both | \
+The authorities to trust for REST catalogs and webhooks. |
+| `SPARK_CONF_DIR`, `PYSPARK_PYTHON`, `HADOOP_CONF_DIR` | workers | As Spark has them: \
+[deployment.md](deployment.md#spark-clusters). |
+"""
+
+
+_COMMANDS = """\
+# Command line
+
+<!-- Written by `make reference`. -->
+
+    icestream up               # the service, its pages and one worker, on this machine
+    icestream serve            # the service alone
+    icestream worker           # a worker, on any Spark master
+    icestream tables list --status blocked
+
+All that the API does is a command. It talks to the service at `ICESTREAM_URL` (`http://127.0.0.1:8000`)
+with the key in `ICESTREAM_API_KEY`.
+
+- `--help` after any of them tells its options. `icestream --install-completion` completes them in bash,
+  zsh and fish.
+- A table is its id, `shop.orders`, or `lake.shop.orders` with its catalog. A webhook or a key is its id or
+  its name.
+- `-o json` prints answers as the API gives them; otherwise they are tables for people.
+- A change names the version that it has just read, as If-Match wants.
+- The exit code is 0 if the service did what was asked, 1 if it did not, and 2 if the command was wrong.
+  `jobs wait` ends with 1 unless the job succeeded, and its last line says what the job did not do.
+
+## Programs
+
+{programs}
+
+## Calls of the API
+
+{calls}
+"""
+
+_METRICS = """\
+# Metrics
+
+<!-- Written by `make reference`. -->
+
+`/metrics` of the service is for Prometheus. It needs no key and tells no names: all figures are sums over all
+tables, jobs and workers, read at each scrape. All are gauges, and all series are there from the start,
+as zeros. Each replica tells the same.
+
+{metrics}
+
+The chart's rules and dashboard ask for these; [operations.md](operations.md#alerts) says what to do at each
+alert. An autoscaler follows `icestream_workers_needed`. What happens to a single table is in the API
+(`GET /api/v1/tables/{{table_id}}/health`) and in [webhooks](webhooks.md).
+"""
+
+
+def render() -> dict[str, str]:
+    """Name -> the page as it is checked in."""
+    programs, calls = _commands()
+    return {
+        "settings.md": _SETTINGS.format(service=_settings(SETTINGS[:1]), worker=_settings(SETTINGS[1:])),
+        "cli.md": _COMMANDS.format(programs=programs, calls=calls),
+        "metrics.md": _METRICS.format(metrics=_metrics()),
+    }
+
+
+def _settings(classes: Iterable[type[BaseModel]]) -> str:
+    rows = [_setting(name, field) for each in classes for name, field in each.model_fields.items()]
+    return _table("setting | default | meaning", rows)
+
+
+def _setting(name: str, field: FieldInfo) -> tuple[str, ...]:
+    assert field.description, f"the setting {name} has no docstring"
+    return f"`ICESTREAM_{name.upper()}`", _default(name, field), field.description
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default: Any = field.default
+    if default in ("", (), {}) or default is None:
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return _OF_THE_MACHINE.get(name, f"`{default}`")
+
+
+def _commands() -> tuple[str, str]:
+    """Those that are programs of their own, and those that call the service."""
+    found = list(_commands_of(typer.main.get_command(app)))
+    programs = [row for row in found if " " not in row[0]]
+    return (
+        _table("command | what it does", programs),
+        _table("command | what it does", (row for row in found if row not in programs)),
+    )
+
+
+def _commands_of(group: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands_of(command, f"{name} ")
+        else:
+            arguments = [one.name.upper() for one in command.params if one.param_type_name == "argument"]
+            first, *_ = re.split(r"\n\n", command.help)
+            yield f"`{' '.join([above + name, *arguments])}`", first
+
+
+def _metrics() -> str:
+    database = Database("sqlite://")
+    TABLES[0].metadata.create_all(database.engine)
+    with database.read() as session:
+        families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
+    database.dispose()
+    return _table("metric | labels | meaning", map(_metric, families))
+
+
+def _metric(family: Any) -> tuple[str, ...]:
+    values: dict[str, list[str]] = {}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            values.setdefault(label, []).append(f"`{value}`")
+    labels = "; ".join(f"`{label}`: {', '.join(those)}" for label, those in values.items())
+    return f"`{family.name}`", labels, family.documentation
+
+
+def _table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
+    cells = [head.split(" | "), ["---"] * len(head.split(" | ")), *rows]
+    lines = ["| " + " | ".join(" ".join(cell.split()) for cell in row) + " |" for row in cells]
+    return "\n".join(line.replace("|  |", "| |") for line in lines)
+
+
+if __name__ == "__main__":
+    for name, text in render().items():
+        (DOCS / name).write_text(text)
