@@ -9,11 +9,11 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from sqlmodel import SQLModel
 
 from service.command.main import app
 from service.db.database import Database
 from service.metrics import render_metrics
-from service.records.schema import TABLES
 from service.settings import Settings
 from worker.agent.main import WorkerSettings
 from worker.spark.jars import SparkSettings
@@ -157,7 +157,7 @@ def _commands_of(group: Any, above: str = "") -> Iterator[tuple[str, str]]:
 
 def _metrics() -> str:
     database = Database("sqlite://")
-    TABLES[0].metadata.create_all(database.engine)
+    SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
         families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
     database.dispose()
