@@ -122,6 +122,10 @@ soak: install ## Compare random histories of tables with a model (ARGS="--minute
 	@scripts/install_system_packages java
 	$(BIN)/python -m tests.soak $(ARGS)
 
+.PHONY: mutants
+mutants: install ## Make small mistakes in the code, and see that the tests notice (ARGS="plan commit", ARGS="--share 0.2")
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: screenshots
 screenshots: install ## Take a picture of every page, in both themes and two widths, into build/screenshots
 	@scripts/install_system_packages chromium

@@ -1,0 +1,92 @@
+"""Where mistakes are made, and the tests of `make test` that have to find them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Area:
+    name: str
+    modules: tuple[str, ...]
+    """Paths, or patterns of them."""
+    tests: tuple[str, ...]
+    """What finds most of them first: a mutant is left at its first failure."""
+    sample: int
+    """How many mutants are tried."""
+
+
+AREAS = (
+    Area(
+        "egress",
+        ("trust/egress.py", "trust/locations.py", "trust/addresses.py", "service/catalogs/egress.py"),
+        ("tests/test_hosts.py", "tests/test_locations.py", "tests/service/test_reach.py"),
+        30,
+    ),
+    Area(
+        "access",
+        ("service/auth/access.py", "service/auth/principals.py", "service/http/guards.py"),
+        ("tests/test_contract.py", "tests/service/test_access.py", "tests/service/test_api_keys.py"),
+        30,
+    ),
+    Area(
+        "queue",
+        (
+            "service/jobs/queue.py",
+            "service/jobs/claims.py",
+            "service/jobs/attempts.py",
+            "service/jobs/leases.py",
+        ),
+        (
+            "tests/service/test_queue.py",
+            "tests/service/test_fair_share.py",
+            "tests/service/test_owners.py",
+            "tests/service/test_queue_machine.py",
+            "tests/service/test_limits.py",
+            "tests/service/test_api.py",
+        ),
+        50,
+    ),
+    Area(
+        "plan",
+        ("worker/table/plan.py", "worker/table/files.py", "worker/table/manifests.py"),
+        (
+            "tests/worker/table/test_data_files.py",
+            "tests/worker/table/test_source_choice.py",
+            "tests/worker/exactness/test_sequences.py",
+            "tests/worker/exactness/test_partitions.py",
+            "tests/worker/exactness/test_schemas.py",
+        ),
+        25,
+    ),
+    Area(
+        "lookup",
+        ("worker/lookup/*.py",),
+        (
+            "tests/worker/lookup",
+            "tests/worker/table/test_source_choice.py",
+            "tests/worker/exactness/test_null_keys.py",
+            "tests/worker/exactness/test_key_values.py",
+            "tests/worker/exactness/test_sequences.py",
+            "tests/worker/jobs/test_memory.py",
+        ),
+        30,
+    ),
+    Area(
+        "deletes",
+        ("worker/deletes/*.py",),
+        (
+            "tests/worker/table/test_puffin.py",
+            "tests/worker/table/test_deletes.py",
+            "tests/worker/exactness/test_live_twice.py",
+            "tests/worker/exactness/test_backlog.py",
+        ),
+        25,
+    ),
+    Area(
+        "commit",
+        ("worker/table/commit.py",),
+        ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_leftovers.py"),
+        20,
+    ),
+)
