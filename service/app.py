@@ -32,7 +32,7 @@ from service.auth.service import ensure_bootstrap_keys
 from service.auth.tries import Tries
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
-from service.catalogs.threads import CatalogTurns
+from service.catalogs.threads import CatalogThreads
 from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
 from service.errors import (
@@ -118,7 +118,7 @@ def create_app(settings: Settings) -> FastAPI:
         if settings.background:
             background.start()
         yield
-        app.state.catalog_turns.stop()
+        app.state.catalog_threads.stop()
         background.stop()
         app.state.catalogs.close()
         database.dispose()
@@ -146,7 +146,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
-    app.state.catalog_turns = CatalogTurns(settings)
+    app.state.catalog_threads = CatalogThreads(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 
-from service.auth import audit as service
+from service.auth import audit
 from service.auth.access import Admin
 from service.auth.models import AuditEntryView
 from service.db.database import ReadSession
@@ -18,7 +18,7 @@ router = APIRouter(tags=["audit"], route_class=ApiRoute)
 def list_audit_entries(
     session: ReadSession,
     _caller: Admin,
-    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    page: Annotated[PageRequest, Depends(audit.SORTING.page_request)],
     outcome: Annotated[
         Literal["allowed", "denied"] | None, Query(description="Only what was allowed, or only what was not.")
     ] = None,
@@ -35,7 +35,7 @@ def list_audit_entries(
 
     An allowed change has the name of what it did (`table.pause`), a denied call is named by its route.
     """
-    return service.list_entries(
+    return audit.list_entries(
         session,
         page,
         outcome=outcome,

@@ -28,7 +28,7 @@ from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.catalogs.metadata_locations import Heads, Identifier, heads_reader
+from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader
 from service.catalogs.secrets import is_reference, resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.quantities import counted
@@ -57,7 +57,7 @@ class TableSource(Protocol):
         """The current metadata of a table. Raises NoSuchTableError or NoSuchNamespaceError."""
         ...
 
-    def heads(self, tables: Sequence[Identifier]) -> Heads:
+    def metadata_locations(self, tables: Sequence[Identifier]) -> MetadataLocations:
         """Where the metadata of those of these tables lies that are there, without reading it."""
         ...
 
@@ -73,7 +73,7 @@ class PyIcebergSource:
     """Every type that PyIceberg has a catalog for."""
 
     catalog: PyIcebergCatalog
-    heads: Callable[[Sequence[Identifier]], Heads]
+    metadata_locations: Callable[[Sequence[Identifier]], MetadataLocations]
 
     def load(self, identifier: Identifier) -> Table:
         return self.catalog.load_table(identifier)
@@ -116,17 +116,17 @@ class HadoopSource:
     io: GuardedFileIO
 
     def load(self, identifier: Identifier) -> Table:
-        location = self._head(identifier)
+        location = self._metadata_location(identifier)
         if location is None:
             raise NoSuchTableError(f"There is no metadata under {self._directory(identifier)}/metadata")
         # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
         read = FromInputFile.table_metadata(self.io.new_input(location))
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
-    def heads(self, tables: Sequence[Identifier]) -> Heads:
+    def metadata_locations(self, tables: Sequence[Identifier]) -> MetadataLocations:
         """Lists the directory of each table."""
-        found = {table: self._head(table) for table in tables}
-        return {table: head for table, head in found.items() if head is not None}
+        found = {table: self._metadata_location(table) for table in tables}
+        return {table: location for table, location in found.items() if location is not None}
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in checked_names(self._walk(), "tables")})
@@ -152,7 +152,7 @@ class HadoopSource:
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
 
-    def _head(self, identifier: Identifier) -> str | None:
+    def _metadata_location(self, identifier: Identifier) -> str | None:
         metadata = f"{self._directory(identifier)}/metadata"
         newest = self._newest(metadata)
         return None if newest is None else f"{metadata}/{newest}"
@@ -284,7 +284,7 @@ def open_source(settings: Settings, catalog: Catalog) -> TableSource:
         properties["init_catalog_tables"] = "false"
         properties.pop("schema_version", None)
     opened = open_catalog(settings, kind, name_inside(catalog), properties)
-    return PyIcebergSource(opened, heads_reader(kind, opened))
+    return PyIcebergSource(opened, metadata_locations_reader(kind, opened))
 
 
 def resolve_allowed(settings: Settings, catalog: Catalog) -> dict[str, str]:

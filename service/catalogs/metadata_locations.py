@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.hive import HiveCatalog
 
 Identifier = tuple[str, ...]
-Heads = dict[Identifier, str]
-"""Tables that are not there, or whose head is not known, are left out."""
+MetadataLocations = dict[Identifier, str]
+"""Tables that are not there, or whose location is not known, are left out."""
 
 AT_ONCE = {
     CatalogType.SQL: 10_000,
@@ -38,29 +38,33 @@ _GLUE_CALLS = 10
 """Of fewer tables of a database, each is asked for; of more, the database is listed, 100 at a time."""
 
 
-def heads_reader(kind: CatalogType, catalog: Any) -> Callable[[Sequence[Identifier]], Heads]:
-    """A function from tables of an open catalog to their heads; it raises what PyIceberg raises."""
+def metadata_locations_reader(
+    kind: CatalogType, catalog: Any
+) -> Callable[[Sequence[Identifier]], MetadataLocations]:
+    """A function that asks an open catalog about tables; it raises what PyIceberg raises."""
     if kind is CatalogType.REST:
-        return _RestHeads(catalog).read
+        return _RestLocations(catalog).read
     if kind is CatalogType.SQL:
-        return partial(_sql_heads, catalog)
-    return partial(_hive_heads if kind is CatalogType.HIVE else _glue_heads, catalog)
+        return partial(_sql_locations, catalog)
+    return partial(_hive_locations if kind is CatalogType.HIVE else _glue_locations, catalog)
 
 
 @read_again_if_changed
-def _sql_heads(catalog: SqlCatalog, tables: Sequence[Identifier]) -> Heads:
+def _sql_locations(catalog: SqlCatalog, tables: Sequence[Identifier]) -> MetadataLocations:
     """One query for all tables of the catalog."""
     query = select(
         IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
     ).where(IcebergTables.catalog_name == catalog.name)
     with catalog.engine.connect() as connection:
-        found = {(namespace, name): head for namespace, name, head in connection.execute(query) if head}
+        found = {
+            (namespace, name): location for namespace, name, location in connection.execute(query) if location
+        }
     # Such a catalog knows namespaces with dots only, in which parts with dots can't be told from others.
     keys = {table: (".".join(table[:-1]), table[-1]) for table in tables}
     return {table: found[key] for table, key in keys.items() if key in found}
 
 
-class _RestHeads:
+class _RestLocations:
     """One conditional request for each table: 304 without a body where the server knows ETags.
 
     Others answer with the metadata, of the snapshots only those that branches and tags name.
@@ -69,31 +73,31 @@ class _RestHeads:
     def __init__(self, catalog: GuardedRestCatalog) -> None:
         self._catalog = catalog
         self._seen: dict[Identifier, tuple[str, str]] = {}
-        """ETag and head."""
+        """ETag and metadata location."""
 
-    def read(self, tables: Sequence[Identifier]) -> Heads:
-        found: Heads = {}
+    def read(self, tables: Sequence[Identifier]) -> MetadataLocations:
+        found: MetadataLocations = {}
         for table in tables:
-            tag, head = self._seen.get(table, (None, None))
+            tag, location = self._seen.get(table, (None, None))
             try:
                 answer = self._catalog.load_if_changed(table, tag)
             except (NoSuchTableError, NoSuchNamespaceError):
                 self._seen.pop(table, None)
                 continue
             if answer.status_code != HTTPStatus.NOT_MODIFIED:
-                head = answer.json().get("metadata-location")
-                if head and (tag := answer.headers.get("ETag")):
-                    self._seen[table] = tag, head
-            if head:
-                found[table] = head
+                location = answer.json().get("metadata-location")
+                if location and (tag := answer.headers.get("ETag")):
+                    self._seen[table] = tag, location
+            if location:
+                found[table] = location
         return found
 
 
-def _hive_heads(catalog: "HiveCatalog", tables: Sequence[Identifier]) -> Heads:
+def _hive_locations(catalog: "HiveCatalog", tables: Sequence[Identifier]) -> MetadataLocations:
     """One call for each database."""
     from thrift.Thrift import TApplicationException
 
-    found: Heads = {}
+    found: MetadataLocations = {}
     with catalog._client as client:
         for database, names in _by_database(tables).items():
             try:
@@ -102,13 +106,13 @@ def _hive_heads(catalog: "HiveCatalog", tables: Sequence[Identifier]) -> Heads:
                 if error.type == TApplicationException.MISSING_RESULT:
                     continue  # the database is not there: the client knows no exceptions of this call
                 raise
-            found |= _heads_of(names, ((one.tableName, one.parameters) for one in answer))
+            found |= _locations_of(names, ((one.tableName, one.parameters) for one in answer))
     return found
 
 
-def _glue_heads(catalog: "GlueCatalog", tables: Sequence[Identifier]) -> Heads:
+def _glue_locations(catalog: "GlueCatalog", tables: Sequence[Identifier]) -> MetadataLocations:
     glue = catalog.glue
-    found: Heads = {}
+    found: MetadataLocations = {}
     for database, names in _by_database(tables).items():
         listed = []
         if len(names) > _GLUE_CALLS:
@@ -123,7 +127,7 @@ def _glue_heads(catalog: "GlueCatalog", tables: Sequence[Identifier]) -> Heads:
                     listed.append(glue.get_table(DatabaseName=database, Name=name)["Table"])
                 except glue.exceptions.EntityNotFoundException:
                     continue
-        found |= _heads_of(names, ((one["Name"], one.get("Parameters")) for one in listed))
+        found |= _locations_of(names, ((one["Name"], one.get("Parameters")) for one in listed))
     return found
 
 
@@ -135,6 +139,8 @@ def _by_database(tables: Sequence[Identifier]) -> dict[str, dict[str, Identifier
     return found
 
 
-def _heads_of(names: dict[str, Identifier], answer: Iterable[tuple[str, dict[str, str] | None]]) -> Heads:
-    heads = {name: (parameters or {}).get(METADATA_LOCATION) for name, parameters in answer}
-    return {names[name]: head for name, head in heads.items() if head and name in names}
+def _locations_of(
+    names: dict[str, Identifier], answer: Iterable[tuple[str, dict[str, str] | None]]
+) -> MetadataLocations:
+    locations = {name: (parameters or {}).get(METADATA_LOCATION) for name, parameters in answer}
+    return {names[name]: location for name, location in locations.items() if location and name in names}

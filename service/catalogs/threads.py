@@ -26,7 +26,7 @@ from trust.bounds import Budget
 _AT_ONCE = 32
 _OF_A_CATALOG = 8
 _WAIT_SECONDS = 5.0
-"""For a turn."""
+"""For a thread."""
 _LOOK_SECONDS = 0.25
 """Whether the caller is still there."""
 _LATE_SECONDS = 1.0
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class CatalogTurns:
+class CatalogThreads:
     """The threads, and who may have one; of one event loop."""
 
     def __init__(self, settings: Settings) -> None:
@@ -47,9 +47,9 @@ class CatalogTurns:
 
     async def run(self, request: Request, catalog: str, act: Callable[[], T]) -> T:
         """Do something slow, within a budget that ends with the caller. Raises what it raises, and
-        IcestreamError if no turn becomes free.
+        IcestreamError if none becomes free.
 
-        catalog: its id; requests that name none, or one that is not there, share their turns.
+        catalog: its id; requests that name none, or one that is not there, share theirs.
         """
         await self._take(catalog)
         budget = Budget(budget_seconds(self._settings))
@@ -62,7 +62,7 @@ class CatalogTurns:
                 return act()
 
         def end(_: Future[T]) -> None:
-            # The turn lasts as long as its thread works, whether anybody waits for it or not.
+            # The thread is taken as long as it works, whether anybody waits for it or not.
             loop.call_soon_threadsafe(partial(self._give_back, catalog, budget))
 
         future = self._threads.submit(context.run, work)
@@ -73,7 +73,7 @@ class CatalogTurns:
                 if await request.is_disconnected():
                     budget.end()
                 if budget.overdue_seconds > _LATE_SECONDS:
-                    # The thread is in a call that no budget cuts: it keeps its turn, and the caller goes on.
+                    # The thread is in a call that no budget cuts: it stays taken, and the caller goes on.
                     raise UnreachableError(
                         "catalog-too-slow",
                         f"What was asked of catalog and store did not end within {budget.seconds:g} s.",
@@ -129,9 +129,9 @@ def waits_for_catalog(
     def decorate(endpoint: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
         @wraps(endpoint)
         async def run(request: Request, **given: Any) -> T:
-            turns: CatalogTurns = request.app.state.catalog_turns
+            threads: CatalogThreads = request.app.state.catalog_threads
             catalog = await run_in_threadpool(_catalog_id, request, named(given), is_table)
-            return await turns.run(request, catalog, partial(endpoint, request=request, **given))
+            return await threads.run(request, catalog, partial(endpoint, request=request, **given))
 
         return run
 

@@ -36,7 +36,7 @@ from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock
 from service.jobs.reports import seen_equality_field_ids
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
-from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, Turn
+from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
@@ -90,7 +90,7 @@ def claim(
 
     Raises NotFoundError for an unknown worker, ForbiddenError for one that the caller did not register.
 
-    Of equal priority, the catalog with the fewest running jobs goes first, then the one whose last turn is
+    Of equal priority, the catalog with the fewest running jobs goes first, then the one whose last claim is
     longest ago, then likewise the table, then the job that waits longest. So nobody's many jobs hold up
     anybody's one. A job that a policy started waits if the policy's budget is spent.
 
@@ -127,7 +127,7 @@ def claim(
         found = session.exec(_next_job(), params={"now": now}).first()
         if found is None:
             return None
-        job, table, catalog, turn = found
+        job, table, catalog, last_claim = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
@@ -135,7 +135,7 @@ def claim(
             continue
         try:
             with session.begin_nested():
-                return _start_attempt(session, settings, job, table, catalog, turn, worker, now)
+                return _start_attempt(session, settings, job, table, catalog, last_claim, worker, now)
         except IntegrityError:
             session.refresh(job)
     return None
@@ -240,24 +240,24 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
 
 
 @cache  # Putting a query together takes longer than most take to run.
-def _next_job() -> Select[Job, EnrolledTable, Catalog, Turn]:
-    """The job whose turn it is at `now`, locked, with its table, its catalog and the table's last turn."""
+def _next_job() -> Select[Job, EnrolledTable, Catalog, LastClaim]:
+    """The job whose turn it is at `now`, locked, with its table, its catalog and the table's last claim."""
     running = _running()
-    turn = (
-        select(col(Turn.catalog_id).label("catalog_id"), func.max(Turn.at).label("at"))
-        .group_by(col(Turn.catalog_id))
-        .cte("turn")
+    of_catalog = (
+        select(col(LastClaim.catalog_id).label("catalog_id"), func.max(LastClaim.at).label("at"))
+        .group_by(col(LastClaim.catalog_id))
+        .cte("last_claim_of_catalog")
         .prefix_with("MATERIALIZED", dialect="postgresql")
     )
     return (
-        _claimable(select(Job, EnrolledTable, Catalog, Turn), running)
-        .join(turn, turn.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
-        .join(Turn, col(Turn.table_id) == col(Job.table_id), isouter=True)
+        _claimable(select(Job, EnrolledTable, Catalog, LastClaim), running)
+        .join(of_catalog, of_catalog.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
+        .join(LastClaim, col(LastClaim.table_id) == col(Job.table_id), isouter=True)
         .order_by(
             col(Job.priority).desc(),
             func.coalesce(running.c.jobs, 0),
-            turn.c.at.nulls_first(),
-            col(Turn.at).nulls_first(),
+            of_catalog.c.at.nulls_first(),
+            col(LastClaim.at).nulls_first(),
             col(Job.available_at),
             col(Job.id),
         )
@@ -322,7 +322,7 @@ def _start_attempt(
     job: Job,
     table: EnrolledTable,
     catalog: Catalog,
-    turn: Turn | None,
+    last_claim: LastClaim | None,
     worker: Worker,
     now: datetime,
 ) -> Assignment:
@@ -335,9 +335,9 @@ def _start_attempt(
     job.progress = None
     job.held_because = None
     session.add(job)
-    turn = turn or Turn(table_id=table.id, catalog_id=table.catalog_id, at=now)
-    turn.at = now
-    session.add(turn)
+    last_claim = last_claim or LastClaim(table_id=table.id, catalog_id=table.catalog_id, at=now)
+    last_claim.at = now
+    session.add(last_claim)
     session.add(
         Attempt(
             job_id=job.id,

@@ -87,8 +87,8 @@ _NEVER_STARTED = text("status = 'queued' AND attempt = 0")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
 
 
-class Turn(SQLModel, table=True):
-    """When a table was last given a worker: of equal jobs, the one whose turn is longest ago goes first."""
+class LastClaim(SQLModel, table=True):
+    """When a table was last given a worker: of equal jobs, the one whose last claim is oldest goes first."""
 
     __tablename__ = "turns"
 

@@ -25,7 +25,7 @@ from sqlmodel import Session, col, select
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure
-from service.catalogs.metadata_locations import AT_ONCE, Heads, Identifier
+from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
@@ -60,7 +60,7 @@ class Polled:
     """What a poll found out about when to look again."""
 
     is_reachable: bool
-    head: str | None = None
+    metadata_location: str | None = None
     """Where the table's metadata lay."""
     decide_at: datetime | None = None
     """When time can."""
@@ -77,14 +77,14 @@ class _Tracked:
     """The same at the last poll; other than `known` if there is news."""
     next_at: float = 0.0
     fresh_until: float = 0.0
-    """While its head stays, no look at it can find anything else until `decide_at`; after this, it is read
-    again anyway. 0 if the head has moved, or is not known."""
+    """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
+    it is read again anyway. 0 if that has moved, or is not known."""
     decide_at: datetime | None = None
-    head: str | None = None
+    metadata_location: str | None = None
     is_busy: bool = False
 
     def is_settled(self, moment: datetime) -> bool:
-        """Whether only its head can tell anything new, also while it waits to be read anyway."""
+        """Whether only its metadata location can tell anything new, also while it waits to be read anyway."""
         is_decided = self.decide_at is None or moment < self.decide_at
         return self.known == self.polled and self.fresh_until > 0 and is_decided
 
@@ -100,7 +100,7 @@ class _Lane:
     """Polls under way."""
     sweeps: int = 0
     settled: deque[str] = field(default_factory=deque)
-    """Tables whose heads are to be compared, those that wait longest first; made anew with each tick."""
+    """Tables whose metadata locations are to be compared, what waits longest first; made anew at each tick."""
     failures: int = 0
     next_at: float = 0.0
 
@@ -108,8 +108,8 @@ class _Lane:
 class Poller:
     """Plans polls with jitter, and with threads, a limit and a backoff for each catalog.
 
-    A table of which all is known until its head moves, or until a moment that its policy names, is only
-    asked for its head, many at a time. All that is kept in memory is some hundred bytes for each table.
+    A table of which all is known until its metadata location moves, or until a moment that its policy names,
+    is only asked for that, many at a time. All that is kept in memory is some hundred bytes for each table.
     """
 
     def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
@@ -231,7 +231,7 @@ class Poller:
             if is_settled and now < table.fresh_until:
                 continue
             if now >= table.next_at or has_news or table.fresh_until:
-                # Comparing heads meanwhile takes no table's turn away.
+                # Comparing locations meanwhile takes no table's turn away.
                 turn = min(table.next_at, table.fresh_until or table.next_at)
                 due.append((not has_news, turn, table_id))
         # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
@@ -256,21 +256,22 @@ class Poller:
                 lane.threads.submit(self._sweep, catalog_id, lane, chosen)
 
     def _sweep(self, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
-        """Compare the heads of tables in which nothing goes on; those that moved are polled next."""
-        heads: Heads = {}
+        """Compare the metadata locations of tables in which nothing goes on; what moved is polled next."""
+        locations: MetadataLocations = {}
         try:
             with self._database.read() as session:
                 catalog = session.get_one(Catalog, catalog_id)
             with self._budget(), self._catalogs.open(catalog) as source:
-                heads = source.heads([table.identifier for table in tables.values()])
+                locations = source.metadata_locations([table.identifier for table in tables.values()])
         except IcestreamError:
             pass  # polling each table tells it
         except Exception:
-            _log.exception("Asking catalog %s for the heads of its tables failed", catalog_id)
+            _log.exception("Asking catalog %s for the metadata locations of its tables failed", catalog_id)
         same = [
             table_id
             for table_id, table in tables.items()
-            if table.head is not None and heads.get(table.identifier) == table.head
+            if table.metadata_location is not None
+            and locations.get(table.identifier) == table.metadata_location
         ]
         try:
             for start in range(0, len(same), _LOOKED_AT_ONCE):
@@ -306,9 +307,9 @@ class Poller:
         now = time.monotonic()
         with self._lock:
             lane.busy -= 1
-            table.is_busy, table.polled, table.head = False, known, found.head
+            table.is_busy, table.polled, table.metadata_location = False, known, found.metadata_location
             table.next_at, table.fresh_until, table.decide_at = now + self._interval(), 0.0, found.decide_at
-            if found.head is not None:
+            if found.metadata_location is not None:
                 # Looked at anyway now and then, whatever else there may be that decisions depend on.
                 table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
@@ -416,7 +417,7 @@ class Poller:
         lags_at = begins_to_lag_at(session, table, health, policy, now)
         return Polled(
             is_reachable=True,
-            head=loaded.metadata_location,
+            metadata_location=loaded.metadata_location,
             decide_at=min(filter(None, (decide_at, lags_at)), default=None),
         )
 

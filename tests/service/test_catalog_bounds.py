@@ -21,8 +21,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from starlette.requests import Request
 
-from service.catalogs import clients
-from service.catalogs import threads as turns
+from service.catalogs import clients, threads
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import PyIcebergSource, limit_of
 from service.errors import UnreachableError
@@ -401,14 +400,14 @@ def test_a_list_of_sqlite_that_never_ends_is_left(settings: Settings, tmp_path: 
 def test_a_caller_is_answered_in_time_though_the_thread_that_works_for_it_hangs(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "budget_seconds", lambda _: 0.1)
+    monkeypatch.setattr(threads, "budget_seconds", lambda _: 0.1)
     is_over = threading.Event()
 
     async def receive() -> Any:
         await asyncio.sleep(PATIENCE_SECONDS)
 
     async def ask() -> None:
-        its = turns.CatalogTurns(settings)
+        its = threads.CatalogThreads(settings)
         asked = its.run(Request({"type": "http"}, receive), "c", lambda: is_over.wait(PATIENCE_SECONDS))
         try:
             with pytest.raises(UnreachableError, match="did not end within"):

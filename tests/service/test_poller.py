@@ -237,7 +237,7 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 
-def test_heads_are_compared_also_while_tables_wait_to_be_read_anyway(
+def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anyway(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)

@@ -16,7 +16,7 @@ from service.db.database import Database
 from service.http.routing import IdempotentAnswer
 from service.records.audit import AuditEntry
 from service.records.health import HealthSample
-from service.records.jobs import Attempt, Event, Job, JobKind, Turn
+from service.records.jobs import Attempt, Event, Job, JobKind, LastClaim
 from service.records.keys import BrowserSession, LoginToken
 from service.records.tables import AddressCounter
 from service.records.workers import Worker
@@ -80,7 +80,7 @@ def test_ended_jobs_go_with_their_attempts_and_events_but_the_last_of_each_kind_
     again = run(database, table, JobKind.CONVERT, 24 * 21)
     forget_all(database, 22)
     assert jobs(database) == {again, verified, waiting}
-    assert count(database, Turn) == 1
+    assert count(database, LastClaim) == 1
 
 
 def test_attempts_that_may_have_left_files_stay_with_their_jobs(database: Database) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.catalogs.metadata_locations import heads_reader
+from service.catalogs.metadata_locations import metadata_locations_reader
 from service.db.database import utc_now
 from service.records.catalogs import CatalogType
 from service.records.jobs import Attempt, Job
@@ -441,8 +441,8 @@ def test_tables_are_told_apart_by_the_parts_of_their_names(local: Running, icebe
         assert local.admin.put("/policy-attachments", json=place).status_code == 200
     nearest = [local.admin.get(f"/tables/{table['id']}/policy").json()["policy"] for table in tables]
     assert nearest == ["standard", "manual"]
-    heads = heads_reader(CatalogType.SQL, iceberg.catalog)([*names, ("a", "b", "d")])
-    assert heads == {name: iceberg.catalog.load_table(name).metadata_location for name in names}
+    locations = metadata_locations_reader(CatalogType.SQL, iceberg.catalog)([*names, ("a", "b", "d")])
+    assert locations == {name: iceberg.catalog.load_table(name).metadata_location for name in names}
 
 
 def test_viewers_read_and_change_nothing(local: Running) -> None:

@@ -121,7 +121,7 @@ def service(tmp_path: Path, tables: dict[str, str]) -> Iterator[Running]:
         yield service
 
 
-def test_heads_are_told_without_reading_the_tables(
+def test_metadata_locations_are_told_without_reading_the_tables(
     record: CatalogRecord, tables: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:
     settings = Settings(
@@ -132,18 +132,18 @@ def test_heads_are_told_without_reading_the_tables(
     statuses: list[int] = []
     with IcebergCatalogs(settings).open(catalog) as source:
         names = [("db", name) for name in (*tables, "clean")]
-        heads = {name: source.load(name).metadata_location for name in names}
+        locations = {name: source.load(name).metadata_location for name in names}
         if record.type == "rest":
             assert isinstance(source, PyIcebergSource)
             session = source.catalog._session  # type: ignore[attr-defined]
             session.hooks["response"].append(lambda answer, **_: statuses.append(answer.status_code))
         for missing in (1, 20):  # few and many are asked for in different ways
             asked = [*names, *(("db", f"missing{number}") for number in range(missing))]
-            assert source.heads(asked) == heads
-        assert source.heads([("nowhere", "t"), *names]) == heads
+            assert source.metadata_locations(asked) == locations
+        assert source.metadata_locations([("nowhere", "t"), *names]) == locations
         spark.sql(f"ALTER TABLE {record.name}.db.clean SET TBLPROPERTIES ('a' = 'b')")
-        moved = source.heads(names)
-        assert {name for name in names if moved[name] != heads[name]} == {("db", "clean")}
+        moved = source.metadata_locations(names)
+        assert {name for name in names if moved[name] != locations[name]} == {("db", "clean")}
         assert moved == {name: source.load(name).metadata_location for name in names}
         source.close()
     assert statuses.count(304) == (8 if record.type == "rest" else 0)
