@@ -20,7 +20,6 @@ from telemetry.logs import LogFormat
 from trust.egress import Reach
 from trust.locations import (
     AmbiguousLocationError,
-    LocationNotAllowedError,
     Places,
     can_hold_index,
     is_any_azure_account,
@@ -253,14 +252,6 @@ class Settings(BaseSettings):
             self.index_warehouse,
             *self.allowed_locations,
         )
-
-    def allows_location(self, location: str) -> bool:
-        """Whether a catalog may name it."""
-        try:
-            self.places.check(location)
-        except LocationNotAllowedError:
-            return False
-        return True
 
     @property
     def places(self) -> Places:

@@ -100,7 +100,7 @@ class _Lane:
     """Polls under way."""
     sweeps: int = 0
     settled: deque[str] = field(default_factory=deque)
-    """Tables whose metadata locations are to be compared, what waits longest first; made anew at each tick."""
+    """Tables whose metadata locations are to be compared, what waits longest first; new with each tick."""
     failures: int = 0
     next_at: float = 0.0
 

@@ -279,7 +279,7 @@ def test_the_programs_know_every_setting_that_the_chart_gives(
     settings = Settings()
     settings.check_bootstrap_keys()
     assert settings.is_public
-    assert settings.allows_location(settings.index_warehouse)
+    settings.places.check(settings.index_warehouse)
     assert WorkerSettings().api_key == SECRETS["worker-key"]
     if example == "production":
         assert settings.oidc_roles == {"lake-admins": Role.ADMIN, "data-team": Role.OPERATOR}

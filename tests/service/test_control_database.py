@@ -10,6 +10,7 @@ from service.catalogs.egress import check_reachable, check_record
 from service.errors import InvalidError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
+from trust.locations import LocationNotAllowedError
 
 NAMES = {"db.internal": "10.1.2.3", "db": "10.1.2.3", "other.internal": "10.1.2.4", "laptop": "127.0.1.1"}
 
@@ -121,8 +122,10 @@ def test_a_sqlite_file_is_known_by_each_of_its_spellings(
     monkeypatch.chdir(data)
     for url in (f"sqlite:///{own}", "sqlite:///icestream.db", "sqlite:///deep/../linked/icestream.db"):
         settings = Settings(data_dir=data, database_url=url)
-        assert [one for one in same if settings.allows_location(one)] == []
-        assert settings.allows_location(f"{data}/catalog.db")
+        for one in same:
+            with pytest.raises(LocationNotAllowedError):
+                settings.places.check(one)
+        settings.places.check(f"{data}/catalog.db")
         for name in (
             "link.db",
             "hard.db",

@@ -21,6 +21,7 @@ from service.records.keys import ApiKey, Role
 from service.scheduling.background import Background
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, DATABASES, ManualTime
+from trust.locations import LocationNotAllowedError
 
 
 @pytest.fixture
@@ -35,17 +36,19 @@ def test_without_any_setting_everything_lies_in_one_directory(
     settings = Settings()
     assert settings.database_url == f"sqlite:///{tmp_path}/icestream-data/icestream.db"
     assert settings.index_warehouse == f"file://{tmp_path}/icestream-data/index"
-    assert settings.allows_location(f"{tmp_path}/icestream-data/warehouse")
-    assert not settings.allows_location(f"{tmp_path}/elsewhere")
+    settings.places.check(f"{tmp_path}/icestream-data/warehouse")
+    with pytest.raises(LocationNotAllowedError):
+        settings.places.check(f"{tmp_path}/elsewhere")
     assert not settings.is_public
 
 
 def test_allowed_locations_are_a_comma_separated_list(clean_environment: pytest.MonkeyPatch) -> None:
     clean_environment.setenv("ICESTREAM_ALLOWED_LOCATIONS", "s3://bucket/wh, file:///srv/wh")
     settings = Settings()
-    assert settings.allows_location("s3a://bucket/wh/db/t")
-    assert settings.allows_location("/srv/wh/x")
-    assert not settings.allows_location("s3://bucket/wh2")
+    settings.places.check("s3a://bucket/wh/db/t")
+    settings.places.check("/srv/wh/x")
+    with pytest.raises(LocationNotAllowedError):
+        settings.places.check("s3://bucket/wh2")
 
 
 @pytest.mark.parametrize("root", ["abfss://", "abfs:///", "WASBS:/", "abfss://../"])
