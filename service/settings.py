@@ -25,7 +25,7 @@ from trust.locations import (
     is_any_azure_account,
     parse_location,
 )
-from trust.secrets import may_read
+from trust.secrets import is_own_setting, may_read
 
 MIN_KEY_CHARACTERS = 32
 
@@ -286,10 +286,8 @@ class Settings(BaseSettings):
         return Reach(self.host_rules)
 
     def allows_secret(self, reference: str) -> bool:
-        """Whether a catalog may refer to this. Icestream's own settings are never a catalog's."""
-        if reference.startswith("env:ICESTREAM_"):
-            return False
-        return may_read(reference, self.secret_rules)
+        """Whether a catalog may refer to this."""
+        return not is_own_setting(reference) and may_read(reference, self.secret_rules)
 
     @property
     def secret_rules(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ INDEX = "index."
 """Before the names of properties that are for the index warehouse alone, such as `index.s3.access-key-id`."""
 STORES = ("s3.", "gcs.", "adls.", "client.")
 """How the names of those begin behind it."""
+FILE_IO = (*STORES, "hdfs.")
+"""How the names of properties begin that tell how files are opened."""
 
 
 def of_tables(properties: Mapping[str, str]) -> dict[str, str]:

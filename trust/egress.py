@@ -28,8 +28,8 @@ _DATABASE = re.compile(rf"postgres(?:ql)?(?:\+\w+)?://(?:[^@/?#\\\s]*@)?{_HOST}(
 _ANY_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/?#\s]*)")
 _AZURE = re.compile(r"(abfs|wasb)s?", re.IGNORECASE)
 _CONTAINER = re.compile(r"[\w$-]+@", re.ASCII)
-# No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location.
-_WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name", "catalog_name"))
+WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name", "catalog_name"))
+"""No addresses: names inside catalogs, and claims of tokens. A warehouse is judged as a location."""
 # Without a scheme, Arrow finds no host there, and asks Google.
 _ONLY_URL = "gcs.service.host"
 
@@ -126,7 +126,7 @@ def hosts_of(properties: Mapping[str, str]) -> Iterator[str]:
     Raises AmbiguousHostError.
     """
     for key, value in properties.items():
-        if key in _WORDS or key.startswith("header.") or not value:
+        if key in WORDS or key.startswith("header.") or not value:
             continue
         hosts = _of_server(key, value) if names_host(key) else _of_text(value)
         for host in hosts:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from trust.locations import AmbiguousLocationError, Location, is_one_of, is_under, parse_location
 
+PLACES = frozenset(("warehouse", "uri"))
+"""Properties that name places: there `file:/path` is one, and no reference."""
 MAX_SECRET_BYTES = 65_536
 _PSEUDO = ("/proc", "/sys", "/dev")
 """What processes and devices tell is no secret of a catalog's, even where every file is allowed."""
@@ -17,6 +19,16 @@ _PSEUDO = ("/proc", "/sys", "/dev")
 
 class SecretUnreadableError(Exception):
     """Why a file is not read as a secret, in words that follow its path."""
+
+
+def is_reference(key: str, value: str) -> bool:
+    """Whether a property has a reference in place of a secret."""
+    return value.startswith("env:") or (value.startswith("file:/") and key not in PLACES)
+
+
+def is_own_setting(reference: str) -> bool:
+    """Whether it is a setting of Icestream itself, which is never a catalog's."""
+    return reference.startswith("env:ICESTREAM_")
 
 
 def may_read(reference: str, allowed: Iterable[str]) -> bool:

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from service.catalogs.secrets import PLACES, is_reference
 from service.errors import InvalidError, UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
-from trust.egress import AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
+from stores.places import FILE_IO
+from trust.egress import WORDS, AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
 from trust.locations import (
     AmbiguousLocationError,
     LocationNotAllowedError,
@@ -25,6 +25,7 @@ from trust.locations import (
     sqlite_path,
 )
 from trust.properties import DATABASE_OPTIONS, chooses_code, unknown_database_options
+from trust.secrets import is_reference
 
 _SCHEMES = {
     CatalogType.SQL: ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"),
@@ -36,9 +37,6 @@ _EXAMPLES = {
     CatalogType.REST: "https://host/path",
     CatalogType.HIVE: "thrift://host:9083",
 }
-# Neither a place nor an address of this machine: names inside catalogs, and claims of tokens.
-_WORDS = frozenset(("scope", "audience", "resource", "prefix", "name", "catalog_name"))
-_FILE_IO = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
 
 
 def check_location(settings: Settings, location: str) -> None:
@@ -112,7 +110,7 @@ def check_file_io(settings: Settings, properties: Mapping[str, object]) -> None:
     given = {
         key: value
         for key, value in properties.items()
-        if key.startswith(_FILE_IO) and isinstance(value, str) and not chooses_code(key, value)
+        if key.startswith(FILE_IO) and isinstance(value, str) and not chooses_code(key, value)
     }
     for host in _hosts(given):
         addresses_of(settings, host, None)
@@ -205,7 +203,7 @@ def _locations(kind: CatalogType, key: str, value: str) -> Iterator[str]:
                 raise _not_allowed(value, error) from None
             if path is not None:
                 yield path
-    elif key in PLACES | _WORDS or key.startswith("header.") or names_host(key):
+    elif key in WORDS or key.startswith("header.") or names_host(key):
         return
     elif value.startswith(("/", "~")) or value.lower().startswith("file:"):
         yield value

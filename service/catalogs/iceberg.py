@@ -29,13 +29,14 @@ from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader
-from service.catalogs.secrets import is_reference, resolve
+from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.places import of_tables
 from trust.bounds import LimitExceededError, OutOfTimeError, check_time, checked_names, working
+from trust.secrets import is_reference
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _LISTED_TABLES = 10_000

@@ -1,7 +1,4 @@
-"""Secret references in catalog properties: `env:NAME` and `file:/path`, resolved at use and never stored.
-
-`warehouse` and `uri` name places, and `file:/x` is a place: there only `env:` is a reference.
-"""
+"""Secret references in catalog properties: `env:NAME` and `file:/path`, resolved at use and never stored."""
 
 import os
 import re
@@ -9,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidError
 from stores.places import INDEX, STORES
-from trust.secrets import SecretUnreadableError, read_secret
+from trust.secrets import SecretUnreadableError, is_own_setting, is_reference, read_secret
 
-PLACES = frozenset({"warehouse", "uri"})
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
 _SECRET_WORD = re.compile(
     r"passw|passphrase|pwd|secret|token|credential|authorization|connection-string|cookie|signature"
@@ -27,10 +23,6 @@ _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/?#\s,]*)([^#\s,]*)", re.IGNORECA
 _MASK = "***"
 _DATABASES = ("postgresql", "sqlite")
 _AZURE = ("abfs", "abfss", "wasb", "wasbs")
-
-
-def is_reference(key: str, value: str) -> bool:
-    return value.startswith("env:") or (value.startswith("file:/") and key not in PLACES)
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
@@ -49,7 +41,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 f"What does begins with {', '.join(INDEX + store for store in STORES)}; where indexes lie is "
                 "`index_warehouse`, a field of the catalog itself.",
             )
-        if value.startswith("env:ICESTREAM_"):
+        if is_own_setting(value):
             raise InvalidError(
                 "property-not-allowed",
                 f"{key!r} refers to {value!r}.",
@@ -97,7 +89,7 @@ def _names_secret(key: str) -> bool:
 def _has_secret(value: str) -> bool:
     """Whether a URL in it says more than a place: a user, or a query, which may be a signature.
 
-    A database's may name a user without password, and reach.py knows all that its query may say; what
+    A database's may name a user without password, and egress.py knows all that its query may say; what
     precedes the `@` of Azure's is a container.
     """
     for scheme, authority, rest in _URL.findall(value):

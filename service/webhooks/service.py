@@ -10,7 +10,7 @@ from sqlmodel import Session, col, delete, select
 from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs.egress import check_host, check_reference
-from service.catalogs.secrets import is_reference, resolve
+from service.catalogs.secrets import resolve
 from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
@@ -21,6 +21,7 @@ from service.settings import Settings
 from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView
 from service.webhooks.outbox import cloud_event
 from service.webhooks.signing import signers_of
+from trust.secrets import is_reference
 
 SORTING = Sorting(
     {"name": Webhook.name, "created_at": Webhook.created_at, "updated_at": Webhook.updated_at},

@@ -27,13 +27,13 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
-from stores.places import of_index, of_tables
+from stores.places import FILE_IO, of_index, of_tables
 from trust.bounds import LimitExceededError
 from trust.egress import HostNotAllowedError, Reach
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
-from trust.secrets import SecretUnreadableError, may_read, read_secret
+from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
 from worker.process.slots import ALONE, Slot
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
@@ -72,8 +72,6 @@ _NO_FILES, _MISSING_FILE = (
 )
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
-_PLACES = frozenset({"warehouse", "uri"})
-_FILE_IO_PREFIXES = ("s3.", "gcs.", "adls.", "client.", "hdfs.")
 
 
 class CatalogError(Exception):
@@ -255,8 +253,7 @@ def resolve_secrets(
 
 
 def _may_resolve(key: str, value: str, allowed: Sequence[str]) -> bool:
-    is_reference = value.startswith("env:") or (value.startswith("file:/") and key not in _PLACES)
-    return not is_reference or may_read(value, allowed)
+    return not is_reference(key, value) or may_read(value, allowed)
 
 
 def secrets_of(properties: Mapping[str, str]) -> set[str]:
@@ -268,7 +265,7 @@ def secrets_of(properties: Mapping[str, str]) -> set[str]:
     for key, value in properties.items():
         with suppress(SecretUnresolvedError):
             secret = _resolve(key, value)
-            if secret == value or (key in _PLACES and not _holds_secret(secret)):
+            if secret == value or (key in PLACES and not _holds_secret(secret)):
                 continue
             # Of id:secret, and of a database's address, drivers show parts.
             password = _password(secret)
@@ -291,14 +288,14 @@ def _password(secret: str) -> str:
 def _resolve(key: str, value: str, allowed: Sequence[str] | None = None, own: Sequence[str] = ()) -> str:
     if value.startswith("env:"):
         variable = value.removeprefix("env:")
-        if variable.startswith("ICESTREAM_"):
+        if is_own_setting(value):
             raise SecretUnresolvedError(f"Catalog property {key} refers to a setting of Icestream itself.")
         if variable not in os.environ:
             raise SecretUnresolvedError(
                 f"Catalog property {key} refers to the environment variable {variable}, which is not set."
             )
         return os.environ[variable]
-    if value.startswith("file:/") and key not in _PLACES:
+    if is_reference(key, value):
         try:
             return read_secret(value, allowed, own)
         except SecretUnreadableError as error:
@@ -438,7 +435,7 @@ def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_files(properties: Mapping[str, str]) -> dict[str, str]:
-    given = {key: value for key, value in properties.items() if key.startswith(_FILE_IO_PREFIXES)}
+    given = {key: value for key, value in properties.items() if key.startswith(FILE_IO)}
     warehouse = properties.get("warehouse", "")
     # Tells whose account credentials are for.
     return given | {"warehouse": warehouse} if azure_host(warehouse) else given
