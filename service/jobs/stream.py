@@ -25,7 +25,7 @@ ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
 _BATCH = 500
 _GAP_PATIENCE = timedelta(seconds=15)
-"""Longer than a transaction may stand still (service.database)."""
+"""Longer than a transaction may stand still (service.db.database)."""
 
 
 async def stream_events(
