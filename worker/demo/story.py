@@ -33,6 +33,7 @@ from rich.progress import (
 from rich.table import Table
 
 from worker.demo.table import ROW, Orders, OrdersWriter, keep_up, to_arrow
+from worker.process.wording import counted
 from worker.spark.session import create_spark
 from worker.table.catalogs import java_properties
 
@@ -271,7 +272,8 @@ class Story:
         done = [job["kind"] for job in self._icestream.jobs(table_id) if job["status"] == "succeeded"]
         self._say(
             f"{STREAM_CHECKPOINTS} more checkpoints came in meanwhile; "
-            f"so far {done.count('convert')} conversions and {done.count('index')} runs of the indexer."
+            f"so far {counted(done.count('convert'), 'conversion')} and "
+            f"{counted(done.count('index'), 'run')} of the indexer."
         )
         self._verdict(same, "The table and the writer's own model", f"{len(orders.visible):,} rows")
         if same and not once:
