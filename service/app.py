@@ -74,7 +74,7 @@ from telemetry.traces import adopt, current_traceparent, start_traces, stop_trac
 _TAGS = [
     {"name": name, "description": description}
     for name, description in {
-        "auth": "API keys, and who calls.",
+        "auth": "API keys, and who is calling.",
         "audit": "Who changed what, or was not allowed to.",
         "catalogs": "Iceberg catalogs, and whether they can be opened.",
         "discovery": "Tables that hold equality deletes, and patterns by which tables are enrolled.",
@@ -84,7 +84,7 @@ _TAGS = [
         "health": "How far a table's index and its conversion are behind, now and over time.",
         "workers": "Processes that run jobs, and the calls that they make.",
         "webhooks": "Where events of jobs and tables are sent, signed, and what became of each.",
-        "probes": "For those who watch the service.",
+        "probes": "What is asked by those who watch the service.",
     }.items()
 ]
 _ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)
@@ -167,6 +167,10 @@ class _Service(FastAPI):
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
         add_examples(document)
+        for call in (call for calls in document["paths"].values() for call in calls.values()):
+            for answer in call["responses"].values():
+                if answer["description"] == "Successful Response":  # FastAPI's words, and no sentence
+                    answer["description"] = "The call has succeeded."
         return document
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -243,7 +247,7 @@ _SHOWS_OK: dict[int | str, dict[str, Any]] = {200: {"content": {"application/jso
 
 @_probes.get("/livez", responses=_SHOWS_OK)
 async def live() -> dict[str, str]:
-    """The process runs."""
+    """Tell whether the process runs, which it does if it answers."""
     return _OK
 
 
@@ -268,7 +272,8 @@ def ready(request: Request) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def metrics(session: ReadSession, settings: CurrentSettings) -> Response:
-    """Figures about all tables, jobs and workers for Prometheus. They tell no names, so they need no key."""
+    """Show figures about all tables, jobs and workers for Prometheus. They tell no names, so they need no
+    key."""
     return Response(render_metrics(session, settings), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -28,7 +28,7 @@ JSON_DEPTH: Final = 64
 """Objects and lists within each other."""
 JSON_VALUES: Final = 500_000
 JSON_CONTAINERS: Final = 200_000
-"""Objects and lists. While a parser runs no other thread does: with each bound reached, for 0.8 s of a core."""
+"""Objects and lists. While a parser runs no other thread does: for 0.8 s of a core at most."""
 JSON_DIGITS: Final = 500
 """In a row: reading a number, and writing it, takes the square of its length."""
 PAGES: Final = 1_000

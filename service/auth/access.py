@@ -26,8 +26,14 @@ CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
 
 # Only for the OpenAPI document; `find_principal` does the work.
-_bearer = HTTPBearer(auto_error=False, description="An API key, or a token of the issuer.")
-_cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="A browser session.")
+_bearer = HTTPBearer(
+    auto_error=False, description="The credential is an API key, or a token of the OpenID Connect issuer."
+)
+_cookie = APIKeyCookie(
+    name=SESSION_COOKIE,
+    auto_error=False,
+    description="The cookie holds a browser session, which a login opens.",
+)
 
 
 async def _csrf_token(request: Request) -> str | None:

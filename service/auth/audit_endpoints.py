@@ -22,7 +22,9 @@ def list_audit_entries(
     outcome: Annotated[
         Literal["allowed", "denied"] | None, Query(description="Only what was allowed, or only what was not.")
     ] = None,
-    action: Annotated[str | None, Query(description="Only this action, such as `table.enroll`.")] = None,
+    action: Annotated[
+        str | None, Query(description="Only entries of this action are listed, such as `table.enroll`.")
+    ] = None,
     principal: Annotated[str | None, Query(description="Only what the holder of this name did.")] = None,
     target: Annotated[str | None, Query(description="Only what was done to this.")] = None,
     request_id: Annotated[

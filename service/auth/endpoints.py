@@ -18,7 +18,7 @@ router = APIRouter(tags=["auth"], route_class=ApiRoute)
 
 @router.get("/me")
 def who_am_i(caller: SignedIn) -> Me:
-    """Who the credentials of this request belong to."""
+    """Tell who the credentials of this request belong to."""
     scopes = sorted(caller.scopes) if caller.scopes is not None else None
     return Me(name=caller.name, role=caller.role, scopes=scopes, kind=caller.kind)
 
@@ -34,11 +34,11 @@ def list_api_keys(
     session: ReadSession,
     _caller: Admin,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    state: Annotated[KeyState | None, Query(description="Only keys in this state.")] = None,
-    role: Annotated[Role | None, Query(description="Only keys with this role.")] = None,
+    state: Annotated[KeyState | None, Query(description="Only keys in this state are listed.")] = None,
+    role: Annotated[Role | None, Query(description="Only keys with this role are listed.")] = None,
     search: Search = None,
 ) -> Page[ApiKeyView]:
-    """All API keys, revoked and expired ones too; never the keys themselves."""
+    """List all API keys, revoked and expired ones too; never the keys themselves."""
     return service.list_api_keys(session, page, state=state, role=role, search=search)
 
 

@@ -13,7 +13,7 @@ from service.records.keys import KeyState, Role
 
 
 class Scope(StrEnum):
-    """A part of what a role allows: the calls under one heading of /docs, or those of them that only read.
+    """A part of what a role allows: the calls under one heading of /docs, or those that only read.
 
     There is none for making keys, which could allow more than the key that makes them.
     """
@@ -75,13 +75,12 @@ class ApiKeyRequest(Message):
     )
 
     name: str = ModelField(min_length=1, max_length=200)
-    """For people: names need not be unique."""
+    """People know the key by its name, which need not be unique."""
     role: Role
     """What the key may do."""
     scopes: list[Scope] | None = ModelField(default=None, min_length=1)
-    """Of that, only these parts: calls under a heading of /docs, where `write` includes `read`; null for all.
-
-    A key with scopes cannot sign in a browser."""
+    """The key may call only what these scopes name: headings of /docs, where `write` includes `read`; null is
+    all that its role may. A key with scopes cannot sign in a browser."""
     expires_at: UtcTime | None = None
     """The key ends at this time; null for never."""
 
@@ -96,7 +95,7 @@ class RotationRequest(Message):
     )
 
     grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
-    """For how long the old secret stays good beside the new one; 0 ends it at once."""
+    """The old secret stays good beside the new one for so long; 0 ends it at once."""
     expires_at: UtcTime | None = None
     """When the key expires from now on; left out, that stays as it is."""
     prefix: str | None = None
@@ -104,12 +103,12 @@ class RotationRequest(Message):
 
 
 class ApiKeyView(Message):
-    """An API key, without the key."""
+    """An API key as it is shown, which is without the key."""
 
     id: str
-    """Identifies the key in later calls."""
+    """The id names the key in later calls."""
     name: str
-    """As given when it was made."""
+    """The name is as it was given when the key was made."""
     role: Role
     """What the key may do."""
     scopes: list[Scope] | None
@@ -123,7 +122,7 @@ class ApiKeyView(Message):
     created_by: str
     """Name of who made it."""
     expires_at: datetime | None
-    """When it ends; null for never."""
+    """The key ends at this time; null for never."""
     last_used_at: datetime | None
     """When it was last used, give or take five minutes; null for never."""
     revoked_at: datetime | None
@@ -135,7 +134,7 @@ class ApiKeyView(Message):
 
 
 class CreatedApiKey(ApiKeyView):
-    """A new API key, or one with a new secret."""
+    """A new API key, or one that got a new secret."""
 
     key: str
     """Shown once; only its hash is stored."""
@@ -145,20 +144,20 @@ class Me(Message):
     """Who the credentials of a request belong to."""
 
     name: str
-    """Of the API key, or of whoever signed in."""
+    """The caller is called so: by the name of the API key, or of whoever signed in."""
     role: Role
     """What the caller may do."""
     scopes: list[Scope] | None
     """The parts of it that are meant; null for all."""
     kind: str
-    """`api_key`, `session` or another kind of credentials."""
+    """The credentials are an `api_key`, a `session` or of another kind."""
 
 
 class AuditEntryView(Message):
     """What somebody did, or was not allowed to do."""
 
     id: int
-    """Counts up with every entry."""
+    """The id grows with every entry."""
     at: datetime
     """When it was recorded."""
     principal: str
@@ -166,7 +165,7 @@ class AuditEntryView(Message):
     role: str
     """Role that the caller had then."""
     action: str
-    """Such as `table.enroll`."""
+    """What was done has a name, such as `table.enroll`."""
     target: str
     """What it was done to: a name, an id, or the path that was called."""
     outcome: Literal["allowed", "denied"]
@@ -174,4 +173,4 @@ class AuditEntryView(Message):
     request_id: str | None
     """X-Request-ID of the request that did it; null for what the service did by itself."""
     fields: dict[str, Any]
-    """More about it, such as `dry_run` or the `reason` of a denial."""
+    """What else is known about it, such as `dry_run` or the `reason` of a denial."""

@@ -45,11 +45,13 @@ def list_catalogs(
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
     search: Search = None,
     kind: Annotated[
-        CatalogType | None, Query(alias="type", description="Only catalogs of this type.")
+        CatalogType | None, Query(alias="type", description="Only catalogs of this type are listed.")
     ] = None,
-    paused: Annotated[bool | None, Query(description="Only paused ones, or only others.")] = None,
+    paused: Annotated[
+        bool | None, Query(description="Only those that are paused are listed, or only others.")
+    ] = None,
 ) -> Page[CatalogView]:
-    """Registered catalogs."""
+    """List the registered catalogs."""
     return service.list_catalogs(session, page, search=search, kind=kind, paused=paused)
 
 
@@ -57,7 +59,7 @@ def list_catalogs(
 def get_catalog(
     session: ReadSession, _caller: Viewer, catalog_id: CatalogId, response: Response
 ) -> CatalogView:
-    """One catalog, by id or name."""
+    """Show one catalog, by id or name."""
     found = service.view(service.get_catalog(session, catalog_id))
     set_etag(response, found.version)
     return found

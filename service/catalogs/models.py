@@ -10,12 +10,13 @@ from service.http.messages import Message, Name, example
 from service.records.catalogs import CatalogType
 
 Limit = Annotated[
-    int | None, ModelField(ge=1, description="Jobs of its tables that run at a time; null for no limit.")
+    int | None, ModelField(ge=1, description="So many jobs of its tables run at a time; null for no limit.")
 ]
 
 
 class CatalogRequest(Message):
-    """For `sql`: `uri` (sqlite:////abs/cat.db or postgresql://...) and `warehouse` (file:///... or s3://...)."""
+    """A catalog of type `sql` needs `uri` (sqlite:////abs/cat.db or postgresql://...) and `warehouse`
+    (file:///... or s3://...)."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -35,12 +36,13 @@ class CatalogRequest(Message):
     )
 
     name: Name
-    """Unique among catalogs; letters, digits and `_.-`."""
+    """The name is unique among catalogs, and has letters, digits and `_.-`."""
     type: CatalogType
     """What kind of catalog it is."""
     properties: dict[str, str] = ModelField(default_factory=dict)
-    """Those of PyIceberg for this type. Secrets are references: `env:NAME` or `file:/path`. Those with
-    `index.` before their names, as in `index.s3.access-key-id`, are for the index warehouse alone."""
+    """These are PyIceberg's properties for this type. Secrets are references: `env:NAME` or `file:/path`.
+    Those with `index.` before their names, as in `index.s3.access-key-id`, are for the index warehouse
+    alone."""
     index_warehouse: str | None = None
     """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: Limit = None
@@ -66,20 +68,20 @@ class CatalogPatch(Message):
 
 
 class CatalogView(Message):
-    """A registered catalog."""
+    """A catalog as it is registered."""
 
     id: str
-    """Identifies the catalog, whatever its name."""
+    """The id names the catalog, whatever it is called."""
     name: str
-    """Unique among catalogs."""
+    """The name is unique among catalogs."""
     type: CatalogType
     """What kind of catalog it is."""
     properties: dict[str, str]
-    """With references instead of secrets."""
+    """The properties have references instead of secrets."""
     index_warehouse: str | None
     """Where indexes of its tables go; null means the default of the installation."""
     max_running_jobs: int | None
-    """At most this many jobs of its tables run at a time; null for no limit."""
+    """So many jobs of its tables run at a time at most; null for no limit."""
     paused: bool
     """While true, no job of its tables starts."""
     version: int
@@ -130,7 +132,7 @@ class CatalogCheck(Message):
     remedy: str | None
     """What to do about it; null if there is nothing to do."""
     namespaces: list[str]
-    """Namespaces, as dotted names."""
+    """The namespaces are listed as dotted names."""
     tables: list[str]
     """The first tables found, as dotted names."""
     table_count: int
@@ -138,4 +140,4 @@ class CatalogCheck(Message):
     seconds: float
     """How long it took in all."""
     steps: list[CheckStep]
-    """In the order in which they were tried."""
+    """The steps are in the order in which they were tried."""

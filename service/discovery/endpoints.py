@@ -23,7 +23,7 @@ from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 
 router = APIRouter(tags=["discovery"], route_class=ApiRoute)
-PatternId = Annotated[str, Path(description="Id of a standing pattern.")]
+PatternId = Annotated[str, Path(description="The id names a standing pattern.")]
 
 
 @router.get("/catalogs/{catalog_id}/candidates", responses=UNREACHABLE_RESPONSE)
@@ -37,11 +37,14 @@ def find_candidates(
     catalog_id: CatalogId,
     page: Annotated[PageRequest, Depends(candidates.candidates_page)],
     namespace: Annotated[
-        list[str] | None, Query(description="Only tables of this namespace: its parts, one after the other.")
+        list[str] | None,
+        Query(description="Only tables of this namespace are looked at: its parts, one after the other."),
     ] = None,
-    all_tables: Annotated[bool, Query(description="Also tables without equality deletes.")] = False,
+    all_tables: Annotated[
+        bool, Query(description="Tables without equality deletes are listed, too.")
+    ] = False,
 ) -> CandidatePage:
-    """Which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete.
+    """Tell which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete.
 
     Each table of a page is looked at, so pages are small.
     """
@@ -71,7 +74,10 @@ def list_patterns(
     session: ReadSession,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(patterns.SORTING.page_request)],
-    catalog: Annotated[str | None, Query(description="Only those of this catalog: its name or id.")] = None,
+    catalog: Annotated[
+        str | None,
+        Query(description="Only those of this catalog are listed, which is given by name or id."),
+    ] = None,
 ) -> Page[StandingPatternView]:
     """Standing patterns, with what came of them."""
     return patterns.list_patterns(session, page, catalog=catalog)

@@ -21,13 +21,13 @@ class StandingPatternRequest(Message):
     )
 
     catalog: str = ModelField(min_length=1)
-    """Name or id of the catalog."""
+    """The catalog is given by name or id."""
     pattern: NamePattern
     """A shell-style pattern of dotted names: `*` is any text, `?` any character, `[ab]` one of these."""
     exclude: list[NamePattern] = ModelField(default_factory=list, max_length=100)
-    """Patterns of tables to leave out."""
+    """Tables that match these patterns are left out."""
     branch: str = ModelField(default="main", min_length=1)
-    """The branch to enrol of each table."""
+    """This branch of each table is enrolled."""
     policy: str | None = None
     """Name or id of a policy for each table; null inherits."""
 
@@ -38,9 +38,9 @@ class StandingPatternPatch(Message):
     model_config = ConfigDict(extra="forbid", json_schema_extra=example({"paused": True}))
 
     pattern: NamePattern | None = None
-    """A shell-style pattern of dotted names."""
+    """The pattern of dotted names is written as for a shell."""
     exclude: Annotated[list[NamePattern], ModelField(max_length=100)] | None = None
-    """Patterns of tables to leave out."""
+    """Tables that match these patterns are left out."""
     policy: str | None = None
     """Name or id of a policy for tables to come; null inherits."""
     paused: bool | None = None
@@ -51,13 +51,13 @@ class StandingPatternView(Message):
     """A pattern, and what came of it when it was last compared with the catalog."""
 
     id: str
-    """Its id."""
+    """The id names the pattern in later calls."""
     catalog_id: str
-    """Id of the catalog."""
+    """The id of the catalog that it is compared with."""
     catalog: str
-    """Name of the catalog."""
+    """The name of the catalog that it is compared with."""
     pattern: str
-    """A shell-style pattern of dotted names."""
+    """The pattern of dotted names is written as for a shell."""
     exclude: list[str]
     """Patterns of tables that it leaves out."""
     branch: str
@@ -77,7 +77,7 @@ class StandingPatternView(Message):
     evaluated_at: datetime | None
     """When it was last compared with the catalog; null means never."""
     matched: int
-    """How many tables matched then."""
+    """So many tables matched when it was last compared."""
     enrolled: int
     """How many tables it has enrolled so far."""
     error: dict[str, Any] | None
@@ -87,40 +87,40 @@ class StandingPatternView(Message):
 
 
 class Candidate(Message):
-    """A table of a catalog, and the equality deletes in it."""
+    """A table of a catalog, and the equality deletes that it holds."""
 
     identifier: list[str]
-    """Namespace parts, then the table name."""
+    """The identifier has the namespace's parts, then the table's name."""
     name: str
-    """The identifier with dots."""
+    """The name is the identifier with dots."""
     summary: str
     """What it holds, in words."""
     table_id: str | None
-    """Under which id its branch main is enrolled; null if it is not."""
+    """The branch main of the table is enrolled under this id; null if it is not."""
     format_version: int | None
-    """Of the Iceberg table; null if it could not be read."""
+    """The Iceberg table has this format version; null if it could not be read."""
     equality_delete_files: int
-    """Live equality delete files on branch main."""
+    """So many equality delete files are live on branch main."""
     equality_deletes: int
-    """Rows of those files."""
+    """The equality delete files have so many rows."""
     equality_delete_bytes: int
-    """Size of those files."""
+    """The equality delete files have so many bytes."""
     oldest_at: datetime | None
     """When the oldest of them was committed; null without any."""
     key_sets: list[list[str]]
-    """By which columns they delete."""
+    """The equality deletes go by these columns."""
     problem: PatternMiss | None
     """Why it cannot be looked at, enrolled or converted in full; null if it can."""
 
 
 class CandidatePage(Message):
-    """Some tables of a catalog, in the order of `sort`."""
+    """Tables of a catalog that were looked at, in the order of `sort`."""
 
     items: list[Candidate]
-    """Those that were looked at and fit the request."""
+    """The tables that were looked at and fit the request."""
     next_cursor: str | None
     """`cursor` of the next call; null once all tables were looked at."""
     looked_at: int
-    """How many tables this call looked at."""
+    """This call looked at so many tables."""
     tables: int
     """How many tables the catalog has."""

@@ -46,11 +46,11 @@ def _refuse_number(value: object) -> object:
 
 UtcTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(to_utc)]
 """A time in a request, with any time zone."""
-CatalogId = Annotated[str, Path(description="Id or name of a catalog.")]
-PolicyId = Annotated[str, Path(description="Id or name of a policy.")]
-TableId = Annotated[str, Path(description="Id of an enrolled table.")]
-JobId = Annotated[str, Path(description="Id of a job.")]
-KeyId = Annotated[str, Path(description="Id of an API key.")]
+CatalogId = Annotated[str, Path(description="The catalog is given by id or name.")]
+PolicyId = Annotated[str, Path(description="The policy is given by id or name.")]
+TableId = Annotated[str, Path(description="The id names an enrolled table.")]
+JobId = Annotated[str, Path(description="The id names a job.")]
+KeyId = Annotated[str, Path(description="The id names an API key.")]
 WorkerId = Annotated[str, Path(description="Id that a worker got when it registered.")]
 AttemptNumber = Annotated[
     int, Path(ge=1, le=2**31 - 1, description="Number of the attempt: a late one gets 409 `stale-attempt`.")

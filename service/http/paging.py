@@ -31,9 +31,9 @@ class Page(Message, Generic[Item]):
     """A part of a list."""
 
     items: list[Item]
-    """In the order of `sort`."""
+    """The items are in the order of `sort`."""
     next_cursor: str | None
-    """`cursor` of the next page; null on the last one."""
+    """The next page is asked for with this as `cursor`; null on the last one."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,17 @@ def page_request(
 
     def read(
         request: Request,
-        limit: Annotated[int, Query(ge=1, le=most, description="At most this many items.")] = limit,
+        limit: Annotated[
+            int, Query(ge=1, le=most, description="A page has at most this many items.")
+        ] = limit,
         cursor: Annotated[
             str | None,
             Query(
                 max_length=4000,
-                description="`next_cursor` of the previous page, with the same sort and filters.",
+                description=(
+                    "The page that follows is asked for with `next_cursor` of the previous one, and the same "
+                    "sort and filters."
+                ),
             ),
         ] = None,
         sort: Annotated[
@@ -207,8 +212,9 @@ def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
     return to_utc(read) if isinstance(read, datetime) else read
 
 
-Since = Annotated[UtcTime | None, Query(description="Only items of this time or later.")]
-Until = Annotated[UtcTime | None, Query(description="Only items before this time.")]
+Since = Annotated[UtcTime | None, Query(description="Only items of this time or later are listed.")]
+Until = Annotated[UtcTime | None, Query(description="Only items before this time are listed.")]
 Search = Annotated[
-    str | None, Query(max_length=200, description="Only items whose name contains this, in any case.")
+    str | None,
+    Query(max_length=200, description="Only items are listed whose name contains this, in any case."),
 ]

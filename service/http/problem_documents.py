@@ -23,16 +23,17 @@ _log = logging.getLogger("icestream.errors")
 
 
 class Problem(Message):
-    """RFC 9457 problem document."""
+    """A problem document, as RFC 9457 has it."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str
-    """Which problem it is, such as `/problems/table-not-found`: stable, and explained at that address."""
+    """The type says which problem it is, such as `/problems/table-not-found`: stable, and explained at that
+    address."""
     title: str
-    """Which problem it is, in words."""
+    """The title says which problem it is, in words."""
     status: int
-    """The HTTP status."""
+    """The answer has this HTTP status."""
     detail: str
     """What happened this time."""
     remedy: str
@@ -40,7 +41,7 @@ class Problem(Message):
     instance: str
     """The path that was called."""
     request_id: str | None = None
-    """As in the answer's header X-Request-ID, in the log and in the audit log."""
+    """The request has this id in the answer's header X-Request-ID, in the log and in the audit log."""
 
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -32,7 +32,9 @@ _IDEMPOTENCY_PARAMETER = {
     "name": IDEMPOTENCY_HEADER,
     "in": "header",
     "required": False,
-    "description": "The same request with the same key happens once; a repeat gets the first answer.",
+    "description": (
+        "A request that is sent again with the same key happens once, and gets the first answer."
+    ),
     "schema": {"type": "string", "minLength": 1, "maxLength": _MAX_KEY_CHARACTERS},
 }
 _NOT_REPLAYED = ("content-type", "content-length", "set-cookie")

@@ -36,6 +36,6 @@ def list_history(
         Query(description="`hour` and `day` give the first sample of each, by UTC."),
     ] = Resolution.ALL,
 ) -> Page[HealthSampleView]:
-    """Samples of the health, newest first."""
+    """List samples of the health, newest first."""
     get_table(session, table_id)
     return service.list_history(session, page, table_id, since=since, until=until, resolution=resolution)

@@ -21,9 +21,9 @@ class HealthView(Message):
     """Sums over the key sets; `coverage` is their minimum and null while there is no index."""
 
     table_id: str
-    """The table."""
+    """The id of the table that it is about."""
     status: HealthStatus
-    """In one word."""
+    """One word says how the table is doing."""
     status_reason: str
     """Why the status is what it is, in words."""
     what_to_do: str | None
@@ -33,15 +33,15 @@ class HealthView(Message):
     lag_seconds: float
     """Age of the oldest live equality delete file; 0 when there is none."""
     pending_equality_deletes: int
-    """Rows of live equality delete files."""
+    """The live equality delete files have so many rows."""
     pending_equality_delete_files: int
-    """Live equality delete files."""
+    """So many equality delete files are live."""
     entries: int
-    """Entries of the index."""
+    """The index has so many entries."""
     bytes: int
-    """Bytes of the index."""
+    """The index has so many bytes."""
     sorted_runs: int
-    """Sorted runs of the index; a lookup reads all of them."""
+    """The index has so many sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: list[UnconvertibleDelete]
@@ -49,7 +49,7 @@ class HealthView(Message):
     key_sets: list[KeySetView]
     """The index of each key set, as last reported by a worker, and what is pending of it."""
     data_files: int
-    """Data files of the table."""
+    """The table has so many data files."""
     unindexed_data_files: int
     """Data files that the index does not cover yet."""
     iceberg_snapshot_id: int | None
@@ -61,56 +61,56 @@ class HealthView(Message):
     poll_error: dict[str, Any] | None
     """Why the last poll failed; null if it did not."""
     decisions: dict[str, Any]
-    """The scheduler's latest decision about each kind of job: what, why, since when."""
+    """The scheduler has decided this about each kind of job last: what, why, since when."""
 
 
 class KeySetSample(Message):
-    """The index of one key set at one time."""
+    """What the index of one key set was like at one time."""
 
     equality_field_ids: list[int]
-    """Ids of the key fields."""
+    """The key has these field ids."""
     columns: list[str]
-    """Names of the key columns then."""
+    """The key columns had these names."""
     coverage: float
     """Share of the data files that it covers, 0 to 1."""
     entries: int
-    """Entries, dead ones too."""
+    """The index has so many entries, dead ones too."""
     bytes: int
-    """Bytes of its files."""
+    """The index has so many bytes."""
     sorted_runs: int
-    """Sorted runs; a lookup reads all of them."""
+    """The index had so many sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """Share of entries that point to files which are gone, 0 to 1."""
     pending_equality_delete_files: int | None = None
-    """Live equality delete files by these fields; null in samples of earlier versions."""
+    """So many equality delete files by these fields were live; null in samples of earlier versions."""
 
 
 class HealthSampleView(Message):
-    """The health of a table at one time."""
+    """How a table was doing at one time."""
 
     at: datetime
     """When it was measured."""
     status: HealthStatus
-    """In one word."""
+    """One word says how the table was doing."""
     iceberg_snapshot_id: int | None
     """Head of the table's branch then; null while the table is empty."""
     pending_equality_delete_files: int
-    """Live equality delete files."""
+    """So many equality delete files were live."""
     pending_equality_deletes: int
-    """Rows of live equality delete files."""
+    """The live equality delete files had so many rows."""
     lag_seconds: float
     """Age of the oldest live equality delete file; 0 when there is none."""
     coverage: float | None
     """Share of the data files that the index covers, 0 to 1; null while there is no index."""
     entries: int
-    """Entries of the index."""
+    """The index had so many entries."""
     bytes: int
-    """Bytes of the index."""
+    """The index had so many bytes."""
     sorted_runs: int
-    """Sorted runs of the index; a lookup reads all of them."""
+    """The index had so many sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: int
     """How many equality delete files cannot be converted."""
     key_sets: list[KeySetSample]
-    """The index of each key set."""
+    """What the index of each key set was like."""

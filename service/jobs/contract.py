@@ -36,51 +36,51 @@ def _of_locations(given: object) -> object:
 
 
 class AttemptId(Message):
-    """One try at a job."""
+    """One try at a job, as it is named in calls."""
 
     job_id: str
-    """The job."""
+    """The id of the job that was tried."""
     attempt: int = ModelField(strict=True)
-    """Counts from 1."""
+    """The attempts at a job are counted from 1."""
 
 
 class AssignedJob(Message):
-    """The job of an assignment."""
+    """The job that an assignment is about."""
 
     id: str
-    """Identifies the job."""
+    """The id names the job."""
     kind: str
     """What it does."""
     dry_run: bool
     """Whether it only says what it would do."""
     parameters: dict[str, Any]
-    """As requested."""
+    """The parameters are as they were requested."""
 
 
 class AssignedTable(Message):
-    """The table of an assignment."""
+    """The table that an assignment is about."""
 
     id: str
-    """Identifies the enrolment."""
+    """The id names the enrolment."""
     identifier: list[str]
-    """Namespace parts, then the table name."""
+    """The identifier has the namespace's parts, then the table's name."""
     table_uuid: str
     """Iceberg's own id of the table: another one means another table."""
     branch: str
-    """The branch to work on."""
+    """The branch that is to be worked on."""
     key_sets: list[list[str]]
-    """Declared keys, as column names."""
+    """The declared keys are lists of column names."""
     seen_equality_field_ids: list[list[int]]
-    """Of key sets in earlier reports: no equality delete may be left that still names them."""
+    """Earlier reports had these key sets: no equality delete may be left that still names them."""
 
 
 class AssignedCatalog(Message):
     """What it takes to open the catalog."""
 
     name: str
-    """Its name."""
+    """The catalog has this name."""
     type: str
-    """`sql`, `rest`, `hive`, `glue` or `hadoop`."""
+    """The type is `sql`, `rest`, `hive`, `glue` or `hadoop`."""
     properties: dict[str, str]
     """Secret references are not resolved here."""
 
@@ -89,11 +89,11 @@ class AssignedIndex(Message):
     """Where the index lies."""
 
     warehouse: str
-    """Of its Paimon tables, as a URI."""
+    """The Paimon tables lie in this warehouse, a URI."""
 
 
 class ProgressReport(Message):
-    """Where an attempt stands."""
+    """How far an attempt has come."""
 
     stage: Name
     """What it does now."""
@@ -102,22 +102,22 @@ class ProgressReport(Message):
     total: Amount | None = None
     """How much there is."""
     unit: Name | None = None
-    """Of what, such as `files`."""
+    """What is counted, such as `files`."""
     message: Words | None = None
-    """The same in words, or more."""
+    """A message says the same in words, or more."""
 
 
 class EventReport(Message):
     """Something that happened in an attempt, or a line of the worker's log."""
 
     kind: Literal["message", "log"] = "message"
-    """Which of both: they become events `job.message` and `job.log`."""
+    """The kind says which of both it is: they become events `job.message` and `job.log`."""
     level: Literal["info", "warning", "error"] = "info"
     """How grave it is."""
     message: Words
     """What happened, in words."""
     fields: dict[Name, JsonValue] = ModelField(default_factory=dict, max_length=100)
-    """The same for programs."""
+    """The fields say the same for programs."""
 
 
 class AnnouncedPlan(Message):
@@ -127,7 +127,7 @@ class AnnouncedPlan(Message):
     """
 
     number: int = ModelField(ge=0, lt=PLANS_AT_MOST)
-    """Of the attempt's plans."""
+    """The attempt's plans are counted by this number."""
     tasks: int = ModelField(ge=0, le=99_999)
     """Tasks that write, so far."""
     files_per_task: int = ModelField(default=500, ge=0, le=500)
@@ -135,9 +135,10 @@ class AnnouncedPlan(Message):
     removes: Place | None = None
     """An equality delete file that the commit removes; none as long as no commit is about to be made."""
     location: Place
-    """Of the table then."""
+    """The table had this location when it was planned."""
     properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
-    """Of the table then, as far as the files' places depend on them; others are ignored."""
+    """The table had these properties when it was planned, as far as the files' places depend on them; others
+    are ignored."""
 
 
 class Leftovers(AttemptId):
@@ -148,7 +149,7 @@ class Leftovers(AttemptId):
 
 
 class HeartbeatRequest(Message):
-    """A sign of life, with news."""
+    """A sign of life that a worker gives, with news."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -160,22 +161,23 @@ class HeartbeatRequest(Message):
     )
 
     progress: ProgressReport | None = None
-    """Where the attempt stands; null for no change."""
+    """How far the attempt has come; null for no change."""
     events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """What happened since the last heartbeat."""
     plan: AnnouncedPlan | None = None
-    """So that the files of an attempt that dies can be found, and removed once no commit needs them."""
+    """A plan is told so that the files of an attempt that dies can be found, and removed once no commit needs
+    them."""
 
 
 class HeartbeatAnswer(Message):
     """What a worker goes by."""
 
     now: datetime
-    """By the service's clock, for the worker to compare its own with."""
+    """The service's clock says this, for the worker to compare its own with."""
     lease_expires_at: datetime
     """When the attempt is given up without a further heartbeat."""
     cancel_requested: bool
-    """Whether to stop."""
+    """Whether the worker is to stop."""
 
 
 class AddressRangeRequest(Message):
@@ -188,7 +190,7 @@ class AddressRangeRequest(Message):
     )
 
     rows: int = ModelField(ge=1, le=2**40)
-    """How many."""
+    """So many addresses are to be reserved."""
     at_least: int = ModelField(default=0, ge=0, le=MAX_ADDRESS)
     """The range begins here or later: above every address that the index already has.
 
@@ -200,16 +202,16 @@ class AddressRange(Message):
     """Row addresses that are now the attempt's alone."""
 
     base_address: int
-    """The first one."""
+    """The range begins with this address."""
 
 
 class ErrorReport(Message):
     """Why an attempt failed."""
 
     code: Name
-    """For programs, such as `worker_lost`."""
+    """Programs know the error by its code, such as `worker_lost`."""
     title: Words
-    """The same in words."""
+    """The title says the same in words."""
     detail: Words
     """What happened."""
     remedy: Words
@@ -224,13 +226,13 @@ class IndexReport(Message):
     iceberg_snapshot_id: SnapshotId | None
     """Head of the table's branch that was looked at; null for an empty table."""
     key_sets: list[KeySetReport] = ModelField(max_length=1000)
-    """The index of each key set."""
+    """What the index of each key set is like."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """Equality delete files that stay, each with its reason."""
     pending_equality_delete_files: Files
-    """Live equality delete files."""
+    """So many equality delete files are live."""
     pending_equality_deletes: Amount
-    """Their rows."""
+    """The pending equality delete files have so many rows."""
 
 
 class FinishRequest(Message):
@@ -252,7 +254,7 @@ class FinishRequest(Message):
         )
     )
     status: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released` hands the job back."""
+    """The status `released` hands the job back."""
     result: JobResult | None = None
     """What was done."""
     error: ErrorReport | None = None
@@ -264,32 +266,33 @@ class FinishRequest(Message):
     rows: Amount = 0
     """Planned rows that its tasks went through."""
     bytes: Amount = 0
-    """Read for lookups, scans and compactions, and written into the index."""
+    """So many bytes were read for lookups, scans and compactions, and written into the index."""
     cleared: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
     """Attempts of which nothing is left in the table's location any more; others are ignored."""
 
 
 class Assignment(Message):
-    """All that a worker needs for one attempt."""
+    """All that a worker has to know for one attempt."""
 
     job: AssignedJob
     """What is to be done."""
     traceparent: str | None
-    """Of the call that asked for the job, as W3C's Trace Context writes it; null if that was no trace."""
+    """The call that asked for the job has this trace, as W3C's Trace Context writes it; null if that was no
+    trace."""
     attempt: int
     """Number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
     """How earlier attempts at the job ended."""
     leftovers: list[Leftovers]
-    """Of earlier attempts at jobs of the table; only for jobs that may remove them."""
+    """What earlier attempts at jobs of the table may have left; only jobs that may remove it are told."""
     lease_seconds: float
-    """Without a heartbeat for so long, the attempt is given up."""
+    """The attempt is given up without a heartbeat for so long."""
     lease_expires_at: datetime
     """When that would be now."""
     timeout_seconds: float
-    """After so long the worker ends the attempt, or the service takes it away; 0 for any time."""
+    """The worker ends the attempt after so long, or the service takes it away; 0 for any time."""
     table: AssignedTable
-    """The table to work on."""
+    """The table that is to be worked on."""
     catalog: AssignedCatalog
     """The catalog that knows the table."""
     index: AssignedIndex
@@ -297,10 +300,10 @@ class Assignment(Message):
     policy: EffectivePolicy
     """What holds for the table."""
     allowed_locations: list[str]
-    """Places beyond which the worker opens no file, whatever catalog and table name."""
+    """The worker opens no file beyond these places, whatever is named by catalog and table."""
     allowed_hosts: list[str]
     """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
     allowed_secrets: list[str]
     """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
     own_files: list[str]
-    """Files and folders of the service itself, which the worker never opens, whatever names them."""
+    """The files and folders of the service itself are never opened by the worker, whatever names them."""

@@ -33,7 +33,10 @@ Levels = Annotated[
     list[EventLevel] | None, Query(description="Only events of this level; may be given several times.")
 ]
 EventKind = Annotated[
-    str | None, Query(description="Only events of this kind, such as `job.queued`, or group, such as `job`.")
+    str | None,
+    Query(
+        description="Only events of this kind are listed, such as `job.queued`, or of a group, such as `job`."
+    ),
 ]
 
 
@@ -48,9 +51,10 @@ def list_jobs(
     session: ReadSession,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    table_id: Annotated[str | None, Query(description="Only jobs of this table.")] = None,
+    table_id: Annotated[str | None, Query(description="Only jobs of this table are listed.")] = None,
     catalog: Annotated[
-        str | None, Query(description="Only jobs of tables of this catalog: its name or id.")
+        str | None,
+        Query(description="Only jobs of tables of this catalog are listed, which is given by name or id."),
     ] = None,
     status: Annotated[
         list[JobStatus] | None, Query(description="Only jobs with this status; may be given several times.")
@@ -60,7 +64,9 @@ def list_jobs(
     ] = None,
     trigger: Annotated[
         Literal["policy", "request"] | None,
-        Query(description="Only jobs that a policy started, or only those that somebody requested."),
+        Query(
+            description="Only jobs that a policy started are listed, or only those that somebody requested."
+        ),
     ] = None,
     since: Since = None,
     until: Until = None,
@@ -148,9 +154,9 @@ async def follow_events(
     request: Request,
     database: CurrentDatabase,
     _caller: Viewer,
-    table_id: Annotated[str | None, Query(description="Only events of this table.")] = None,
-    job_id: Annotated[str | None, Query(description="Only events of this job.")] = None,
-    last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
+    table_id: Annotated[str | None, Query(description="Only events of this table are told.")] = None,
+    job_id: Annotated[str | None, Query(description="Only events of this job are told.")] = None,
+    last_event_id: Annotated[str | None, Header(description="The stream goes on after this event.")] = None,
 ) -> EventSourceResponse:
     """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status.
 

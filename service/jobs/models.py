@@ -13,12 +13,12 @@ from service.records.reports import StageReport
 
 
 class SystemView(Message):
-    """The whole installation."""
+    """The whole installation, as far as it can be paused."""
 
     paused: bool
     """While true, no job of any table starts."""
     version: str
-    """Version of the service."""
+    """The service has this version."""
 
 
 RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify"]
@@ -41,22 +41,22 @@ class JobRequest(Message):
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
     would take. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
-    """Options of the worker for this kind of job; usually none."""
+    """The worker has options for some kinds of jobs; usually none are given."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
-    """Before or behind other waiting jobs; the policy's if left out."""
+    """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
-    """Not before this time; at once if left out."""
+    """The job starts at this time or later; at once if left out."""
 
 
 class AttemptView(Message):
-    """One try at a job."""
+    """One try at a job, as it ended or runs."""
 
     attempt: int
-    """Counts from 1."""
+    """The attempts at a job are counted from 1."""
     worker_id: str
     """The worker that ran it."""
     worker_name: str
-    """Name of that worker."""
+    """The worker has this name."""
     status: AttemptStatus
     """How it ended, or that it runs."""
     started_at: datetime
@@ -74,14 +74,15 @@ class AttemptView(Message):
     rows: int
     """Planned rows that its tasks went through."""
     bytes: int
-    """Read of index, keys in data files and equality deletes; and written, as index or delete files."""
+    """So many bytes were read of index, keys in data files and equality deletes, and written as index or
+    delete files."""
 
 
 class Caveat(Message):
     """What a job that succeeded did not do, or should not leave at that."""
 
     title: str
-    """In short."""
+    """The title says in short what is the matter."""
     detail: str
     """The first of what it is about, and why."""
     remedy: str
@@ -91,30 +92,30 @@ class Caveat(Message):
 
 
 class JobView(Message):
-    """A job and its attempts."""
+    """A job, and the attempts that were made at it."""
 
     id: str
-    """Identifies the job."""
+    """The id names the job."""
     kind: JobKind
     """What it does."""
     dry_run: bool
     """Whether it only says what it would do."""
     table_id: str
-    """The table that it works on."""
+    """The id of the table that is worked on."""
     table: str
-    """Dotted name."""
+    """The table's name is written with dots."""
     catalog: str
-    """Name of the catalog."""
+    """The catalog has this name."""
     branch: str
-    """The table's branch that it works on."""
+    """The branch of the table that is worked on."""
     status: JobStatus
-    """Where it stands."""
+    """How far the job has come."""
     parameters: dict[str, Any]
-    """As requested."""
+    """The parameters are as they were requested."""
     trigger: str
     """`request`, or the sentence of the policy trigger that made it."""
     requested_by: str
-    """Who requested it; `policy` if it started by itself."""
+    """The job was requested by this name; `policy` if it started by itself."""
     created_at: datetime
     """When it was queued."""
     available_at: datetime
@@ -122,29 +123,29 @@ class JobView(Message):
     run_at: datetime | None
     """Earliest time that was asked for; null for at once."""
     priority: int
-    """Of waiting jobs, those of the highest run first; the policy's unless the request names one."""
+    """The waiting jobs of the highest priority run first; it is the policy's unless the request names one."""
     started_at: datetime | None
-    """When its first attempt started; null before."""
+    """The time at which its first attempt was started; null before."""
     ended_at: datetime | None
     """When it ended; null before."""
     waiting_for: str | None
     """Why a queued job does not run yet, in words."""
     cancel_requested: bool
-    """Whether it stops at the next heartbeat."""
+    """Whether it is to stop at the next heartbeat."""
     retry_of: str | None
     """The job that this one repeats; null if it repeats none."""
     trace_id: str | None
     """The OpenTelemetry trace of its request, its wait and its attempts; null if it has none."""
     max_attempts: int
-    """After so many failed attempts the job has failed."""
+    """The job has failed after so many failed attempts."""
     timeout_seconds: float
     """An attempt that takes longer is ended, and counts as failed; 0 for any time."""
     attempts: list[AttemptView]
-    """Oldest first."""
+    """The attempts are listed oldest first."""
     progress: dict[str, Any] | None
     """What the running attempt last reported; null if nothing."""
     caveat: Caveat | None
-    """Of a job that succeeded, and yet asks for somebody; null if there is nothing."""
+    """What a job that succeeded asks of somebody all the same; null if there is nothing."""
     result: dict[str, Any] | None
     """What it did, or a dry run would do; null before it succeeded.
 
@@ -170,29 +171,29 @@ class BulkRequest(Message):
     action: Literal["cancel", "retry"]
     """What to do with each of the jobs."""
     job_ids: Annotated[list[str], ModelField(min_length=1, max_length=100)]
-    """The jobs; one named twice counts once."""
+    """The ids of the jobs; one that is named twice counts once."""
 
 
 class BulkItem(Message):
-    """What became of one of the jobs."""
+    """What has become of one of the jobs."""
 
     job_id: str
-    """As in the request."""
+    """The id of the job, as the request has it."""
     job: JobView | None
-    """As it is after the action, or the new job of a retry; null if it was refused."""
+    """The job as it is after the action, or the new job of a retry; null if it was refused."""
     problem: Problem | None
     """Why it was refused."""
 
 
 class BulkResult(Message):
-    """What became of each of the jobs."""
+    """What has become of each of the jobs."""
 
     done: int
-    """With how many it was done."""
+    """The action was done with so many jobs."""
     refused: int
-    """With how many it was not."""
+    """The action was refused for so many jobs."""
     items: list[BulkItem]
-    """In the order of the request."""
+    """The items are in the order of the request."""
 
 
 EventLevel = Literal["info", "warning", "error"]
@@ -202,11 +203,11 @@ class EventView(Message):
     """Something that happened to a job or a table."""
 
     id: int
-    """Counts up with every event."""
+    """The id grows with every event."""
     at: datetime
     """When it happened."""
     kind: str
-    """Such as `job.queued`, `job.progress`, `decision.skip`."""
+    """The kind of the event is a name such as `job.queued`, `job.progress` or `decision.skip`."""
     level: EventLevel
     """How grave it is."""
     message: str
@@ -218,4 +219,4 @@ class EventView(Message):
     attempt: int | None
     """The attempt that it is about; null if about none."""
     fields: dict[str, Any]
-    """The same for programs; what there is depends on `kind`."""
+    """The fields say the same for programs; what there is depends on `kind`."""

@@ -81,15 +81,17 @@ def list_policies(
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
     search: Search = None,
-    built_in: Annotated[bool | None, Query(description="Only built-in ones, or only others.")] = None,
+    built_in: Annotated[
+        bool | None, Query(description="Only built-in policies are listed, or only others.")
+    ] = None,
 ) -> Page[PolicyView]:
-    """All policies, built-in ones too."""
+    """List all policies, built-in ones too."""
     return service.list_policies(session, page, search=search, built_in=built_in)
 
 
 @router.get("/policies/{policy_id}")
 def get_policy(session: ReadSession, _caller: Viewer, policy_id: PolicyId, response: Response) -> PolicyView:
-    """One policy, by id or name."""
+    """Show one policy, by id or name."""
     found = service.view(service.get_policy(session, policy_id))
     set_etag(response, found.version)
     return found
@@ -142,11 +144,16 @@ def list_attachments(
     session: ReadSession,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.ATTACHMENT_SORTING.page_request)],
-    level: Annotated[Level | None, Query(description="Only attachments at this level.")] = None,
+    level: Annotated[Level | None, Query(description="Only attachments at this level are listed.")] = None,
     catalog: Annotated[
-        str | None, Query(description="Only those to this catalog or its namespaces: its name or id.")
+        str | None,
+        Query(
+            description="Only those to this catalog or its namespaces are listed; it is given by name or id."
+        ),
     ] = None,
-    policy: Annotated[str | None, Query(description="Only those of this policy: its name or id.")] = None,
+    policy: Annotated[
+        str | None, Query(description="Only those of this policy are listed, which is given by name or id.")
+    ] = None,
 ) -> Page[AttachmentView]:
     """Where policies are attached."""
     return service.list_attachments(session, page, level=level, catalog=catalog, policy=policy)

@@ -28,11 +28,11 @@ class IndexPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """False: never by itself."""
+    """Whether such jobs start by themselves."""
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
     rows: Count | None = None
-    """Rows in new data files."""
+    """The new data files have so many rows."""
     bytes: Count | None = None
     """Size of new files, with the delete files that were committed beside them."""
     age_seconds: Seconds | None = None
@@ -47,19 +47,19 @@ class ConvertPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """False: never by itself."""
+    """Whether such jobs start by themselves."""
     delete_files: Count | None = None
-    """Live equality delete files."""
+    """So many equality delete files are live."""
     deletes: Count | None = None
-    """Rows in live equality delete files."""
+    """The live equality delete files have so many rows."""
     bytes: Count | None = None
-    """Size of live equality delete files."""
+    """The live equality delete files have so many bytes."""
     age_seconds: Seconds | None = None
-    """Age of the oldest live equality delete file."""
+    """The oldest live equality delete file is so old."""
     cron: Cron | None = None
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
-    """A job commits after so many equality delete files, those of a partition together; 0: once."""
+    """A job commits after so many equality delete files, those of a partition together; 0 is one commit."""
 
 
 class CompactPolicy(Message):
@@ -68,17 +68,17 @@ class CompactPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """False: never by itself."""
+    """Whether such jobs start by themselves."""
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
-    """Compact an index with so many sorted runs."""
+    """An index is compacted when it has so many sorted runs."""
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
     """Share of entries that point to files which are gone."""
     dead_bytes: Count | None = None
-    """Size of these entries, as their share of the index's size."""
+    """The dead entries have so many bytes, by their share of the index's size."""
     min_interval_seconds: Seconds | None = None
-    """At least this long between two compactions, because each rewrites a part of the index."""
+    """Two compactions are at least so far apart, because each rewrites a part of the index."""
     cron: Cron | None = None
-    """Compact at these moments, too, which also deletes files that nothing needs any more."""
+    """The index is compacted at these moments, too, which also deletes files that nothing needs any more."""
 
 
 class VerifyPolicy(Message):
@@ -87,17 +87,17 @@ class VerifyPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """False: never by itself."""
+    """Whether such jobs start by themselves."""
     data_files: Count | None = None
     """Verify once this many data files are new since the last verification."""
     rows: Count | None = None
-    """Rows in these."""
+    """The data files have so many rows since the last verification."""
     bytes: Count | None = None
     """Size of these, with the delete files that were committed beside them."""
     age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
     """Verify an index that was not verified for so long."""
     cron: Cron | None = None
-    """Verify at these moments, too."""
+    """The index is verified at these moments, too."""
 
 
 class SchedulePolicy(Message):
@@ -106,13 +106,14 @@ class SchedulePolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     time_zone: Annotated[str, AfterValidator(check_time_zone)] | None = None
-    """IANA name, such as `Europe/Berlin`; of `cron` and `windows`."""
+    """The time zone of `cron` and `windows` is an IANA name, such as `Europe/Berlin`."""
     windows: list[Window] | None = None
     """Jobs start by themselves only while one is open; empty for always. At most 50."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
-    """Of waiting jobs, those of the highest priority run first."""
+    """The waiting jobs of the highest priority run first."""
     idle_pause_seconds: Seconds | None = None
-    """After a job that found nothing to do, unless the table changes; doubled with each further one."""
+    """A pause follows a job that found nothing to do, unless the table changes; doubled with each further
+    one."""
     max_idle_pause_seconds: Seconds | None = None
     """The pause does not grow beyond this."""
 
@@ -123,15 +124,16 @@ class RetryPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
-    """After so many failed attempts the job has failed."""
+    """The job has failed after so many failed attempts."""
     backoff_seconds: Seconds | None = None
-    """Before the second attempt; doubled with each further one."""
+    """A pause comes before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
     """Backoff does not grow beyond this."""
     timeout_seconds: Seconds | None = None
     """An attempt that has run so long is ended, and counts as failed; 0 for no limit."""
     pause_seconds: Seconds | None = None
-    """After a failed job, before the next of its kind starts by itself; doubled with each further failure."""
+    """A pause follows a failed job, before the next of its kind starts by itself; doubled with each further
+    failure."""
     max_pause_seconds: Seconds | None = None
     """The pause does not grow beyond this."""
 
@@ -145,13 +147,13 @@ class BudgetPolicy(Message):
     model_config = ConfigDict(extra="forbid")
 
     table_seconds_per_day: Seconds | None = None
-    """Of running, of all jobs of the table; counted when an attempt ends."""
+    """All jobs of the table may run for so long; counted when an attempt ends."""
     table_bytes_per_day: Amount | None = None
-    """Read and written, as the workers report it."""
+    """All jobs of the table may read and write so much, as the workers report it."""
     catalog_seconds_per_day: Seconds | None = None
-    """The same of all tables of the catalog."""
+    """All jobs of all tables of the catalog may run for so long."""
     catalog_bytes_per_day: Amount | None = None
-    """The same of all tables of the catalog."""
+    """All jobs of all tables of the catalog may read and write so much."""
 
 
 class ResourcesPolicy(Message):
@@ -162,7 +164,8 @@ class ResourcesPolicy(Message):
     max_tasks: Annotated[int, ModelField(ge=0, le=100_000)] | None = None
     """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
     memory_fraction: Annotated[float, ModelField(ge=1 / 64, le=1)] | None = None
-    """Of what a job usually holds in memory at once; the next smaller power of two."""
+    """A job holds this share of what it usually holds in memory at once; the next smaller power of two
+    counts."""
 
 
 class PolicySettings(Message):
@@ -270,7 +273,7 @@ def contradictions(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str
 
 
 class EffectiveIndexPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for index jobs."""
 
     model_config = described_as(IndexPolicy)
 
@@ -283,7 +286,7 @@ class EffectiveIndexPolicy(Message):
 
 
 class EffectiveConvertPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for conversions."""
 
     model_config = described_as(ConvertPolicy)
 
@@ -297,7 +300,7 @@ class EffectiveConvertPolicy(Message):
 
 
 class EffectiveCompactPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for compactions of the index."""
 
     model_config = described_as(CompactPolicy)
 
@@ -310,7 +313,7 @@ class EffectiveCompactPolicy(Message):
 
 
 class EffectiveVerifyPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for verifications."""
 
     model_config = described_as(VerifyPolicy)
 
@@ -323,7 +326,7 @@ class EffectiveVerifyPolicy(Message):
 
 
 class EffectiveSchedulePolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for when jobs start."""
 
     model_config = described_as(SchedulePolicy)
 
@@ -335,7 +338,7 @@ class EffectiveSchedulePolicy(Message):
 
 
 class EffectiveRetryPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds after a failure."""
 
     model_config = described_as(RetryPolicy)
 
@@ -348,7 +351,7 @@ class EffectiveRetryPolicy(Message):
 
 
 class EffectiveBudgetPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for what jobs may take in a day."""
 
     model_config = described_as(BudgetPolicy)
 
@@ -359,7 +362,7 @@ class EffectiveBudgetPolicy(Message):
 
 
 class EffectiveResourcesPolicy(Message):
-    """Every value of this part of a policy."""
+    """Every value that holds for what a job may take."""
 
     model_config = described_as(ResourcesPolicy)
 
@@ -414,9 +417,9 @@ class PolicyRequest(Message):
     )
 
     name: Name
-    """Unique among policies; letters, digits and `_.-`."""
+    """The name is unique among policies, and has letters, digits and `_.-`."""
     description: str = ""
-    """For people."""
+    """People read here what the policy is for."""
     settings: PolicySettings
     """What it says; values left out are inherited where it is attached."""
 
@@ -434,20 +437,20 @@ class PolicyPatch(Message):
     name: Name | None = None
     """A new name; attachments stay."""
     description: str | None = None
-    """For people."""
+    """People read here what the policy is for."""
     settings: PolicySettings | None = None
     """All settings that the policy shall have then."""
 
 
 class PolicyView(Message):
-    """A policy."""
+    """A policy as it is kept."""
 
     id: str
-    """Identifies the policy, whatever its name."""
+    """The id names the policy, whatever it is called."""
     name: str
-    """Unique among policies."""
+    """The name is unique among policies."""
     description: str
-    """For people."""
+    """People read here what the policy is for."""
     built_in: bool
     """Whether it comes with the service and cannot be changed."""
     settings: dict[str, Any]
@@ -475,11 +478,11 @@ class AttachmentRequest(Message):
     level: Level
     """How wide the policy holds."""
     catalog: str | None = None
-    """Name or id of a catalog."""
+    """The catalog is given by name or id."""
     namespace: list[str] | None = None
-    """Parts of a namespace."""
+    """The namespace is given by its parts."""
     table_id: str | None = None
-    """An enrolled table."""
+    """The id names an enrolled table."""
     policy: str | None
     """Name or id of the policy; null detaches what is attached there."""
 
@@ -503,15 +506,15 @@ class AttachmentView(Message):
     level: Level
     """How wide it holds."""
     catalog: str | None
-    """Name of the catalog; null at the levels of system and table."""
+    """The catalog has this name; null at the levels of system and table."""
     namespace: list[str] | None
-    """Parts of the namespace; null at other levels."""
+    """The namespace is given by its parts; null at other levels."""
     table_id: str | None
-    """The table; null at other levels."""
+    """The id of the table that it holds for; null at other levels."""
     policy: str
-    """Name of the policy."""
+    """The policy has this name."""
     version: int
-    """Another one with each change; also its ETag."""
+    """The version is another one with each change, and also its ETag."""
     updated_at: datetime
     """When this policy was attached here."""
 
@@ -522,30 +525,30 @@ class ValueSource(Message):
     level: Level
     """How wide it holds."""
     place: str
-    """In words, such as `catalog local`."""
+    """The place is told in words, such as `catalog local`."""
     policy: str
-    """Name of the policy."""
+    """The policy has this name."""
 
 
 class EffectiveValue(Message):
     """A value and where it comes from."""
 
     value: Any
-    """Of the type that the policy gives it."""
+    """The value has the type that the policy gives it."""
     source: ValueSource
-    """The policy that sets it."""
+    """The policy that the value is from."""
 
 
 class EffectivePolicyView(Message):
     """What holds for a table, and why."""
 
     table_id: str
-    """The table."""
+    """The id of the table that it holds for."""
     policy: str
-    """The policy attached nearest to the table."""
+    """The policy that is attached nearest to the table."""
     effective: EffectivePolicy
-    """All values."""
+    """All values that hold."""
     values: dict[str, EffectiveValue]
-    """Every value by dotted name, with the place that sets it."""
+    """Every value is listed by its dotted name, with the place that sets it."""
     explanation: list[str]
-    """The same in sentences."""
+    """The sentences say what holds."""

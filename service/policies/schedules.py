@@ -37,11 +37,11 @@ class Window(Message):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     days: tuple[Day, ...] = EVERY_DAY
-    """On which it begins."""
+    """The window begins on these days."""
     start: str
-    """Such as `22:00`."""
+    """The window begins at a time such as `22:00`."""
     end: str
-    """Such as `06:00`; of the next day if not after `start`."""
+    """The window ends at a time such as `06:00`; of the next day if not after `start`."""
 
     @field_validator("start", "end")
     @classmethod

@@ -9,7 +9,7 @@ from service.db.database import Json, UtcDateTime, new_id, utc_now
 
 
 class Role(StrEnum):
-    """viewer < operator < admin; worker stands apart and reports about jobs only."""
+    """The roles are viewer < operator < admin; worker stands apart and reports about jobs only."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"

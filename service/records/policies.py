@@ -25,7 +25,7 @@ class Policy(SQLModel, table=True):
 
 
 class Level(StrEnum):
-    """From the widest to the narrowest; the narrowest level that sets a value wins."""
+    """The levels go from the widest to the narrowest; the narrowest one that sets a value wins."""
 
     SYSTEM = "system"
     CATALOG = "catalog"

@@ -28,28 +28,28 @@ Columns = Annotated[list[Place], ModelField(max_length=1000)]
 
 
 class KeySetReport(Message):
-    """The index of one key set."""
+    """What the index of one key set is like."""
 
     equality_field_ids: FieldIds
-    """Ids of the key fields."""
+    """The key has these field ids."""
     columns: Columns
-    """Names of the key columns."""
+    """The key columns have these names."""
     generation: Amount = 0
-    """Counts indexes of the key set: another key type starts a new one."""
+    """The indexes of the key set are counted: another key type begins a new one."""
     source: Name | None = None
     """How the key set was found: declared, identifier fields or equality deletes."""
     files_covered: Files
     """Data files that it covers."""
     files_total: Files
-    """Data files of the table."""
+    """The table has so many data files."""
     coverage: Ratio
-    """The former by the latter, 0 to 1."""
+    """The index covers this share of the data files, 0 to 1."""
     entries: SummedAmount
-    """Entries, dead ones too."""
+    """The index has so many entries, dead ones too."""
     bytes: SummedAmount
-    """Bytes of its files."""
+    """The files of the index have so many bytes."""
     sorted_runs: SortedRuns
-    """Sorted runs; a lookup reads all of them."""
+    """The index has so many sorted runs; a lookup reads all of them."""
     dead_ratio: Ratio
     """Share of entries that point to files which are gone, 0 to 1."""
 
@@ -64,11 +64,11 @@ class KeySetLeftOut(Message):
     """A key that can't be indexed."""
 
     columns: list[Name] = ModelField(max_length=1000)
-    """Of the key."""
+    """The key has these columns."""
     code: Name | None = None
-    """For programs."""
+    """Programs know the reason by its code."""
     reason: Words
-    """Why not."""
+    """The reason says why it can't be indexed."""
     remedy: Words | None = None
     """What to do about it."""
 
@@ -77,9 +77,9 @@ class DeviatingDelete(Message):
     """An equality delete file that Iceberg's Java reader applied otherwise than the spec says."""
 
     file_path: Place
-    """Its path."""
+    """The equality delete file lies at this path."""
     code: Name | None = None
-    """For programs."""
+    """Programs know the rule by its code."""
     reason: Words
     """How it did."""
 
@@ -88,9 +88,9 @@ class UnconvertibleDelete(Message):
     """An equality delete file that stays in the table."""
 
     file_path: Place
-    """Its path."""
+    """The equality delete file lies at this path."""
     code: Name | None = None
-    """For programs."""
+    """Programs know the reason by its code."""
     reason: Words
     """Why it stays."""
     remedy: Words | None = None
@@ -101,16 +101,16 @@ class UnreadableFile(Message):
     """A data file that could not be read."""
 
     file_path: Place
-    """Its path."""
+    """The data file lies at this path."""
     reason: Words
-    """Why not."""
+    """The reason says why it can't be read."""
 
 
 class StageReport(Message):
     """What a part of an attempt took."""
 
     name: Name
-    """Of the part, such as `plan` or `lookup`."""
+    """The part is named, such as `plan` or `lookup`."""
     seconds: Seconds
     """How long it took."""
     rows: Amount = 0
@@ -124,26 +124,26 @@ class StageReport(Message):
     task_seconds: Seconds = 0
     """How long its tasks ran, all together."""
     gc_seconds: Seconds = 0
-    """What the executors' JVMs spent on garbage collection meanwhile."""
+    """The executors' JVMs spent so long on garbage collection meanwhile, which is counted by Spark."""
     spilled_bytes: Amount = 0
-    """Written to the executors' disks for lack of memory."""
+    """So many bytes were written to the executors' disks for lack of memory."""
     shuffled_bytes: Amount = 0
-    """Written to the executors' disks to be sorted."""
+    """So many bytes were written to the executors' disks to be sorted."""
 
 
 class KeySetResult(Message):
     """What a job did with one key set; each kind of job tells some of this."""
 
     equality_field_ids: FieldIds = ModelField(default_factory=list)
-    """Ids of the key fields."""
+    """The key has these field ids."""
     columns: Columns = ModelField(default_factory=list)
-    """Names of the key columns."""
+    """The key columns have these names."""
     generation: Amount = 0
-    """Counts indexes of the key set."""
+    """The indexes of the key set are counted."""
     source: Name = ""
-    """Of a conversion: `index` or `scan`."""
+    """A conversion used `index` or `scan`."""
     reason: Words = ""
-    """Why that, in words."""
+    """The reason says in words why that source was chosen."""
     keys: Amount = 0
     """Keys that were looked for."""
     key_ranges: Amount = 0
@@ -151,11 +151,11 @@ class KeySetResult(Message):
     matches: Amount = 0
     """Rows that were found."""
     row_groups_read: Amount = 0
-    """Of index and data files."""
+    """So many row groups of index and data files were read."""
     row_groups_total: Amount = 0
-    """Of the same files."""
+    """These files have so many row groups in all."""
     bytes_read: Amount = 0
-    """Of index and data files."""
+    """So many bytes of index and data files were read."""
     data_files_from_index: Amount = 0
     """Data files whose rows the index told."""
     data_files_scanned: Amount = 0
@@ -165,31 +165,31 @@ class KeySetResult(Message):
     files_unreadable: Amount = 0
     """Data files that could not be read."""
     unreadable: list[UnreadableFile] = ModelField(default_factory=list, max_length=1000)
-    """The first of them."""
+    """The first of the data files that could not be read."""
     files_gone: Amount = 0
     """Data files that left the table before they were read."""
     rows_indexed: Amount = 0
-    """Their rows."""
+    """The data files that were indexed have so many rows."""
     bytes_written: Amount = 0
-    """Into the index."""
+    """So many bytes were written into the index."""
     sorted_runs_written: Amount = 0
-    """Into the index."""
+    """So many sorted runs were written into the index."""
     sorted_runs_before: Amount = 0
-    """Of the index, before a compaction."""
+    """The index had so many sorted runs before a compaction."""
     sorted_runs_after: Amount = 0
-    """The same after it."""
+    """The index had so many sorted runs after a compaction."""
     entries_before: Amount = 0
-    """Of the index, before a compaction."""
+    """The index had so many entries before a compaction."""
     entries_after: Amount = 0
-    """The same after it."""
+    """The index had so many entries after a compaction."""
     files_deleted: Amount = 0
-    """Files of the index that no snapshot of it needs."""
+    """So many files of the index were deleted, which no snapshot of it needs."""
     bytes_deleted: Amount = 0
-    """Their bytes."""
+    """The files of the index that were deleted had so many bytes."""
     files_covered: Amount = 0
     """Data files that the index covers."""
     files_checked: Amount = 0
-    """Those of them whose rows were compared."""
+    """The rows of so many data files were compared."""
     files_no_longer_live: Amount = 0
     """Data files of the index that the table has no more."""
     rows_checked: Amount = 0
@@ -197,9 +197,9 @@ class KeySetResult(Message):
     entries_checked: Amount = 0
     """Entries that were compared."""
     entries_without_file: Amount = 0
-    """Entries of no data file."""
+    """So many entries are of no data file."""
     differences: Amount = 0
-    """Between the index and the data files."""
+    """So many differences between the index and the data files were found."""
     examples: list[Words] = ModelField(default_factory=list, max_length=1000)
     """The first of them in words."""
     rebuilt: bool = False
@@ -214,43 +214,43 @@ class JobResult(Message):
     iceberg_snapshot_id: SnapshotId | None = None
     """Head of the branch that a job on the index saw."""
     iceberg_snapshot_id_before: SnapshotId | None = None
-    """Head of the branch before a conversion."""
+    """The head that the branch had before a conversion."""
     iceberg_snapshot_id_after: SnapshotId | None = None
     """The snapshot that it committed last."""
     equality_delete_files_removed: Amount = 0
-    """From the table."""
+    """So many equality delete files were removed from the table."""
     equality_deletes_resolved: Amount = 0
-    """Their rows."""
+    """The equality delete files that were removed had so many rows."""
     rows_deleted: Amount = 0
-    """By position now."""
+    """So many rows are deleted by position now."""
     data_files_touched: Amount = 0
     """Data files that got new deletes."""
     delete_files_added: Amount = 0
-    """Deletion vectors and position delete files."""
+    """So many deletion vectors and position delete files were added."""
     delete_files_removed: Amount = 0
-    """Those that the new ones include."""
+    """So many older delete files were removed, which the new ones include."""
     deletion_vectors_added: Amount = 0
-    """Format version 3."""
+    """So many deletion vectors were added, in format version 3."""
     position_delete_files_added: Amount = 0
-    """Format version 2."""
+    """So many position delete files were added, in format version 2."""
     bytes_read: Amount = 0
-    """Of index, data files and equality deletes."""
+    """So many bytes of index, data files and equality deletes were read."""
     bytes_written: Amount = 0
-    """Of new delete files."""
+    """The new delete files have so many bytes."""
     commits: Amount = 0
     """Snapshots that a conversion made."""
     estimated_seconds: Seconds | None = None
-    """Of a dry run: how long the conversion would take."""
+    """The conversion that a dry run foretells would take so long."""
     index_tables_deleted: Amount = 0
-    """With an index that was dropped."""
+    """So many tables were deleted with an index that was dropped."""
     key_sets: list[KeySetResult] = ModelField(default_factory=list, max_length=1000)
     """What was done with each key set."""
     key_sets_not_indexed: list[KeySetLeftOut] = ModelField(default_factory=list, max_length=1000)
-    """Keys that an index job left out."""
+    """The keys that were left out by an index job."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """Equality delete files that stay."""
     deviations: list[DeviatingDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """Equality delete files that other readers applied wrongly."""
+    """The equality delete files that were applied wrongly by other readers."""
     decisions: list[Words] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """What the job decided, in words."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)

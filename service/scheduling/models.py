@@ -7,10 +7,10 @@ from service.records.jobs import JobKind
 
 
 class PlannedJob(Message):
-    """When jobs of a kind start."""
+    """When jobs of a kind will start."""
 
     kind: JobKind
-    """Which kind of job."""
+    """The kind of job that is planned."""
     starts_at: datetime | None
     """When one would start next, by itself or because it is queued already; null if none would."""
     why: str | None
@@ -19,7 +19,7 @@ class PlannedJob(Message):
     then_at: list[datetime]
     """When up to 288 more would start, if each succeeds and leaves nothing to do, and nothing is written."""
     now: str
-    """What the scheduler decides at this moment."""
+    """What the scheduler has decided at this moment."""
     cron_at: list[datetime]
     """When the policy's cron expression comes; a job starts if there is anything to do by then."""
 
@@ -28,14 +28,14 @@ class PolicyPreview(Message):
     """What a table's policy makes of it within the next day, if nothing is written to the table meanwhile."""
 
     table_id: str
-    """The table."""
+    """The id of the table that is looked at."""
     from_time: datetime
-    """Now."""
+    """The time at which the preview begins, which is now."""
     until_time: datetime
-    """A day later."""
+    """The time at which the preview ends, which is a day later."""
     time_zone: str
-    """Of the policy; times here are UTC."""
+    """The policy has this time zone; times here are UTC."""
     windows_open_at: list[datetime]
-    """When windows open; none without windows."""
+    """The times at which windows open are listed; none without windows."""
     jobs: list[PlannedJob]
-    """One for each kind of job that policies start."""
+    """There is one for each kind of job that policies start."""

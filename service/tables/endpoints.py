@@ -98,18 +98,25 @@ def list_tables(
     settings: CurrentSettings,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    catalog: Annotated[str | None, Query(description="Only tables of this catalog: its name or id.")] = None,
+    catalog: Annotated[
+        str | None,
+        Query(description="Only tables of this catalog are listed, which is given by name or id."),
+    ] = None,
     namespace: Annotated[
-        str | None, Query(description="Only tables in or under this namespace, written with dots.")
+        str | None,
+        Query(description="Only tables in or under this namespace are listed, which is written with dots."),
     ] = None,
     search: Search = None,
-    paused: Annotated[bool | None, Query(description="Only paused ones, or only others.")] = None,
+    paused: Annotated[
+        bool | None, Query(description="Only those that are paused are listed, or only others.")
+    ] = None,
     status: Annotated[
-        HealthStatus | None, Query(description="Only tables of this health, as of their last poll.")
+        HealthStatus | None,
+        Query(description="Only tables that had this health at their last poll are listed."),
     ] = None,
 ) -> Page[TableView]:
-    """Enrolled tables. `sort=-status` shows those first whose health is gravest: blocked, unknown, lagging,
-    degraded, healthy."""
+    """List enrolled tables. `sort=-status` shows those first whose health is gravest: blocked, unknown,
+    lagging, degraded, healthy."""
     return service.list_tables(
         session,
         settings,
@@ -157,14 +164,19 @@ def update_table(
     "/{table_id}",
     status_code=204,
     response_model=None,
-    responses={202: {"model": JobView, "description": "With drop_index: the job that deletes the index."}},
+    responses={
+        202: {
+            "model": JobView,
+            "description": ("The job that deletes the index is the answer, with drop_index."),
+        }
+    },
 )
 def delete_table(
     session: WriteSession,
     caller: Operator,
     table_id: TableId,
     response: Response,
-    drop_index: Annotated[bool, Query(description="Delete the files of its index too.")] = False,
+    drop_index: Annotated[bool, Query(description="The files of its index are deleted, too.")] = False,
     if_match: OptionalIfMatch = None,
 ) -> JobView | None:
     """Forget a table, and with drop_index its index. The Iceberg table stays as it is."""

@@ -26,9 +26,9 @@ class TableRequest(Message):
     )
 
     catalog: str = ModelField(min_length=1)
-    """Name or id."""
+    """The catalog is given by name or id."""
     identifier: Identifier
-    """Namespace parts, then the table name: `["db", "t"]`."""
+    """The identifier has the namespace's parts, then the table's name: `["db", "t"]`."""
     branch: str = ModelField(default="main", min_length=1)
     """The branch whose equality deletes are converted."""
     policy: str | None = None
@@ -48,13 +48,14 @@ class PatternRequest(Message):
     )
 
     catalog: str = ModelField(min_length=1)
-    """Name or id."""
+    """The catalog is given by name or id."""
     pattern: str = ModelField(min_length=1)
-    """`*` stands for anything, `?` for one character, `[abc]` for one of these."""
+    """The pattern is of dotted names: `*` stands for anything, `?` for one character, `[abc]` for one of
+    these."""
     exclude: list[str] = ModelField(default_factory=list)
-    """Patterns of tables to leave out."""
+    """Tables that match these patterns are left out."""
     branch: str = ModelField(default="main", min_length=1)
-    """The branch of each table."""
+    """This branch of each table is enrolled."""
     policy: str | None = None
     """Name or id of a policy to attach to each; null inherits."""
     dry_run: bool = False
@@ -74,32 +75,32 @@ class TablePatch(Message):
     policy: str | None = None
     """Null goes back to inheriting."""
     key_sets: list[KeySet] | None = None
-    """Declared keys, as column names; null or an empty list for none."""
+    """The declared keys are lists of column names; null or an empty list for none."""
 
 
 class TableView(Message):
-    """An enrolled table."""
+    """A table as it is enrolled."""
 
     id: str
-    """Identifies the enrolment."""
+    """The id names the enrolment."""
     catalog_id: str
     """The catalog that knows the table."""
     catalog: str
-    """Name of that catalog."""
+    """The catalog has this name."""
     identifier: list[str]
-    """Namespace parts, then the table name."""
+    """The identifier has the namespace's parts, then the table's name."""
     name: str
-    """The identifier with dots."""
+    """The name is the identifier with dots."""
     branch: str
     """The branch that is worked on."""
     policy: str | None
     """The policy attached to this very table; null means inherited."""
     key_sets: list[list[str]]
-    """Declared keys, as column names."""
+    """The declared keys are lists of column names."""
     table_uuid: str
-    """Iceberg's own id of the table."""
+    """The id that Iceberg itself gives the table."""
     format_version: int
-    """Of the Iceberg table: 2 or 3."""
+    """The Iceberg table has the format version 2 or 3."""
     location: str
     """Where the table lies."""
     index_warehouse: str
@@ -107,7 +108,7 @@ class TableView(Message):
     paused: bool
     """While true, none of its jobs starts."""
     status: HealthStatus
-    """Its health in one word, as of its last poll."""
+    """One word says how the table was doing at its last poll."""
     status_reason: str
     """Why the status is what it is; what to do about it says the table's health."""
     version: int
@@ -122,9 +123,9 @@ class PatternMiss(Message):
     """A table that could not be enrolled."""
 
     identifier: list[str]
-    """Namespace parts, then the table name."""
+    """The identifier has the namespace's parts, then the table's name."""
     type: str
-    """Which problem it was, as in problem documents."""
+    """The type says which problem it was, as in problem documents."""
     detail: str
     """What happened."""
     remedy: str
@@ -132,14 +133,14 @@ class PatternMiss(Message):
 
 
 class PatternResult(Message):
-    """What became of each table that the pattern matched."""
+    """What has become of each table that the pattern matched."""
 
     dry_run: bool
     """Whether nothing was enrolled because that was asked for."""
     matched: list[str]
-    """Dotted names of every table that the pattern matched."""
+    """Every table that the pattern matched is listed by its dotted name."""
     enrolled: list[TableView]
-    """Tables enrolled by this request."""
+    """The tables that this request has enrolled."""
     already_enrolled: list[TableView]
     """Tables that were enrolled before."""
     failed: list[PatternMiss]

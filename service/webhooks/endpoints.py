@@ -15,8 +15,8 @@ from service.webhooks import service
 from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView
 
 router = APIRouter(tags=["webhooks"], route_class=ApiRoute)
-WebhookId = Annotated[str, Path(description="Id of a webhook.")]
-DeliveryId = Annotated[int, Path(ge=1, le=2**63 - 1, description="Id of a delivery.")]
+WebhookId = Annotated[str, Path(description="The id names a webhook.")]
+DeliveryId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The id names a delivery.")]
 
 
 @router.post("/webhooks", status_code=201)
@@ -91,10 +91,13 @@ def list_deliveries(
         list[DeliveryStatus] | None,
         Query(description="Only deliveries with this status; may be given several times."),
     ] = None,
-    kind: Annotated[str | None, Query(description="Only events of this kind, such as `job.failed`.")] = None,
-    table_id: Annotated[str | None, Query(description="Only events of this table.")] = None,
+    kind: Annotated[
+        str | None,
+        Query(description="Only deliveries of events of this kind are listed, such as `job.failed`."),
+    ] = None,
+    table_id: Annotated[str | None, Query(description="Only events of this table are told.")] = None,
 ) -> Page[DeliveryView]:
-    """Deliveries of a webhook, the latest first."""
+    """List deliveries of a webhook, the latest first."""
     return service.list_deliveries(
         session, webhook_id, page, statuses=status or (), kind=kind, table_id=table_id
     )

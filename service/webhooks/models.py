@@ -36,7 +36,7 @@ Secret = Annotated[str, ModelField(min_length=1, max_length=500)]
 
 
 class WebhookRequest(Message):
-    """Where to send which events."""
+    """A webhook says where to send which events."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,13 +51,14 @@ class WebhookRequest(Message):
     )
 
     name: Name
-    """Unique."""
+    """The name is unique among webhooks."""
     url: Url
-    """Receives a POST for each event. Its host must be one that the operator allows."""
+    """The receiver gets a POST for each event here. Its host must be one that the operator allows."""
     kinds: Kinds
-    """Which events: `job.failed`, say, or `job` for all about jobs but their progress and log lines."""
+    """The events that are sent: `job.failed`, say, or `job` for all about jobs but their progress and log
+    lines."""
     secret: Secret
-    """Reference (`env:WEBHOOK_...` or `file:/path`) to the key that signs: `whsec_` and 24 to 64 bytes in
+    """The key that signs is a reference (`env:WEBHOOK_...` or `file:/path`) to `whsec_` and 24 to 64 bytes in
     base64. Several, separated by spaces or line breaks, all sign, so that a key can be changed."""
     enabled: bool = True
     """While false, nothing is sent, and no new event is kept for it."""
@@ -69,13 +70,13 @@ class WebhookPatch(Message):
     model_config = ConfigDict(extra="forbid", json_schema_extra=example({"enabled": False}))
 
     name: Name | None = None
-    """Unique."""
+    """The name is unique among webhooks."""
     url: Url | None = None
-    """Also where deliveries that wait are sent from now on."""
+    """The receiver gets a POST for each event here, also deliveries that wait."""
     kinds: Kinds | None = None
-    """Which events, from now on."""
+    """The events that are sent from now on."""
     secret: Secret | None = None
-    """Reference to the key that signs."""
+    """The key that signs is given by a reference to it."""
     enabled: bool | None = None
     """What waits is sent once it is true again."""
 
@@ -84,15 +85,15 @@ class WebhookView(Message):
     """Where which events are sent, and how that goes."""
 
     id: str
-    """Its id."""
+    """The id names the webhook in later calls."""
     name: str
-    """Its name."""
+    """The name is unique among webhooks."""
     url: str
-    """Receives a POST for each event."""
+    """The receiver gets a POST for each event here."""
     kinds: list[WebhookKind]
-    """Which events, or groups of them."""
+    """The events, or groups of them, that are sent."""
     secret: str
-    """Reference to the key that signs."""
+    """The key that signs is given by a reference to it."""
     enabled: bool
     """Whether events are sent."""
     disabled_because: str | None
@@ -114,16 +115,16 @@ class WebhookView(Message):
 
 
 class DeliveryView(Message):
-    """One event for one webhook."""
+    """One event that is sent to one webhook."""
 
     id: int
-    """Counts up with every delivery."""
+    """The id grows with every delivery."""
     message_id: str
     """`webhook-id` of the request, the same each time that it is sent."""
     webhook_id: str
-    """The webhook."""
+    """The id of the webhook that it is sent to."""
     kind: str
-    """Kind of the event, such as `job.failed`."""
+    """The event is of a kind such as `job.failed`."""
     table_id: str | None
     """The table that the event is about; null if about none."""
     status: DeliveryStatus

@@ -144,7 +144,7 @@ def list_deliveries(
     kind: str | None = None,
     table_id: str | None = None,
 ) -> Page[DeliveryView]:
-    """Deliveries of a webhook, the latest first."""
+    """List deliveries of a webhook, the latest first."""
     get_webhook(session, webhook_id)
     query = select(WebhookDelivery).where(WebhookDelivery.webhook_id == webhook_id)
     if statuses:

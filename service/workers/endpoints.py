@@ -46,7 +46,7 @@ def list_workers(
     ] = None,
     search: Search = None,
 ) -> Page[WorkerView]:
-    """Workers heard of within a day, the latest first."""
+    """List workers that were heard of within a day, the latest first."""
     return service.list_workers(session, settings, page, alive=alive, search=search)
 
 

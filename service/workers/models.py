@@ -12,7 +12,7 @@ from service.records.reports import Name
 
 
 class WorkerRequest(Message):
-    """A worker process that just started."""
+    """A worker process that has just started."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -21,40 +21,40 @@ class WorkerRequest(Message):
     )
 
     name: str = ModelField(min_length=1, max_length=200)
-    """For people."""
+    """People know the worker by its name."""
     hostname: str = ModelField(max_length=1000)
-    """Where it runs."""
+    """The host that it is on."""
     pid: Annotated[int, ModelField(ge=0, le=2**31 - 1)]
-    """Its process there."""
+    """The worker has this process id there."""
     version: Name
-    """Of its software."""
+    """The worker's software has this version."""
     problem: str | None = ModelField(default=None, max_length=10_000)
     """Why it can't run jobs, and ends; null if it can."""
 
 
 class WorkerView(Message):
-    """A worker process."""
+    """A worker process that has registered."""
 
     id: str
-    """Of this process: a restart gets another one."""
+    """The id is of this process: a restart gets another one."""
     name: str
-    """For people."""
+    """People know the worker by its name."""
     hostname: str
-    """Where it runs."""
+    """The host that it is on."""
     pid: int
-    """Its process there."""
+    """The worker has this process id there."""
     version: str
-    """Of its software."""
+    """The worker's software has this version."""
     problem: str | None
     """Why it could not run jobs, in words; null if it can."""
     registered_at: datetime
-    """When it started."""
+    """When it has registered."""
     last_seen_at: datetime
     """When it was heard of last."""
     alive: bool
     """Whether it was heard of within two leases, and can run jobs."""
     job_id: str | None
-    """What it runs now."""
+    """The job that it is at now; null if it is at none."""
 
 
 class ClaimRequest(Message):
