@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 
 from worker.attempt.outcome import Outcome
-from worker.contract.control_plane import OUT_OF_MEMORY, AnnouncedPlan, Assignment, Leftovers
+from worker.contract.control_plane import AnnouncedPlan, Assignment, Leftovers
 from worker.jobs.pipeline import run_job
+from worker.process.errors import OutOfMemoryError
 from worker.spark.tasks import TaskRunner
 
 _numbers = count(1)
@@ -104,7 +105,7 @@ class Jobs:
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
-        lacking = {"status": "failed", "error": {"code": OUT_OF_MEMORY}}
+        lacking = {"status": "failed", "error": {"code": OutOfMemoryError.code}}
         assignment = Assignment.model_validate(
             {
                 "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},

@@ -22,7 +22,7 @@ from worker.attempt.job import Account
 from worker.attempt.job import Job as RunningJob
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import Assignment, ControlPlane
-from worker.process.errors import JobError
+from worker.keys.key_set import KeyColumnError
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -39,7 +39,7 @@ def run(assignment: Assignment, _: object, reporter: Any, account: Account) -> O
     with job.stage("plan"):
         pass
     with job.stage("commit"):
-        raise JobError("broken", "Broken", "It broke.", "Mend it.")
+        raise KeyColumnError("broken", "It broke.", "Mend it.")
 
 
 def test_one_trace_spans_the_request_the_wait_the_attempt_and_its_stages(

@@ -27,7 +27,6 @@ from worker.agent.reporter import RETRY_SECONDS, AttemptReporter
 from worker.attempt.job import Account
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
-    JVM_LOST,
     Assignment,
     AttemptId,
     AttemptReport,
@@ -38,7 +37,15 @@ from worker.contract.control_plane import (
     UnknownToServiceError,
 )
 from worker.jobs.pipeline import run_job
-from worker.process.errors import JobCancelledError, JobError, JobTimedOutError
+from worker.process.errors import (
+    JobCancelledError,
+    JobError,
+    JobTimedOutError,
+    ReportRefusedError,
+    SparkEndedError,
+    TimedOutError,
+    UnexpectedError,
+)
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 from worker.spark.tasks import TaskRunner
@@ -57,7 +64,7 @@ HAND_BACK_SECONDS = 10.0
 """Of a process that is asked to stop, for a job in a thread of its own to notice."""
 
 
-class _SparkEndedError(Exception):
+class _NoSparkError(Exception):
     """Before a job began, which another worker can run."""
 
 
@@ -203,7 +210,7 @@ class Worker:
             try:
                 with self._interruptible():
                     if not self._runner.is_usable:
-                        raise _SparkEndedError
+                        raise _NoSparkError
                     if self._slot.is_alone:
                         outcome = run_job(assignment, self._runner, reporter, account)
                     else:
@@ -215,28 +222,28 @@ class Worker:
                     "cleared": outcome.cleared,
                 }
             except JobTimedOutError:
-                finished = {"status": "failed", "error": _error(_timed_out(assignment.timeout_seconds))}
+                finished = _failed(TimedOutError(assignment.timeout_seconds))
             except JobCancelledError:
                 finished = {"status": "cancelled"}
             except KeyboardInterrupt:
                 finished = {"status": "released"}
-            except _SparkEndedError:
+            except _NoSparkError:
                 log.error("Spark ended before the job came: it is handed back, and this process ends")
                 finished = {"status": "released"}
             except StaleAttemptError as error:
                 log.warning("Attempt %d of job %s was taken away: %s", assignment.attempt, job.id, error)
                 return False
             except JobError as error:
-                log.warning("Job %s failed: %s", job.id, error)
-                finished = {"status": "failed", "error": _error(error)}
+                log.warning("Job %s failed: %s: %s", job.id, error.title, error)
+                finished = _failed(error)
             except Exception as error:
                 log.exception("Job %s failed", job.id)
-                finished = {"status": "failed", "error": _error(_unexpected(error))}
+                finished = _failed(_unexpected(error))
             if finished["status"] == "failed" and not self._runner.is_usable:
                 # Whatever the error says, this is its cause; the job's own doing, if it took all memory.
                 log.error("Spark has ended: this process ends too")
                 self._stopping.set()
-                finished = {"status": "failed", "error": _error(_without_spark())}
+                finished = _failed(SparkEndedError())
             mark(traced, str(finished["status"]))
             return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
 
@@ -290,7 +297,8 @@ class Worker:
                     log.error("Giving up the report: %s", error)
                     return False
                 log.error("Reporting as failed instead of %s: %s", status, error)
-                status, finished = "failed", {"error": _error(_refused(error))}  # no more than is needed
+                finished = _failed(ReportRefusedError(str(error)))  # no more than is needed
+                status = finished.pop("status")
             except (ControlPlaneError, MemoryError) as error:
                 log.warning("Reporting failed: %r; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set() or time.monotonic() > deadline:
@@ -299,56 +307,14 @@ class Worker:
                 time.sleep(RETRY_SECONDS)
 
 
-def _error(error: JobError) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "title": error.title,
-        "detail": error.detail,
-        "remedy": error.remedy,
-        "retryable": error.retryable,
-    }
+def _failed(error: JobError) -> dict[str, Any]:
+    return {"status": "failed", "error": error.problem}
 
 
-def _unexpected(error: Exception) -> JobError:
-    """An error that nobody foresaw: retried, since most are the environment's, and told with its place."""
+def _unexpected(error: Exception) -> UnexpectedError:
+    """With its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return JobError(
-        "internal_error",
-        "The job met an unexpected error",
-        f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})",
-        "It is retried. If it stays, look at the worker's log and report it with this text.",
-        retryable=True,
-    )
-
-
-def _without_spark() -> JobError:
-    return JobError(
-        JVM_LOST,
-        "Spark has ended",
-        "The system may have killed its JVM for the memory that it took, or the cluster gave it up.",
-        "The next attempt holds half as much at once. If none succeeds, give the worker more memory.",
-        retryable=True,
-    )
-
-
-def _timed_out(seconds: float) -> JobError:
-    return JobError(
-        "timed_out",
-        "The attempt took longer than its policy allows",
-        f"It was ended after {seconds:g} s (`retries.timeout_seconds`); what it had committed stays.",
-        "If such jobs need more time, raise it. With `max_delete_files_per_commit`, the next attempt of a"
-        " conversion goes on where this one ended.",
-        retryable=True,
-    )
-
-
-def _refused(error: RefusedReportError) -> JobError:
-    return JobError(
-        "report_refused",
-        "The job was done, but the service refused its report",
-        str(error),
-        "Update service and worker to the same version, then run the job again: it finds what was done.",
-    )
+    return UnexpectedError(f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})")
 
 
 def run_workers(workers: Sequence[Worker], names: Sequence[str]) -> None:

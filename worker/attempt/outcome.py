@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
@@ -14,14 +14,6 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import SnapshotFiles
-
-
-class Reason(NamedTuple):
-    """Why something is refused: for programs, in words, and what to do."""
-
-    code: str
-    reason: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,13 @@ from telemetry.logs import add_process_ids
 from telemetry.traces import HEADER, current_traceparent
 from trust.egress import Reach
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES
+from worker.process.errors import OutOfMemoryError, SparkEndedError
 from worker.process.redaction import Redaction
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
 _LEAVE_TIMEOUT_SECONDS = 3.0
 """A process that ends has little time, and the service goes on without it."""
-OUT_OF_MEMORY = "out_of_memory"
-JVM_LOST = "jvm_lost"
 
 
 class StaleAttemptError(Exception):
@@ -108,7 +107,7 @@ class PreviousAttempt(_Body):
 
     @property
     def told_lack_of_memory(self) -> bool:
-        return (self.error or {}).get("code") in (OUT_OF_MEMORY, JVM_LOST)
+        return (self.error or {}).get("code") in (OutOfMemoryError.code, SparkEndedError.code)
 
     @property
     def may_lack_memory(self) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pyiceberg.table.metadata import TableMetadata
 
 from worker.attempt.job import Job
-from worker.attempt.outcome import Reason
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
 from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
@@ -19,6 +18,7 @@ from worker.deletes.write import WrittenDeletes, count_names, remove_written, wr
 from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
+from worker.process.errors import Reason
 from worker.table.commit import CLOCK_TOLERANCE_SECONDS, ClockAheadError
 from worker.table.files import DataFile, DeleteFile, PartitionKey
 
@@ -49,7 +49,7 @@ class Blocked:
     """
 
     data_file: DataFile
-    reason: Reason
+    why: Reason
     spares: DataFile | None = None
 
 

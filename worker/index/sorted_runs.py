@@ -41,6 +41,7 @@ from worker.index.checksums import CheckedFiles, FooterSink
 from worker.index.snapshots import NextSnapshot
 from worker.io.sorting import is_bytes
 from worker.io.storage import Storage, StoredFile, causes_of
+from worker.process.errors import JobError
 
 ROW_GROUP_ROWS = 8_192
 DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
@@ -58,8 +59,16 @@ _TABLE_OPTIONS = {
 }
 
 
-class IndexCommitConflictError(Exception):
+class IndexCommitConflictError(JobError):
     """Another writer changed the same files of the index. Planning again can help."""
+
+    code = "index_conflict"
+    title = "Another commit to the index came first"
+    remedy = (
+        "Nothing to do: it was a late one of an attempt that had lost its job, and the next attempt plans on"
+        " what is there now."
+    )
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)

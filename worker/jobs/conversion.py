@@ -21,10 +21,8 @@ from worker.jobs.conversion_plan import COMMITS_LEFT, SUMMARY, Part, Plan
 from worker.jobs.leftovers import remove_leftovers
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
-from worker.process.errors import JobError
+from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import (
-    ClockAheadError,
-    ClockBehindError,
     CommitConflictError,
     CommitError,
     CommitStateUnknownError,
@@ -104,7 +102,7 @@ class Conversion:
         """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.
 
         commits_left: to be made by the job after this one. Plans again while other commits come first, and
-        raises JobError when they always do.
+        raises CommitConflictError when they always do.
         """
         job = self._job
         for attempt in range(PLANNING_ATTEMPTS):
@@ -129,45 +127,11 @@ class Conversion:
                 self._plans += 1
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
                 plan.remove_outputs()
-            except ClockBehindError as error:
-                plan.remove_outputs()
-                raise JobError(
-                    "clock_behind",
-                    "The clock of this worker or of the table's writer is wrong",
-                    str(error),
-                    "Set both clocks right. It is tried again, and succeeds once this worker's clock has"
-                    " reached the time of the last commit.",
-                    retryable=True,
-                ) from error
-            except ClockAheadError as error:
-                plan.remove_outputs()
-                raise JobError(
-                    "clock_ahead",
-                    "The clock of this worker or of the service is wrong",
-                    str(error),
-                    "Set both clocks right. It is tried again, also by other workers.",
-                    retryable=True,
-                ) from error
-            except CommitError as error:
-                plan.remove_outputs()
-                raise JobError(
-                    "commit_failed",
-                    "The deletes could not be committed",
-                    str(error),
-                    "The table is as it was. Look at the cause, most likely the catalog, and retry.",
-                    retryable=True,
-                ) from error
             except Exception:
                 if not plan.may_be_committed:
                     plan.remove_outputs()
                 raise
-        raise JobError(
-            "commit_conflict",
-            "Other commits came first every time",
-            f"the plan was overtaken {PLANNING_ATTEMPTS} times",
-            "Run the conversion when compaction or MERGE on this table is idle.",
-            retryable=True,
-        )
+        raise CommitConflictError(f"the plan was overtaken {PLANNING_ATTEMPTS} times")
 
     def was_committed(self, table: PinnedTable) -> bool:
         """Whether an earlier attempt has committed all of the job before it was lost."""
@@ -177,13 +141,8 @@ class Conversion:
         try:
             self._find_commits(table)
         except CommitError as error:
-            raise JobError(
-                "catalog_unreachable",
-                "The catalog can't be asked for what earlier attempts committed",
-                str(error),
-                "It is tried again. If it stays, check the catalog's address and credentials.",
-                retryable=True,
-            ) from error
+            told = f"it can't be asked for what earlier attempts committed: {error}"
+            raise CatalogUnreachableError(told) from error
         return any(commit.summary.get(COMMITS_LEFT, "0") == "0" for commit in self._commits.values())
 
     def look_at_what_is_left(self, table: PinnedTable) -> None:
@@ -198,7 +157,7 @@ class Conversion:
         self._head = plan.table.snapshot_id
         try:
             committed = plan.commit(part)
-        except CommitStateUnknownError as error:
+        except CommitStateUnknownError:
             with suppress(CommitError):  # the catalog may still be away
                 self._find_commits(plan.table)
             ours = [commit for commit in self._commits.values() if plan.is_of(commit)]
@@ -206,13 +165,7 @@ class Conversion:
                 self._plans += 1
                 self._head = ours[0].snapshot_id
                 return
-            raise JobError(
-                "commit_state_unknown",
-                "The catalog did not say whether the commit happened",
-                str(error),
-                "Nothing was removed. The next attempt looks for the commit in the table's history.",
-                retryable=True,
-            ) from error
+            raise
         if committed is not None:
             self._plans += 1
             self._commits[committed.snapshot_id] = committed

@@ -166,7 +166,7 @@ class Plan:
             for delete in delete_files:
                 is_spared = one.spares is not None and applies(delete, one.spares, global_spec_ids)
                 if applies(delete, one.data_file, global_spec_ids) and not is_spared:
-                    code, why, remedy = one.reason
+                    code, why, remedy = one.why
                     reason = f"it applies to {one.data_file.path}, and {why}"
                     refused[delete.path] = Unconvertible(delete.path, code, reason, remedy)
         return list(refused.values())

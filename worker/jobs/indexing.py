@@ -38,6 +38,32 @@ _FROM_BEFORE = ("index", "earlier_report")
 """Where key sets come from that nothing in the table asks for now."""
 
 
+class NoKeySetError(JobError):
+    """Nothing says which columns a table's deletes go by."""
+
+    code = "no_key_set"
+    title = "There is no key to index"
+    remedy = 'Declare one when registering the table (key_sets: [["id"]]), or wait for equality deletes.'
+
+
+class UnreadableDataFilesError(JobError):
+    """There were data files to index, and none could be read."""
+
+    code = "data_files_unreadable"
+    title = "No data file could be indexed"
+    remedy = "Restore what is missing or damaged, or have it removed from the table."
+    retryable = True
+
+
+class IndexPlaceError(JobError):
+    """Where the index is to lie, nothing can be read or written."""
+
+    code = "index_unwritable"
+    title = "The place of the index can't be used"
+    remedy = "Check that the place exists, has room, and that the worker may write there."
+    retryable = True
+
+
 def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebuild: bool = False) -> Outcome:
     """Indexes the live data files that the index of each key set does not cover yet."""
     key_sets = planned_key_sets(job, table, warehouse)
@@ -47,15 +73,12 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             field_ids_of(table.metadata.schema(), columns)
         except KeyColumnError as error:
             if not key_sets:
-                raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
+                raise
             job.decide(f"The declared key ({', '.join(columns)}) is not indexed: {error}. {error.remedy}")
             not_indexed.append(_left_out(columns, error))
     if not key_sets:
-        raise JobError(
-            "no_key_set",
-            "There is no key to index",
-            "the table holds no equality deletes, has no identifier fields, and no key set was declared",
-            'Declare one when registering the table (key_sets: [["id"]]), or wait for equality deletes.',
+        raise NoKeySetError(
+            "the table holds no equality deletes, has no identifier fields, and no key set was declared"
         )
     results = []
     for ids, origin in key_sets.items():
@@ -63,7 +86,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError as error:
             if len(key_sets) == 1 and origin not in _FROM_BEFORE:
-                raise JobError(error.code, "The key can't be indexed", str(error), error.remedy) from error
+                raise
             columns = column_names_of(table.metadata, ids)
             job.decide(f"Key set ({', '.join(columns)}) is not indexed: {error}.")
             # Whatever is known from before alone may never be needed again.
@@ -93,13 +116,7 @@ def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:
         return
     first = next(one["unreadable"][0] for one in results if one["unreadable"])
     others = f" and {number - 1:,} more" if number > 1 else ""
-    raise JobError(
-        "data_files_unreadable",
-        "No data file could be indexed",
-        f"{first['reason']} ({first['file_path']}{others})",
-        "Restore what is missing or damaged, or have it removed from the table.",
-        retryable=True,
-    )
+    raise UnreadableDataFilesError(f"{first['reason']} ({first['file_path']}{others})")
 
 
 def rebuild_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -218,13 +235,7 @@ def _index_key_set(
             job.reporter.confirm_lease()
             index = open_index(warehouse, table.index_database, key_set, rebuild=True)
     except OSError as error:
-        raise JobError(
-            "index_unwritable",
-            f"The index place {warehouse.location} can't be used",
-            str(error),
-            "Check that the place exists, has room, and that the worker may write there.",
-            retryable=True,
-        ) from error
+        raise IndexPlaceError(f"{warehouse.location}: {error}") from error
     assert index is not None
     reader = key_reader(table.metadata, table.storage, key_set)
     missing = uncovered_files(table.files.data_files, index.dictionary)

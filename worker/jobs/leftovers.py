@@ -27,7 +27,7 @@ from worker.deletes.write import delete_files, written_files
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.wording import counted
-from worker.table.manifests import UnsupportedTableError, delete_files_of_all_snapshots
+from worker.table.manifests import delete_files_of_all_snapshots
 
 _NAMES_AT_MOST = 1_000_000
 """That one job looks for, of whatever was announced: each is a request to the store."""
@@ -58,7 +58,7 @@ def remove_leftovers(job: Job) -> list[AttemptId]:
             names_left -= names
             if _remove(job, table.storage, left, live, needed, layouts):
                 cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
-    except (JobError, OSError, UnsupportedTableError) as error:
+    except (JobError, OSError) as error:
         job.decide(f"Files that earlier attempts left behind can't be removed yet: {error}.")
     return cleared
 

@@ -334,7 +334,7 @@ class Verification:
         looked_up, _, _ = pending.find(covered, covered[:0])
         scanned, _, read = pending.find(covered[:0], covered)
         for failure in read.failures:
-            self._leave_out(pending.data_files[failure.ordinal], failure.reason)
+            self._leave_out(pending.data_files[failure.ordinal], failure.why.reason)
         for file in sorted(looked_up.data_files() | scanned.data_files(), key=lambda file: file.path):
             if file.path in self.unreadable:
                 continue

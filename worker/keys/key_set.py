@@ -9,21 +9,23 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.types import PrimitiveType
 
+from worker.process.errors import JobError
+
 NULL_MASK = "null_mask"
 MASK_BITS = 31
 
 
-class KeyColumnError(Exception):
+class KeyColumnError(JobError):
     """A key can't be resolved, typed or read: the equality deletes that need it are refused.
 
-    `code` names the reason for programs, the message says it in words, `remedy` what to do. A retry can't
-    help.
+    A retry can't help.
     """
 
-    def __init__(self, code: str, message: str, remedy: str) -> None:
-        super().__init__(message)
+    title = "The key can't be indexed"
+
+    def __init__(self, code: str, detail: str, remedy: str) -> None:
+        super().__init__(detail, remedy)
         self.code = code
-        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)

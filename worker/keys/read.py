@@ -22,6 +22,7 @@ from worker.io.file_formats import BATCH_ROWS, FORMATS, Path, field_id_of, open_
 from worker.io.storage import Storage
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeyColumnError, KeySet
 from worker.keys.values import from_single_value, placeholder, to_key_type
+from worker.process.errors import Reason
 from worker.table.files import DataFile, DeleteFile
 
 
@@ -187,6 +188,11 @@ def _check_rows(file: DataFile | DeleteFile, rows: int) -> None:
             f"{file.path} holds {rows} rows, but its manifest says {file.record_count}",
             "Restore the file that the manifest describes.",
         )
+
+
+def missing_file(error: FileNotFoundError) -> Reason:
+    """Why what needs a file that is gone is refused."""
+    return Reason("missing_file", str(error), "Restore the file.")
 
 
 def key_reader(metadata: TableMetadata, storage: Storage, key_set: KeySet) -> KeyReader:

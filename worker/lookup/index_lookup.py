@@ -26,8 +26,9 @@ from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK, KeyColumnError
-from worker.keys.read import KeyReader
+from worker.keys.read import KeyReader, missing_file
 from worker.lookup.matching import KeyMatcher, match_sorted
+from worker.process.errors import Reason
 from worker.table.files import DataFile, DataFiles
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
@@ -45,9 +46,7 @@ class ReadFailure:
     """A data file that could not be read, and why; a retry can't help."""
 
     ordinal: int
-    code: str
-    reason: str
-    remedy: str
+    why: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +296,9 @@ class ScanTask:
                 start += keys.num_rows
                 size += keys.nbytes
         except KeyColumnError as error:
-            return Matches.failed(ReadFailure(ordinal, error.code, str(error), error.remedy))
+            return Matches.failed(ReadFailure(ordinal, error.reason))
         except FileNotFoundError as error:
-            return Matches.failed(ReadFailure(ordinal, "missing_file", str(error), "Restore the file."))
+            return Matches.failed(ReadFailure(ordinal, missing_file(error)))
         found = np.concatenate(positions) if positions else np.empty(0, np.int64)
         return Matches(np.full(len(found), ordinal), found, bytes_read=size, rows_read=start)
 

@@ -46,7 +46,7 @@ from worker.lookup.shuffle import (
     ShuffleTask,
     cuts_between,
 )
-from worker.process.errors import JobCancelledError
+from worker.process.errors import JobCancelledError, Reason
 from worker.process.wording import counted
 from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
@@ -96,7 +96,7 @@ def find_rows(
     try:
         key_set = resolve_key_set(table.metadata, deletes.equality_field_ids)
     except KeyColumnError as error:
-        refused = [Unconvertible(f.path, error.code, str(error), error.remedy) for f in deletes.delete_files]
+        refused = [Unconvertible(f.path, *error.reason) for f in deletes.delete_files]
         columns = column_names_of(table.metadata, deletes.equality_field_ids)
         explanation = explain(deletes.equality_field_ids, columns, Choice(Source.NONE, str(error)))
         return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
@@ -193,8 +193,7 @@ class PendingDeletes:
         self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
         positions, keys, found = self.find(covered, uncovered)
         for failure in found.failures:
-            reason = f"it applies to a data file that can't be read: {failure.reason}"
-            self._refuse_for(self.data_files[failure.ordinal], failure.code, reason, failure.remedy)
+            self._refuse_for(self.data_files[failure.ordinal], failure.why)
         self.job.account.bytes += found.bytes_read
         explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
             "keys": keys,
@@ -322,10 +321,11 @@ class PendingDeletes:
         whole = "the only data file" if len(covered) == 1 else f"all {len(covered):,} data files"
         return Choice(Source.INDEX, f"the index covers {whole}; {why}")
 
-    def _refuse_for(self, unread: DataFile, code: str, reason: str, remedy: str) -> None:
+    def _refuse_for(self, unread: DataFile, why: Reason) -> None:
         """Refuses the delete files that apply to a data file that could not be read."""
+        reason = f"it applies to a data file that can't be read: {why.reason}"
         blocked = [d for d in self.delete_files if applies(d, unread, self.table.files.global_spec_ids)]
-        self.refused += [Unconvertible(delete.path, code, reason, remedy) for delete in blocked]
+        self.refused += [Unconvertible(delete.path, why.code, reason, why.remedy) for delete in blocked]
         self.delete_files = [delete for delete in self.delete_files if delete not in blocked]
 
 

@@ -19,7 +19,7 @@ from worker.index.sorted_runs import RunFile
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK, KeyColumnError
-from worker.keys.read import KeyReader
+from worker.keys.read import KeyReader, missing_file
 from worker.lookup.index_lookup import DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
 from worker.table.files import DeleteFile
 
@@ -56,9 +56,9 @@ class ReadTask:
                 sample += self._in_partitions(keys)
             return KeysRead(self.file, tuple(sample), null_columns=null_columns)
         except KeyColumnError as error:
-            refused = Unconvertible(self.file.path, error.code, str(error), error.remedy)
+            refused = Unconvertible(self.file.path, *error.reason)
         except FileNotFoundError as error:
-            refused = Unconvertible(self.file.path, "missing_file", str(error), "Restore the file.")
+            refused = Unconvertible(self.file.path, *missing_file(error))
         return KeysRead(self.file, (), refused)
 
     def batches(self) -> Iterator[KeyBatch]:

@@ -34,6 +34,7 @@ from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
 from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
+from worker.process.errors import JobError
 from worker.process.slots import ALONE, Slot
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
@@ -74,8 +75,12 @@ _NO_FILES, _MISSING_FILE = (
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 
 
-class CatalogError(Exception):
+class CatalogError(JobError):
     """A table can't be opened; the text names the cause."""
+
+    code = "catalog_unreachable"
+    title = "The catalog can't be used"
+    remedy = "Check the catalog, correct its address or credentials, then retry."
 
 
 class SecretUnresolvedError(CatalogError):
@@ -85,21 +90,38 @@ class SecretUnresolvedError(CatalogError):
 class CodeNotAllowedError(CatalogError):
     """The record chooses which code is loaded; the service refuses such records."""
 
+    code = "property_not_allowed"
+    title = "The catalog's record chooses code"
+    remedy = "Take that out of the catalog's properties, or of what they refer to."
+
 
 class StoreNotSupportedError(CatalogError):
     """This worker lacks the JARs of the table's store. `store`: as ICESTREAM_STORES names it."""
 
+    code = "store_not_supported"
+    title = "This worker can't open tables on that store"
+
     def __init__(self, store: str, place: str) -> None:
-        super().__init__(f"{place}, and this worker lacks the JARs by which Iceberg reaches that store.")
+        super().__init__(
+            f"{place}, and this worker lacks the JARs by which Iceberg reaches that store.",
+            f"Start the worker with {store} in ICESTREAM_STORES, which fetches them (an image gets them with"
+            f" --build-arg STORES={store}), then retry.",
+        )
         self.store = store
 
 
 class CatalogUnreachableError(CatalogError):
     """The catalog does not answer, or refuses; a retry can help."""
 
+    retryable = True
+
 
 class TableNotFoundError(CatalogError):
     """The catalog answers, and has no such table."""
+
+    code = "table_not_found"
+    title = "The catalog has no such table"
+    remedy = "Register the table under its present name, or remove it here if it was dropped."
 
 
 def load_table(

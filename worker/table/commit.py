@@ -30,6 +30,7 @@ from py4j.java_gateway import GatewayClient, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from worker.process.errors import JobError
 from worker.table.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
 from worker.table.files import DeleteFile, NewDeleteFile
 
@@ -84,24 +85,48 @@ _CLOCK_MESSAGES = (
 )
 
 
-class CommitError(Exception):
+class CommitError(JobError):
     """The commit failed for a reason of its own, in the words of Iceberg; the table is unchanged."""
+
+    code = "commit_failed"
+    title = "The deletes could not be committed"
+    remedy = "The table is as it was. Look at the cause, most likely the catalog, and retry."
+    retryable = True
 
 
 class CommitConflictError(CommitError):
     """The table changed under the plan and is left as it is: remove own outputs and plan again."""
 
+    code = "commit_conflict"
+    title = "Other commits came first every time"
+    remedy = "Run the conversion when compaction or MERGE on this table is idle."
+
 
 class ClockBehindError(CommitError):
     """The table was committed to at a time that this machine's clock has not reached; it is unchanged."""
+
+    code = "clock_behind"
+    title = "The clock of this worker or of the table's writer is wrong"
+    remedy = (
+        "Set both clocks right. It is tried again, and succeeds once this worker's clock has reached the time"
+        " of the last commit."
+    )
 
 
 class ClockAheadError(CommitError):
     """A commit at this machine's time would keep every other writer from committing; there was none."""
 
+    code = "clock_ahead"
+    title = "The clock of this worker or of the service is wrong"
+    remedy = "Set both clocks right. It is tried again, also by other workers."
+
 
 class CommitStateUnknownError(CommitError):
     """Whether the commit happened can't be told: remove nothing, look in the history, then decide."""
+
+    code = "commit_state_unknown"
+    title = "The catalog did not say whether the commit happened"
+    remedy = "Nothing was removed. The next attempt looks for the commit in the table's history."
 
 
 @dataclass(frozen=True, slots=True)

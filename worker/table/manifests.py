@@ -46,6 +46,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from worker.process.errors import JobError
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
@@ -55,12 +56,29 @@ _READ_THREADS = 8
 _READ_AHEAD = 64  # manifests whose files are held apart at most
 
 
-class UnsupportedTableError(Exception):
+class UnsupportedTableError(JobError):
     """The table's metadata holds something that can't be read here. A retry can't help."""
+
+    code = "unsupported_table"
+    title = "The table can't be planned"
+    remedy = "Convert it with another tool."
 
 
 class CorruptMetadataError(UnsupportedTableError):
     """A manifest or manifest list is damaged. Nothing may be concluded from what is left of it."""
+
+    code = "metadata_damaged"
+    title = "A metadata file of the table is damaged"
+    remedy = "Restore that file, or roll the table back to a snapshot before it; nothing was changed."
+
+
+class MissingMetadataError(JobError):
+    """A metadata file, manifest or manifest list is not there."""
+
+    code = "metadata_missing"
+    title = "A metadata file of the table is missing"
+    remedy = "If the table's snapshots were expired meanwhile, retry; otherwise restore the file."
+    retryable = True
 
 
 def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:

@@ -299,7 +299,7 @@ def test_a_table_with_a_column_that_pyiceberg_does_not_know_is_refused_by_its_na
     with pytest.raises(JobError, match="variant") as failure:
         exactly.jobs.run("convert")
     assert failure.value.code == "unsupported_table"
-    assert ".".join(table.identifier.split(".")[1:]) in failure.value.title
+    assert ".".join(table.identifier.split(".")[1:]) in failure.value.detail
 
 
 NO_KEYS = [

@@ -90,7 +90,7 @@ def test_a_job_keeps_to_the_places_of_its_assignment(tmp_path: Path) -> None:
         "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
         "allowed_locations": [f"{tmp_path.as_uri()}/lake"],
     }
-    with pytest.raises(JobError, match="leads outside the allowed places") as caught:
+    with pytest.raises(JobError) as caught:
         run_job(Assignment.model_validate(assignment), cast("TaskRunner", None), RecordingReporter())
     assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
     assignment["allowed_locations"] = [f"{tmp_path.as_uri()}/index"]
@@ -145,7 +145,7 @@ def test_java_opens_nothing_elsewhere(spark: SparkSession, tmp_path: Path, elsew
         "allowed_locations": [lake.as_uri()],
         "own_files": [f"{lake}/cat.db"] if elsewhere == "own" else [],
     }
-    with pytest.raises(JobError, match="leads outside the allowed places") as caught:
+    with pytest.raises(JobError) as caught:
         run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
     assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
     assert "TOPSECRETLINE" not in caught.value.detail

@@ -27,7 +27,7 @@ from worker.index.dictionary import assign_addresses
 from worker.index.footers import comparable
 from worker.index.sorted_runs import RunWriter
 from worker.io.storage import Storage
-from worker.jobs.pipeline import lacks_memory
+from worker.jobs.foreign_errors import lacks_memory
 from worker.keys.read import KeyReader
 from worker.lookup.positions import Positions
 from worker.process.errors import JobError

@@ -38,8 +38,9 @@ from worker.agent.reporter import AttemptReporter
 from worker.agent.worker import Worker, run_workers
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
-from worker.contract.control_plane import OUT_OF_MEMORY, Assignment
+from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
+from worker.process.errors import OutOfMemoryError
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot, Threads
 from worker.spark.tasks import TaskRunner, Work
@@ -66,7 +67,7 @@ def test_a_worker_runs_one_job_at_a_time_unless_it_is_told_otherwise(monkeypatch
 def test_jobs_that_share_a_process_hold_no_more_than_one_alone(slots: int, halvings: int) -> None:
     runner: Any = SimpleNamespace(slot=Slot(1, slots))
     reporter: Any = None
-    lacking = {"status": "failed", "error": {"code": OUT_OF_MEMORY}}
+    lacking = {"status": "failed", "error": {"code": OutOfMemoryError.code}}
     died = Assignment.model_validate({**ASSIGNMENT.model_dump(), "previous_attempts": [lacking]})
     assert [Job(one, runner, reporter).halvings for one in (ASSIGNMENT, died)] == [halvings, halvings + 1]
     # Spark's executors run as many tasks at a time, whoever shares them: only failures make these fewer.

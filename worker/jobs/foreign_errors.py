@@ -1,0 +1,103 @@
+"""What errors of other libraries, of Java, of Spark's processes and of the system mean for a job."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from trust.bounds import LimitExceededError, OutOfTimeError
+from trust.egress import AmbiguousHostError, HostNotAllowedError
+from trust.locations import LocationNotAllowedError
+from trust.rest_answers import SentElsewhereError
+from worker.io.storage import causes_of, lacks_own_memory
+from worker.process.errors import JobError, OutOfMemoryError, StorageError, StorageFullError
+
+# Errors whose text is all that there is of what happened in another process.
+_ABROAD = (Py4JError, PySparkException)
+# Of a Python process of Spark's, the system kills whichever takes most; Spark knows only that it is gone.
+_SIGNS = ("MemoryError", "OutOfMemoryError", "Python worker exited unexpectedly")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class PlaceNotAllowedError(JobError):
+    code = "location_not_allowed"
+    title = "The table leads outside the allowed places"
+    remedy = "If that is meant, add it to the service's ICESTREAM_ALLOWED_LOCATIONS and start that again."
+
+
+class CatalogHostError(JobError):
+    code = "host_not_allowed"
+    title = "The catalog leads to a host that is not allowed"
+    remedy = "If that is meant, add it to the service's ICESTREAM_ALLOWED_HOSTS and start that again."
+
+
+class AmbiguousCatalogHostError(CatalogHostError):
+    title = "The catalog names a host in a way that not all programs read alike"
+
+
+class CatalogRedirectsError(JobError):
+    code = "catalog_redirects"
+    title = "The catalog sends callers elsewhere"
+
+
+class CatalogLimitError(JobError):
+    code = "catalog_limit_exceeded"
+    title = "The catalog answers with more than is taken of it"
+
+
+class CatalogTimeError(CatalogLimitError):
+    retryable = True
+
+
+_MEANINGS: tuple[tuple[type[Exception], Callable[[Any], JobError]], ...] = (
+    (LocationNotAllowedError, lambda error: PlaceNotAllowedError(str(error))),
+    (
+        AmbiguousHostError,
+        lambda error: AmbiguousCatalogHostError(str(error), f"Correct {error.key} in the catalog's record."),
+    ),
+    (HostNotAllowedError, lambda error: CatalogHostError(str(error))),
+    (SentElsewhereError, lambda error: CatalogRedirectsError(error.detail, error.remedy)),
+    (OutOfTimeError, lambda error: CatalogTimeError(str(error), error.remedy)),
+    (LimitExceededError, lambda error: CatalogLimitError(str(error), error.remedy)),
+)
+
+
+def meaning_of(error: Exception) -> JobError | None:
+    """None for an error that nobody foresaw."""
+    for foreign, told in _MEANINGS:
+        if isinstance(error, foreign):
+            return told(error)
+    if lacks_memory(error):
+        return OutOfMemoryError(str(error) or type(error).__name__)
+    if (full := lack_of_room(error)) is not None:
+        return StorageFullError(full)
+    return StorageError(str(error)) if isinstance(error, OSError) else None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, or a cause of it, tells of too little memory: here, in Java or in a task."""
+    if lacks_own_memory(error):
+        return True
+    for one in causes_of(error):
+        words = f"{type(one).__name__} {one}" if isinstance(one, _ABROAD) else type(one).__name__
+        if any(sign in words for sign in _SIGNS):
+            return True
+    return False
+
+
+def lack_of_room(error: BaseException) -> str | None:
+    """What a full disk said, here, in Java or in a task; None if the error tells of nothing such."""
+    for one in causes_of(error):
+        if isinstance(one, OSError) and one.errno in _FULL:
+            return str(one)
+        if isinstance(one, _ABROAD):
+            lines = str(one).splitlines()
+            found = [line.strip() for line in lines if any(os.strerror(code) in line for code in _FULL)]
+            if found:
+                return found[0]
+    return None
