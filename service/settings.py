@@ -17,7 +17,7 @@ from service.db.control_database import files_of, is_database_of
 from service.errors import StartError
 from service.records.keys import Role
 from telemetry.logs import LogFormat
-from trust.egress import Reach
+from trust.egress import Egress
 from trust.locations import (
     AmbiguousLocationError,
     Places,
@@ -281,9 +281,9 @@ class Settings(BaseSettings):
         return tuple(rule.lower() for rule in self.allowed_hosts or default)
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> Egress:
         """The hosts that catalogs and webhooks may connect to."""
-        return Reach(self.host_rules)
+        return Egress(self.host_rules)
 
     def allows_secret(self, reference: str) -> bool:
         """Whether a catalog may refer to this."""

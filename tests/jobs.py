@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 
 from worker.attempt.outcome import Outcome
-from worker.contract.control_plane import AnnouncedPlan, Assignment, Leftovers
+from worker.contract.control_plane import AnnouncedPlan, Assignment, EndedAttempt
 from worker.jobs.pipeline import run_job
 from worker.process.errors import OutOfMemoryError
 from worker.spark.tasks import TaskRunner
@@ -44,10 +44,10 @@ class RecordingReporter:
     def confirm_lease(self) -> None:
         self.before_commit()
 
-    def left_by(self, job_id: str, attempt: int = 1) -> Leftovers:
+    def left_by(self, job_id: str, attempt: int = 1) -> EndedAttempt:
         """What the next job is told, if the last one was lost."""
         plans, self.announced = list(self.announced.values()), {}
-        return Leftovers(job_id=job_id, attempt=attempt, plans=plans)
+        return EndedAttempt(job_id=job_id, attempt=attempt, plans=plans)
 
     def announce(self, plan: AnnouncedPlan) -> None:
         self.announced[plan.number] = plan
@@ -99,7 +99,7 @@ class Jobs:
         attempt: int = 1,
         job_id: str = "",
         policy: Mapping[str, Any] | None = None,
-        leftovers: Sequence[Leftovers] = (),
+        leftovers: Sequence[EndedAttempt] = (),
         out_of_memory: int = 0,
         allowed_locations: Sequence[str] | None = None,
         **table: Any,

@@ -10,7 +10,7 @@ from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.errors import InvalidError
 from service.settings import Settings
 from tests.http_server import answering
-from trust.egress import AmbiguousHostError, HostNotAllowedError, Reach, hosts_of
+from trust.egress import AmbiguousHostError, Egress, HostNotAllowedError, hosts_of
 from trust.rest_answers import RestAnswers, SentElsewhereError
 
 ALLOWED = "10.9.9.9"
@@ -65,7 +65,7 @@ def test_no_answer_of_a_catalog_and_no_record_names_a_store_so(odd: str) -> None
     for key in ("s3.endpoint", "gcs.service.host"):
         given = {key: spelled(odd)} | KEYS
         with pytest.raises(HostNotAllowedError):
-            Reach((ALLOWED, "127.0.0.1")).check(given)
+            Egress((ALLOWED, "127.0.0.1")).check(given)
         with pytest.raises(InvalidError, match=key):
             GuardedFileIO({SETTINGS: settings} | given)
         for answer in ({"config": given}, {"storage-credentials": [{"prefix": "s3://", "config": given}]}):

@@ -9,7 +9,7 @@ from service.catalogs.clients import allowed_session, open_catalog
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import Answer, HttpServer, answering, rest_catalog
-from trust.egress import Reach
+from trust.egress import Egress
 from worker.table.rest_gateway import RestGateway
 
 LOOPBACK = ("*", "127.0.0.0/8", "::1")
@@ -43,7 +43,7 @@ def by_service(properties: dict[str, str]) -> None:
 
 
 def by_worker(properties: dict[str, str]) -> None:
-    answer = RestGateway("c", properties, Reach(LOOPBACK)).ask("GET", "v1/namespaces", {}, b"")
+    answer = RestGateway("c", properties, Egress(LOOPBACK)).ask("GET", "v1/namespaces", {}, b"")
     assert answer[0] == 200
 
 

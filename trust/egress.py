@@ -60,7 +60,7 @@ class AmbiguousHostError(HostNotAllowedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Egress:
     """The hosts that catalogs may connect to.
 
     rules: the service's, in lower case: names, `*.domain`, addresses, networks, and `*` for each address that

@@ -2,7 +2,7 @@
 
 Invariant: a child leads a process group of its own, so that Ctrl-C in the terminal reaches only this process,
 which then stops the children in order; and it holds the reading end of a pipe from here, so that it ends too
-when this process is killed and can stop nothing any more (see worker.agent.attached).
+when this process is killed and can stop nothing any more (see worker.agent.child).
 """
 
 import logging
@@ -30,7 +30,7 @@ _LOG_BYTES = 16 * 1024 * 1024
 
 
 class Child:
-    """A process, `python -m worker.agent.attached MODULE ARGUMENTS`, whose raw output goes to a log file."""
+    """A process, `python -m worker.agent.child MODULE ARGUMENTS`, whose raw output goes to a log file."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Child:
         self.log = data_dir / "logs" / f"{name}.log"
         # Spark leaves things where it is started, so that is not where the user happens to be.
         self._folder = data_dir / "cache"
-        self._command = [sys.executable, "-m", "worker.agent.attached", *arguments]
+        self._command = [sys.executable, "-m", "worker.agent.child", *arguments]
         self._environment = {**os.environ, "PYTHONPATH": _search_path(), **environment}
         self._speaks = speaks
         self._process: subprocess.Popen[bytes] | None = None

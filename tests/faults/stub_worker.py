@@ -28,12 +28,12 @@ SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
 
 
 @dataclass
-class Account:
+class Usage:
     """As the worker's own; nothing counts here."""
 
 
 def run_job(
-    assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptReporter", _account: Account
+    assignment: "Assignment", _runner: "TaskRunner", reporter: "AttemptReporter", _usage: Usage
 ) -> "Outcome":
     """Reserve addresses, work, confirm the lease, and commit unless an attempt before has committed."""
     job_id, attempt = assignment.job.id, assignment.attempt
@@ -77,7 +77,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _stand_in("worker.jobs.pipeline", run_job=run_job)
-    _stand_in("worker.attempt.job", Account=Account)
+    _stand_in("worker.attempt.job", Usage=Usage)
     _stand_in("worker.attempt.outcome", Outcome=SimpleNamespace)
     unfit = type("UnfitExecutorsError", (Exception,), {})
     _stand_in("worker.spark.executors", UnfitExecutorsError=unfit, check_executors=None)

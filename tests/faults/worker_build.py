@@ -28,7 +28,7 @@ import worker.deletes.stage
 import worker.deletes.write
 import worker.index.build
 import worker.index.compaction
-import worker.jobs.leftovers
+import worker.jobs.orphan_files
 import worker.lookup.index_lookup
 import worker.spark.tasks
 import worker.table.commit
@@ -152,7 +152,7 @@ def inject() -> None:
     wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_deletion_vector"):
         wrap(worker.deletes.write, write, "delete-file", disk_full)
-    wrap(worker.jobs.leftovers, "written_files", "leftovers", no_answer)
+    wrap(worker.jobs.orphan_files, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.table.commit._row_delta, Job.stage
     worker.table.commit._row_delta = lambda *arguments: Commit(row_delta(*arguments))

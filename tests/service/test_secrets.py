@@ -218,7 +218,7 @@ def fail_at_work(
 
     def fail(assignment: Assignment, _: object, reporter: Any, __: object) -> None:
         given = catalogs.resolve_secrets(assignment.catalog.properties)
-        gateway = open_gateway("c", tuple(given.items()), assignment.reach)
+        gateway = open_gateway("c", tuple(given.items()), assignment.egress)
         _, _, refusal = gateway.ask("GET", "v1/refused", {}, b"")
         assert b"MARK-" not in refusal  # Java is handed no more
         reporter.decide(f"the job decided {refusal.decode()}")
@@ -227,7 +227,7 @@ def fail_at_work(
         changed = catalogs.resolve_secrets(assignment.catalog.properties)
         no_jvm: Any = None
         with pytest.raises(catalogs.CatalogUnreachableError) as refused:
-            catalogs.load_table(no_jvm, "rest", "c", changed, ["db", "t"], reach=assignment.reach)
+            catalogs.load_table(no_jvm, "rest", "c", changed, ["db", "t"], egress=assignment.egress)
         assert "MARK-" not in str(refused.value)
         raise RuntimeError(f"wrong secret: {refused.value}")
 

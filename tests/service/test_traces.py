@@ -18,8 +18,8 @@ from tests.service.queue_calls import add_tables
 from tests.traces import attributes
 from tests.traces import collected as collected
 from worker.agent.worker import Worker
-from worker.attempt.job import Account
 from worker.attempt.job import Job as RunningJob
+from worker.attempt.job import Usage
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import Assignment, ControlPlane
 from worker.keys.key_set import KeyColumnError
@@ -32,10 +32,10 @@ class Runner:
     is_usable = True
 
 
-def run(assignment: Assignment, _: object, reporter: Any, account: Account) -> Outcome:
+def run(assignment: Assignment, _: object, reporter: Any, usage: Usage) -> Outcome:
     """A job of two stages that fails in the second one, in the place of what needs Spark."""
     runner: Any = Runner()
-    job = RunningJob(assignment, runner, reporter, account=account)
+    job = RunningJob(assignment, runner, reporter, usage=usage)
     with job.stage("plan"):
         pass
     with job.stage("commit"):

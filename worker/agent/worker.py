@@ -24,7 +24,7 @@ from telemetry.logs import every_line, own_lines
 from telemetry.traces import mark, span, trace_id_of
 from worker.agent.log_lines import LogLines, logged
 from worker.agent.reporter import RETRY_SECONDS, AttemptReporter
-from worker.attempt.job import Account
+from worker.attempt.job import Usage
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
     Assignment,
@@ -177,7 +177,7 @@ class Worker:
         report = self._control_plane.attempt(assignment, own)
         job = assignment.job
         finished: dict[str, Any]
-        account = Account()
+        usage = Usage()
         lines = LogLines(redaction, is_alone=self._slot.is_alone)
         these_lines = every_line if self._slot.is_alone else own_lines
         ids: dict[str, str | int] = {
@@ -212,9 +212,9 @@ class Worker:
                     if not self._runner.is_usable:
                         raise _NoSparkError
                     if self._slot.is_alone:
-                        outcome = run_job(assignment, self._runner, reporter, account)
+                        outcome = run_job(assignment, self._runner, reporter, usage)
                     else:
-                        outcome = self._run_in_thread(assignment, reporter, account)
+                        outcome = self._run_in_thread(assignment, reporter, usage)
                 finished = {
                     "status": "succeeded",
                     "result": outcome.result,
@@ -245,9 +245,9 @@ class Worker:
                 self._stopping.set()
                 finished = _failed(SparkEndedError())
             mark(traced, str(finished["status"]))
-            return self._finish(report, reporter, finished | asdict(account), assignment.lease_seconds)
+            return self._finish(report, reporter, finished | asdict(usage), assignment.lease_seconds)
 
-    def _run_in_thread(self, assignment: Assignment, reporter: AttemptReporter, account: Account) -> Outcome:
+    def _run_in_thread(self, assignment: Assignment, reporter: AttemptReporter, usage: Usage) -> Outcome:
         """Raises KeyboardInterrupt within HAND_BACK_SECONDS after the process was asked to stop.
 
         Whatever the thread does after that is what a late attempt does; the process ends.
@@ -258,7 +258,7 @@ class Worker:
             try:
                 # Also for a thread that is left behind.
                 with self._redaction.knowing(secrets_of(assignment.catalog.properties)):
-                    outcome.set_result(run_job(assignment, self._runner, reporter, account))
+                    outcome.set_result(run_job(assignment, self._runner, reporter, usage))
             except BaseException as error:  # handed to the worker's thread
                 outcome.set_exception(error)
 

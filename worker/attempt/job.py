@@ -13,7 +13,7 @@ from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
 from worker.spark.tasks import TaskRunner, Work
 
-MAX_HALVINGS = 6
+SMALLEST_FRACTION = 1 / 64
 
 
 class Reporter(Protocol):
@@ -38,7 +38,7 @@ class Reporter(Protocol):
 
 
 @dataclass(slots=True)
-class Account:
+class Usage:
     """What an attempt took so far, however it ends.
 
     stages: each with its name, seconds, planned rows, and what its tasks came to (`Work`).
@@ -66,37 +66,36 @@ class Job:
     runner: TaskRunner
     reporter: Reporter
     decisions: list[str] = field(default_factory=list)
-    account: Account = field(default_factory=Account)
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        return self.account.stages
+        return self.usage.stages
 
     @property
-    def halvings(self) -> int:
-        """How often this attempt halves what it holds in memory.
+    def memory_fraction(self) -> float:
+        """Of what a job usually holds in memory at once, what this attempt does: a power of 1/2.
 
-        As often as the policy says, for each earlier attempt that may have died of too much, and for those
-        that share the process.
+        As the policy says, half of it for each earlier attempt that may have died of too much, and shared by
+        the jobs of the process.
         """
-        return self.own_halvings + self.runner.slot.halvings
+        return self.own_memory_fraction * self.runner.slot.memory_fraction
 
     @property
-    def own_halvings(self) -> int:
-        """The same without those that share the process."""
-        suspects = [one for one in self.assignment.previous_attempts if one.may_lack_memory]
-        return min(self.halvings_of_policy + len(suspects), MAX_HALVINGS)
+    def own_memory_fraction(self) -> float:
+        """The same, were the job alone in its process."""
+        suspects = sum(one.may_lack_memory for one in self.assignment.previous_attempts)
+        return max(self.memory_fraction_of_policy * 0.5**suspects, SMALLEST_FRACTION)
 
     @property
-    def halvings_of_policy(self) -> int:
-        return math.ceil(-math.log2(self.assignment.policy.resources.memory_fraction))
+    def memory_fraction_of_policy(self) -> float:
+        return math.pow(2, math.floor(math.log2(self.assignment.policy.resources.memory_fraction)))
 
     @property
-    def commit_halvings(self) -> int:
-        """How often this attempt halves what it commits at once: a commit lies in the JVM's heap as a whole,
-        and one that is full says so."""
-        suspects = [one for one in self.assignment.previous_attempts if one.told_lack_of_memory]
-        return min(len(suspects), MAX_HALVINGS)
+    def commit_fraction(self) -> float:
+        """Of what is usually committed at once: a commit lies in the JVM's heap, and a full one says so."""
+        full = sum(one.told_lack_of_memory for one in self.assignment.previous_attempts)
+        return max(0.5**full, SMALLEST_FRACTION)
 
     def decide(self, sentence: str) -> None:
         self.decisions.append(sentence)
@@ -110,7 +109,7 @@ class Job:
             with span(name):
                 yield
         finally:
-            known = self.account.stage(name)
+            known = self.usage.stage(name)
             known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
 
     def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
@@ -123,13 +122,13 @@ class Job:
         """
 
         counted = 0
-        counter = _WorkCounter(self.account, stage)
+        counter = _WorkCounter(self.usage, stage)
 
         def on_progress(done: float) -> None:
             nonlocal counted
             rows = int(planned_rows * min(done / len(tasks), 1.0))
-            self.account.rows += rows - counted
-            self.account.stage(stage)["rows"] += rows - counted
+            self.usage.rows += rows - counted
+            self.usage.stage(stage)["rows"] += rows - counted
             counted = rows
             self.reporter.progress(stage, rows, planned_rows, "rows", counter.words)
 
@@ -147,7 +146,7 @@ class Job:
     ) -> Iterator[Any]:
         """See `TaskRunner.shuffle`."""
 
-        counter = _WorkCounter(self.account, stage)
+        counter = _WorkCounter(self.usage, stage)
 
         def on_progress(done: int, total: int) -> None:
             self.reporter.progress(stage, done, total, "tasks", counter.words)
@@ -167,15 +166,15 @@ class Job:
 
 
 class _WorkCounter:
-    """Adds what one call's tasks come to, told again and again, to a stage of the account."""
+    """Adds what one call's tasks come to, told again and again, to a stage of the usage."""
 
-    def __init__(self, account: Account, stage: str) -> None:
-        self._account = account
+    def __init__(self, usage: Usage, stage: str) -> None:
+        self._usage = usage
         self._stage = stage
         self._work = Work()
 
     def count(self, work: Work) -> None:
-        stage, before = self._account.stage(self._stage), asdict(self._work)
+        stage, before = self._usage.stage(self._stage), asdict(self._work)
         for name, value in asdict(work).items():
             grown = stage[name] + value - before[name]
             stage[name] = round(grown, 3) if isinstance(value, float) else grown

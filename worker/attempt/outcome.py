@@ -30,7 +30,7 @@ class Unconvertible:
 class Outcome:
     """What a job hands back: its result, and the health of the table's indexes after it.
 
-    cleared: attempts of which nothing is left behind any more; see worker.jobs.leftovers.
+    cleared: attempts of which nothing is left behind any more; see worker.jobs.orphan_files.
     """
 
     result: dict[str, Any]

@@ -65,7 +65,7 @@ def pin_table(job: Job) -> PinnedTable:
         ),
         assignment.table.identifier,
         Storage(assignment.location_limits).io.check,
-        assignment.reach,
+        assignment.egress,
         job.runner.slot,
     )
     storage = Storage(catalogs.file_io_properties(java_table) | assignment.location_limits)
@@ -89,7 +89,7 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     given = catalogs.index_file_io_properties(properties, assignment.index.warehouse)
     if not given:
         return tables
-    assignment.reach.check(given)
+    assignment.egress.check(given)
     return Storage(given | assignment.location_limits)
 
 

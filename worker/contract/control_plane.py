@@ -20,7 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from telemetry.logs import add_process_ids
 from telemetry.traces import HEADER, current_traceparent
-from trust.egress import Reach
+from trust.egress import Egress
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES
 from worker.process.errors import OutOfMemoryError, SparkEndedError
 from worker.process.redaction import Redaction
@@ -122,7 +122,7 @@ class AttemptId(_Body):
 
 
 class AnnouncedPlan(_Body):
-    """Delete files that an attempt is about to write, or then to commit; see worker.jobs.leftovers.
+    """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
     removes: the path of an equality delete file that the commit removes; None as long as none is about to be
@@ -137,7 +137,7 @@ class AnnouncedPlan(_Body):
     properties: dict[str, str] = {}
 
 
-class Leftovers(AttemptId):
+class EndedAttempt(AttemptId):
     """Of an attempt that ended, and what it had announced."""
 
     plans: list[AnnouncedPlan]
@@ -150,7 +150,7 @@ class Assignment(_Body):
     traceparent: str | None = None
     attempt: int
     previous_attempts: list[PreviousAttempt] = []
-    leftovers: list[Leftovers] = []
+    leftovers: list[EndedAttempt] = []
     lease_seconds: float
     timeout_seconds: float = 0
     """After which the attempt ends; 0 for any time."""
@@ -164,9 +164,9 @@ class Assignment(_Body):
     own_files: list[str] = []
 
     @property
-    def reach(self) -> Reach:
+    def egress(self) -> Egress:
         """The hosts that the service lets the catalog lead to."""
-        return Reach(None if self.allowed_hosts is None else tuple(self.allowed_hosts))
+        return Egress(None if self.allowed_hosts is None else tuple(self.allowed_hosts))
 
     @property
     def location_limits(self) -> dict[str, str]:

@@ -160,7 +160,7 @@ class DeletesStage:
         self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
     ) -> DeletesOutcome:
         outcomes: list[DeletesOutcome] = []
-        bound = MEMORY_POSITIONS >> self._job.halvings
+        bound = int(MEMORY_POSITIONS * self._job.memory_fraction)
         existing = _deletes_by_scope(files, self._table.files.position_deletes)
         for batch in in_batches(files, positions, len(files), bound):
             files_at_most = VECTORS_PER_MOVE if moves else FILES_PER_DELETES_TASK

@@ -133,13 +133,13 @@ def build_tasks(
     table_location: str,
     files: Sequence[IndexedFile],
     parallelism: int,
-    halvings: int = 0,
+    memory_fraction: float = 1.0,
 ) -> list[BuildTask]:
     """Groups files, partition by partition, into tasks of similar size: by rows, and small ones by number.
 
-    storage, table_location: of the index's entries. halvings: of what a task holds.
+    storage, table_location: of the index's entries. memory_fraction: of what a task usually holds.
     """
-    run_rows, run_bytes = RUN_ROWS >> halvings, RUN_BYTES >> halvings
+    run_rows, run_bytes = int(RUN_ROWS * memory_fraction), int(RUN_BYTES * memory_fraction)
     total = sum(indexed.file.record_count for indexed in files)
     target = min(run_rows, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
     most_files = max(MIN_TASK_FILES, -(-len(files) // max(1, parallelism)))

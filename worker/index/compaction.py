@@ -149,7 +149,7 @@ class CompactionTask:
     files: tuple[RunFile, ...]
     key_range: KeyRange
     level: int
-    halvings: int = 0
+    memory_fraction: float = 1.0
     """Of what is held in memory at once."""
 
     def run(self, live: LiveAddresses) -> list[RunFile]:
@@ -159,7 +159,7 @@ class CompactionTask:
         """
         writer = RunWriter(self.storage, self.table_location, self.schema.names, self.level)
         low, high = self.key_range.low, self.key_range.high
-        rows, size = TASK_ROWS >> self.halvings, TASK_BYTES >> self.halvings
+        rows, size = int(TASK_ROWS * self.memory_fraction), int(TASK_BYTES * self.memory_fraction)
         cuts = _cuts(self.files, self.storage, self.schema, rows, size)
         within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
         for bounds in pairwise([low, *within, high]):
@@ -203,7 +203,7 @@ class LiveAddresses:
 
 
 def compaction_tasks(
-    index: KeySetIndex, merge: Merge, parallelism: int, halvings: int = 0
+    index: KeySetIndex, merge: Merge, parallelism: int, memory_fraction: float = 1.0
 ) -> list[CompactionTask]:
     """Cuts a merge into key ranges of one file each, by the statistics of its row groups."""
     schema = entries_schema(index.key_set)
@@ -214,7 +214,9 @@ def compaction_tasks(
         cuts = _cuts(merge.files, storage, schema, rows, FILE_BYTES)
     bounds: list[Prefix | None] = [None, *cuts, None]
     return [
-        CompactionTask(storage, location, schema, merge.files, KeyRange(low, high), merge.level, halvings)
+        CompactionTask(
+            storage, location, schema, merge.files, KeyRange(low, high), merge.level, memory_fraction
+        )
         for low, high in pairwise(bounds)
     ]
 

@@ -18,7 +18,7 @@ from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.stage import DeletesOutcome
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion_plan import COMMITS_LEFT, SUMMARY, Part, Plan
-from worker.jobs.leftovers import remove_leftovers
+from worker.jobs.orphan_files import remove_orphan_files
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
 from worker.table.catalogs import CatalogUnreachableError
@@ -54,7 +54,7 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     else:
         _tell_of_location_provider(job, table)
     allowed = limit or len(pending)
-    bound = min(allowed, ceil(len(pending) / 2**job.commit_halvings))
+    bound = min(allowed, ceil(len(pending) * job.commit_fraction))
     batches = in_commits(pending, bound)
     if len(batches) > 1:
         why = "the policy allows" if bound == allowed else "since earlier attempts lacked memory, at most"
@@ -217,7 +217,7 @@ class Conversion:
         gone = set() if dry_run else self.converted
         left = tuple(file for file in table.files.delete_files if file.path not in gone)
         after = replace(table.files, delete_files=left)
-        cleared = [] if dry_run else remove_leftovers(self._job)
+        cleared = [] if dry_run else remove_orphan_files(self._job)
         head = self._head or table.snapshot_id
         told = outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
         if dry_run and self.converted:

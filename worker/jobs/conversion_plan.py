@@ -128,9 +128,9 @@ class Plan:
         delete_files = [file for file in resolved_files if file.path not in left]
         if not delete_files:
             deletes = DeletesOutcome.union([])  # nothing is committed for deletes that all stay
-        job.account.bytes += sum(file.file_size_bytes for file in delete_files)
+        job.usage.bytes += sum(file.file_size_bytes for file in delete_files)
         if not job.assignment.job.dry_run:
-            job.account.bytes += deletes.bytes_written
+            job.usage.bytes += deletes.bytes_written
         for refusal in refused:
             job.decide(f"{refusal.file_path} stays in the table: {refusal.reason}.")
         wrong = [one for key_set in resolved for one in key_set.deviations if one.file_path not in left]

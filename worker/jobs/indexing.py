@@ -25,12 +25,12 @@ from worker.index.key_set_index import (
     open_index,
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
-from worker.jobs.leftovers import remove_leftovers
+from worker.jobs.orphan_files import remove_orphan_files
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
-from worker.process.wording import counted
+from worker.process.plurals import counted
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""
@@ -146,7 +146,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if not indexed_key_sets(warehouse, table.index_database):
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
-    cleared = remove_leftovers(job)
+    cleared = remove_orphan_files(job)
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
 
 
@@ -187,7 +187,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
     report["entries_after"] = after.rows
     report["bytes_read"] = sum(file.size_bytes for file in merge.files)
     report["bytes_written"] = sum(file.size_bytes for file in written)
-    job.account.bytes += report["bytes_read"] + report["bytes_written"]
+    job.usage.bytes += report["bytes_read"] + report["bytes_written"]
     job.decide(
         f"Key set {index.key_set}: {merge.rows:,} of {before.rows:,} entries merged;"
         f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
@@ -200,7 +200,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
 def _merged(job: Job, index: KeySetIndex, merge: Merge, live: LiveAddresses) -> list[RunFile]:
     """The files that hold the live entries of a merge. Nothing is committed."""
     with job.stage("compact"):
-        tasks = compaction_tasks(index, merge, job.runner.parallelism, job.halvings)
+        tasks = compaction_tasks(index, merge, job.runner.parallelism, job.memory_fraction)
         parts = job.run_tasks("compact", tasks, live, merge.rows)
     return [file for files in parts for file in files]
 
@@ -248,9 +248,9 @@ def _index_key_set(
             base = job.reporter.grant_addresses(addresses_needed(batch), index.end_address)
             indexed = assign_addresses(batch, base, index.dictionary.partitions())
             location, parallelism = index.entries_table.location, job.runner.parallelism
-            tasks = build_tasks(reader, index.storage, location, indexed, parallelism, job.halvings)
+            tasks = build_tasks(reader, index.storage, location, indexed, parallelism, job.memory_fraction)
             built = job.run_tasks("index", tasks, None, rows)
-        job.account.bytes += sum(part.bytes_read for part in built)
+        job.usage.bytes += sum(part.bytes_read for part in built)
         failures = {path: reason for part in built for path, reason in part.failures}
         for path, reason in failures.items():
             job.decide(f"{path} is not indexed: {reason}.")
@@ -260,7 +260,7 @@ def _index_key_set(
         if not readable:
             continue
         bytes_written += sum(run.size_bytes for run in runs)
-        job.account.bytes += sum(run.size_bytes for run in runs)
+        job.usage.bytes += sum(run.size_bytes for run in runs)
         replaced: list[RunFile] = []
         merge = choose_merge_of_new(index.entries.files, runs)
         if merge is not None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from worker.attempt.job import Account, Job, Reporter
+from worker.attempt.job import Job, Reporter, Usage
 from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import Assignment, ControlPlaneError, StaleAttemptError
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import convert_table
+from worker.jobs.drop_index import drop_index
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, index_table, rebuild_index
-from worker.jobs.removal import drop_index
 from worker.jobs.verification import verify_index
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
@@ -35,26 +36,26 @@ class UnsupportedJobKindError(JobError):
 
 
 def run_job(
-    assignment: Assignment, runner: TaskRunner, reporter: Reporter, account: Account | None = None
+    assignment: Assignment, runner: TaskRunner, reporter: Reporter, usage: Usage | None = None
 ) -> Outcome:
     """Runs one attempt of a job, from a freshly loaded table. Raises JobError with the cause in words.
 
-    account: where to count what it takes.
+    usage: where to count what it takes.
     """
-    job = Job(assignment, runner, reporter, account=account or Account())
+    job = Job(assignment, runner, reporter, usage=usage or Usage())
     if tasks := assignment.policy.resources.max_tasks:
         job.runner = runner.limited(tasks)
         job.decide(f"At most {tasks} tasks run at a time, as the policy says.")
-    if job.own_halvings:
-        job.runner = job.runner.smaller(job.own_halvings)
-        died = job.own_halvings - job.halvings_of_policy
+    if job.own_memory_fraction < 1:
+        job.runner = job.runner.smaller(job.own_memory_fraction)
+        died = round(math.log2(job.memory_fraction_of_policy / job.own_memory_fraction))
         job.decide(
             (
                 f"{died} earlier attempts may have died of too little memory, so this one holds"
                 if died
                 else "The policy lets this job hold"
             )
-            + f" 1/{2**job.own_halvings} of the usual at once."
+            + f" 1/{1 / job.own_memory_fraction:.0f} of the usual at once."
         )
     try:
         return _run(job)

@@ -256,7 +256,7 @@ class Verification:
             for check, found in self._job.each_task("check_index", tasks, blocks, index.entries.rows):
                 checks.append(check)
                 fingerprints.merge(found)
-        self._job.account.bytes += index.entries.size_bytes
+        self._job.usage.bytes += index.entries.size_bytes
         self.differences.add(*_faults(checks))
         return fingerprints if all(check.is_readable for check in checks) else None
 
@@ -272,7 +272,7 @@ class Verification:
         with self._job.stage("check_data_files"):
             for results in self._job.each_task("check_data_files", tasks, None, int(counts.sum())):
                 for row, result, bytes_read in results:
-                    self._job.account.bytes += bytes_read
+                    self._job.usage.bytes += bytes_read
                     file = sample[row].file
                     if isinstance(result, str):
                         self._leave_out(file, result)

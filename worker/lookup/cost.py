@@ -9,7 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from worker.io.sorting import is_bytes
-from worker.process.wording import counted
+from worker.process.plurals import counted
 
 
 class Source(StrEnum):

@@ -20,9 +20,9 @@ MEMORY_POSITIONS = 16_000_000  # 8 bytes each
 class Positions:
     """0-based positions by data file: filled with `add`, then read file by file, sorted, each once."""
 
-    def __init__(self, data_files: DataFiles, halvings: int = 0) -> None:
-        """data_files: those that the ordinals of matches mean. halvings: of the bound."""
-        self._bound = MEMORY_POSITIONS >> halvings
+    def __init__(self, data_files: DataFiles, memory_fraction: float = 1.0) -> None:
+        """data_files: those that the ordinals of matches mean. memory_fraction: of the usual bound."""
+        self._bound = int(MEMORY_POSITIONS * memory_fraction)
         self.matches = 0
         self._data_files = data_files
         self._in_memory: dict[int, list[Int64Array]] = defaultdict(list)  # by ordinal

@@ -47,7 +47,7 @@ from worker.lookup.shuffle import (
     cuts_between,
 )
 from worker.process.errors import JobCancelledError, Reason
-from worker.process.wording import counted
+from worker.process.plurals import counted
 from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
 
@@ -154,7 +154,7 @@ class PendingDeletes:
         """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
         partitions = dict(index.dictionary.partitions()) if index else {}
         size = sum(file.file_size_bytes for file in plan.delete_files)
-        keys, key_bytes = DRIVER_KEYS >> job.halvings, DRIVER_BYTES >> job.halvings
+        keys, key_bytes = (int(most * job.memory_fraction) for most in (DRIVER_KEYS, DRIVER_BYTES))
         ranges = max(-(-plan.keys_planned // max(1, keys)), -(-size // key_bytes))
         every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
         tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
@@ -194,7 +194,7 @@ class PendingDeletes:
         positions, keys, found = self.find(covered, uncovered)
         for failure in found.failures:
             self._refuse_for(self.data_files[failure.ordinal], failure.why)
-        self.job.account.bytes += found.bytes_read
+        self.job.usage.bytes += found.bytes_read
         explanation = explain(self.key_set.equality_field_ids, self.key_set.column_names, choice) | {
             "keys": keys,
             "key_ranges": self._ranges,
@@ -229,7 +229,7 @@ class PendingDeletes:
         covered: ordinals of the data files that the index is asked about; scanned: of those whose key
         columns are read.
         """
-        positions = Positions(self.data_files, self.job.halvings)
+        positions = Positions(self.data_files, self.job.memory_fraction)
         keys, counters = len(self.keys), []
         if self.delete_files and (len(covered) or len(scanned)):
             if self.cuts is not None:

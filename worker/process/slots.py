@@ -32,9 +32,9 @@ class Slot:
         return None if self.is_alone else f"slot-{self.number}"
 
     @property
-    def halvings(self) -> int:
-        """How often a job halves what it holds, so that all of them hold no more than one alone would."""
-        return (self.count - 1).bit_length()
+    def memory_fraction(self) -> float:
+        """Of what a job alone would hold, a power of 1/2: all of them together hold no more than that."""
+        return 0.5 ** (self.count - 1).bit_length()
 
     def name(self, worker: str) -> str:
         """By which the service knows it: to that it is a worker like any other."""

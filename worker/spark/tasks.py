@@ -107,9 +107,9 @@ class TaskRunner:
         self._is_limited = is_limited
         self._threads = threads or slot.share(self.parallelism)
 
-    def smaller(self, halvings: int) -> TaskRunner:
+    def smaller(self, fraction: float) -> TaskRunner:
         """With fewer tasks at a time, which share the memory of a machine."""
-        return self._with(max(1, self.parallelism >> halvings), max(1, self._threads >> halvings))
+        return self._with(max(1, int(self.parallelism * fraction)), max(1, int(self._threads * fraction)))
 
     def limited(self, tasks: int) -> TaskRunner:
         """With at most so many tasks at a time, here and on Spark."""

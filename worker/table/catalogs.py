@@ -29,7 +29,7 @@ from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import FILE_IO, of_index, of_tables
 from trust.bounds import LimitExceededError
-from trust.egress import HostNotAllowedError, Reach
+from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
@@ -131,23 +131,23 @@ def load_table(
     properties: Mapping[str, str],
     identifier: Sequence[str],
     check_location: Callable[[str], None] = lambda _: None,
-    reach: Reach | None = None,
+    egress: Egress | None = None,
     slot: Slot = ALONE,
 ) -> JavaObject:
     """The `org.apache.iceberg.Table`, freshly loaded.
 
     properties: PyIceberg's, secrets resolved. `catalog_name` among them replaces `name`, by which a sql
     database tells the catalogs in it apart. check_location: raises for a place that may not be read; asked
-    before Java opens anything there, of what a database, Hive or Glue says too. reach: the hosts that the
+    before Java opens anything there, of what a database, Hive or Glue says too. egress: the hosts that the
     catalog may lead to; any by default. slot: of the job that asks.
     Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
     LimitExceededError, StoreNotSupportedError, TableNotFoundError, or MemoryError.
     """
-    reach = reach or Reach()
+    egress = egress or Egress()
     properties = of_tables(properties)
     _check_code(catalog_type, name, properties)
     try:
-        reach.check(properties)
+        egress.check(properties)
     except OSError as error:
         raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
     if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
@@ -156,7 +156,7 @@ def load_table(
     dotted = ".".join(identifier)
     if catalog_type == "sql":
         _check_database(name, dotted, properties["uri"])
-    gateway = _gateway(name, dotted, properties, reach, slot) if catalog_type == "rest" else None
+    gateway = _gateway(name, dotted, properties, egress, slot) if catalog_type == "rest" else None
     if gateway is not None:
         settings = gateway.java_properties(settings)
     inner_name = properties.get(CATALOG_NAME, name)
@@ -200,9 +200,9 @@ def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> 
         )
 
 
-def _gateway(name: str, table: str, properties: Mapping[str, str], reach: Reach, slot: Slot) -> RestGateway:
+def _gateway(name: str, table: str, properties: Mapping[str, str], egress: Egress, slot: Slot) -> RestGateway:
     try:
-        return open_gateway(name, tuple(sorted(properties.items())), reach, slot)
+        return open_gateway(name, tuple(sorted(properties.items())), egress, slot)
     except (HostNotAllowedError, SentElsewhereError, LimitExceededError, MemoryError):
         raise
     except Exception as error:

@@ -24,13 +24,13 @@ from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
 
 from trust.bounds import Budget, LimitExceededError
-from trust.egress import HostNotAllowedError, Reach
+from trust.egress import Egress, HostNotAllowedError
 from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
 from trust.sessions import confine
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 
-_REACH = "icestream.reach"
+_EGRESS = "icestream.egress"
 """The property that hands the catalog its limits."""
 _CONNECT_MS, _READ_MS = 10_000, 60_000
 _ANSWER_SECONDS = 300.0
@@ -66,11 +66,11 @@ class RestGateway:
     out, or its answer not handed on, if that was for its limits.
     """
 
-    def __init__(self, name: str, properties: Mapping[str, str], reach: Reach) -> None:
+    def __init__(self, name: str, properties: Mapping[str, str], egress: Egress) -> None:
         """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError,
         LimitExceededError, and whatever PyIceberg and requests raise."""
         self._given_uri = properties["uri"]
-        given: dict[str, Any] = {**properties, _REACH: reach}
+        given: dict[str, Any] = {**properties, _EGRESS: egress}
         with Budget(_ANSWER_SECONDS):
             self._catalog = _GuardedRestCatalog(name, **given)
         self.refusal: Exception | None = None
@@ -115,19 +115,19 @@ class RestGateway:
 
 
 def open_gateway(
-    name: str, properties: tuple[tuple[str, str], ...], reach: Reach, slot: Slot = ALONE
+    name: str, properties: tuple[tuple[str, str], ...], egress: Egress, slot: Slot = ALONE
 ) -> RestGateway:
     """The gateway for a catalog, which stays open. Raises as RestGateway does.
 
     slot: each has gateways of its own. So a refusal is that of its job, and jobs elsewhere, however many
     catalogs they use, close none that it goes on using.
     """
-    return _opener(slot)(name, properties, reach)
+    return _opener(slot)(name, properties, egress)
 
 
 @cache
-def _opener(_: Slot) -> Callable[[str, tuple[tuple[str, str], ...], Reach], RestGateway]:
-    return lru_cache(maxsize=32)(lambda name, properties, reach: RestGateway(name, dict(properties), reach))
+def _opener(_: Slot) -> Callable[[str, tuple[tuple[str, str], ...], Egress], RestGateway]:
+    return lru_cache(maxsize=32)(lambda name, properties, egress: RestGateway(name, dict(properties), egress))
 
 
 def words_of(error: Exception) -> str:
@@ -141,7 +141,7 @@ class _GuardedRestCatalog(RestCatalog):
     """Connects to addresses that are allowed, follows no redirect, believes of answers what it may."""
 
     def __init__(self, name: str, **properties: Any) -> None:
-        self.answers = RestAnswers(properties, properties[_REACH].check)
+        self.answers = RestAnswers(properties, properties[_EGRESS].check)
         super().__init__(name, **properties)
 
     def _config_headers(self, session: Session) -> None:
@@ -149,7 +149,7 @@ class _GuardedRestCatalog(RestCatalog):
         super()._config_headers(session)
         if not any(key.lower() == _DELEGATION for key in self.properties):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
-        confine(session, self.properties[_REACH].addresses_of)
+        confine(session, self.properties[_EGRESS].addresses_of)
         session.hooks["response"] += [
             self._hide_what_was_sent,
             self._refuse_redirect,
@@ -163,7 +163,7 @@ class _GuardedRestCatalog(RestCatalog):
 
     def _init_sigv4(self, session: Session) -> None:
         super()._init_sigv4(session)
-        confine(session, self.properties[_REACH].addresses_of)  # the adapter is another one
+        confine(session, self.properties[_EGRESS].addresses_of)  # the adapter is another one
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody reads it."""

@@ -11,7 +11,7 @@ import pytest
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from worker.attempt.outcome import Outcome
-from worker.contract.control_plane import AttemptId, Leftovers
+from worker.contract.control_plane import AttemptId, EndedAttempt
 
 pytestmark = pytest.mark.integration
 VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
@@ -95,7 +95,7 @@ def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, forma
     assert not removed & live_own_files(exactly, table)
 
 
-def dies_in_its_third_commit(exactly: Exactness) -> Leftovers:
+def dies_in_its_third_commit(exactly: Exactness) -> EndedAttempt:
     """Attempt 1 of the job `backlog`, as a killed process leaves it: two commits, and files without one."""
     exactly.jobs.reporter.announced = {}
     commits = 0

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
-from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.contract.control_plane import AnnouncedPlan, AttemptId, EndedAttempt
 from worker.deletes.locations import output_locations
 from worker.io.storage import Storage
 
@@ -32,10 +32,10 @@ def table(request: pytest.FixtureRequest, spark: SparkSession, table_name: str) 
 
 
 @pytest.fixture
-def dies(jobs: Jobs) -> Callable[[bool], Leftovers]:
+def dies(jobs: Jobs) -> Callable[[bool], EndedAttempt]:
     """A conversion that ends as a killed process does; about to commit, or before that."""
 
-    def die_in(about_to_commit: bool) -> Leftovers:
+    def die_in(about_to_commit: bool) -> EndedAttempt:
         def die() -> None:
             raise SystemExit
 
@@ -54,7 +54,7 @@ def dies(jobs: Jobs) -> Callable[[bool], Leftovers]:
 
 
 def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
-    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     left = dies(False)
     assert [(plan.removes, plan.files_per_task) for plan in left.plans] == [(None, 2)]
@@ -67,7 +67,7 @@ def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
 
 
 def test_files_that_a_late_commit_may_still_name_stay_until_it_cannot_come(
-    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     left = dies(True)
     kept = orphans(table)
@@ -82,7 +82,7 @@ def test_files_that_a_late_commit_may_still_name_stay_until_it_cannot_come(
 
 
 def test_they_go_also_when_others_did_the_work_or_some_deletes_are_refused(
-    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+    spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     left = dies(True)
     others = {file["file_path"] for file in equality_delete_files(spark, table.identifier)}
@@ -124,7 +124,7 @@ def test_what_was_committed_and_not_reported_stays_and_what_else_was_written_goe
 def test_a_store_that_fails_costs_no_job(
     jobs: Jobs,
     table: TableBuilder,
-    dies: Callable[[bool], Leftovers],
+    dies: Callable[[bool], EndedAttempt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = dies(False)
@@ -147,7 +147,7 @@ def set_properties(table: TableBuilder, properties: Mapping[str, str]) -> None:
 
 
 def test_they_are_found_where_they_were_written(
-    jobs: Jobs, table: TableBuilder, tmp_path: Path, dies: Callable[[bool], Leftovers]
+    jobs: Jobs, table: TableBuilder, tmp_path: Path, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     set_properties(table, HASHED)
     left = dies(False)
@@ -178,7 +178,7 @@ def test_what_another_worker_announced_is_neither_opened_nor_called(
     plan = AnnouncedPlan(number=0, tasks=tasks, files_per_task=500, location=location, properties=properties)
     victim = elsewhere / "data" / "icestream-lost-1-0-00000-00000-deletes.puffin"
     victim.write_bytes(b"of another table")
-    left = Leftovers(job_id=LOST.job_id, attempt=LOST.attempt, plans=[plan])
+    left = EndedAttempt(job_id=LOST.job_id, attempt=LOST.attempt, plans=[plan])
     done = jobs.run("compact", leftovers=[left])
     assert victim.exists()
     assert "provider_trap" not in sys.modules
@@ -188,14 +188,14 @@ def test_what_another_worker_announced_is_neither_opened_nor_called(
 
 
 def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_to_the_next_one(
-    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers], monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = dies(False)
     plans = [
         AnnouncedPlan(number=number, tasks=1, files_per_task=60, location=table.metadata.location)
         for number in range(3)
     ]
-    hostile = Leftovers(job_id="hostile", attempt=1, plans=plans)
+    hostile = EndedAttempt(job_id="hostile", attempt=1, plans=plans)
     looked_for: list[str] = []
     exists = Storage.exists
 
@@ -205,7 +205,7 @@ def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_
         return exists(storage, location)
 
     monkeypatch.setattr(Storage, "exists", counted)
-    monkeypatch.setattr("worker.jobs.leftovers._NAMES_AT_MOST", 100)
+    monkeypatch.setattr("worker.jobs.orphan_files._NAMES_AT_MOST", 100)
     first = jobs.run("compact", leftovers=[hostile, left])
     assert list(first.cleared) == [AttemptId(job_id="hostile", attempt=1)]
     assert 0 < len(looked_for) <= 2 * 100, "a name in each format"
@@ -221,7 +221,7 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
     jobs: Jobs,
     table: TableBuilder,
     deletions: int,
-    dies: Callable[[bool], Leftovers],
+    dies: Callable[[bool], EndedAttempt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_properties(table, {"write.delete.granularity": "file"})
@@ -245,7 +245,7 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
 
 
 def test_a_dry_run_and_its_plans_leave_everything(
-    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], Leftovers]
+    jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     left = dies(False)
     kept = orphans(table)
@@ -259,6 +259,6 @@ def test_nothing_is_removed_that_was_not_announced(jobs: Jobs, table: TableBuild
     other: Path = folder / "icestream-other-1-0-00000-deletes.puffin"
     other.write_bytes(b"of a job that runs")
     plan = AnnouncedPlan(number=0, tasks=3, files_per_task=9, location=table.metadata.location)
-    left = Leftovers(job_id="lost", attempt=1, plans=[plan])
+    left = EndedAttempt(job_id="lost", attempt=1, plans=[plan])
     assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
     assert other.exists()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
-from worker.attempt.job import MAX_HALVINGS, Job
+from worker.attempt.job import SMALLEST_FRACTION, Job
 from worker.contract.control_plane import Assignment
 from worker.deletes.stage import DeletesTask
 from worker.index.build import build_tasks
@@ -98,19 +98,19 @@ def previous(status: str, code: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "halvings"),
+    ("attempts", "fraction"),
     [
-        ([], 0),
-        ([previous("released"), previous("failed", "storage_error")], 0),
-        ([previous("lost", "claim_answer_lost")], 0),
-        ([previous("lost", "worker_lost")], 1),
-        ([previous("failed", "out_of_memory"), previous("lost", "worker_lost")], 2),
-        ([previous("failed", "jvm_lost")], 1),
-        ([previous("lost", "worker_lost")] * 50, MAX_HALVINGS),
+        ([], 1),
+        ([previous("released"), previous("failed", "storage_error")], 1),
+        ([previous("lost", "claim_answer_lost")], 1),
+        ([previous("lost", "worker_lost")], 1 / 2),
+        ([previous("failed", "out_of_memory"), previous("lost", "worker_lost")], 1 / 4),
+        ([previous("failed", "jvm_lost")], 1 / 2),
+        ([previous("lost", "worker_lost")] * 50, SMALLEST_FRACTION),
     ],
 )
 def test_each_attempt_that_may_have_lacked_memory_halves_the_next(
-    attempts: list[dict[str, Any]], halvings: int
+    attempts: list[dict[str, Any]], fraction: float
 ) -> None:
     assignment = Assignment.model_validate(
         {
@@ -124,7 +124,7 @@ def test_each_attempt_that_may_have_lacked_memory_halves_the_next(
         }
     )
     nothing: Any = None
-    assert Job(assignment, nothing, nothing).own_halvings == halvings
+    assert Job(assignment, nothing, nothing).own_memory_fraction == fraction
 
 
 def test_a_build_that_holds_less_writes_more_and_smaller_runs(
@@ -135,13 +135,13 @@ def test_a_build_that_holds_less_writes_more_and_smaller_runs(
     file = write_data_file(tmp_path, "f.parquet", ("long",), [(i,) for i in range(100)], "p", 1)
     reader = KeyReader(Storage(), key_set_of("long"), None, {})
 
-    def runs(halvings: int) -> list[int]:
+    def runs(fraction: float) -> list[int]:
         indexed = assign_addresses([file], 0, {})
-        tasks = build_tasks(reader, reader.storage, tmp_path.as_uri(), indexed, 1, halvings)
+        tasks = build_tasks(reader, reader.storage, tmp_path.as_uri(), indexed, 1, fraction)
         return [run.rows for task in tasks for run in task.run(None).runs]
 
-    assert runs(0) == [40, 40, 20]
-    assert runs(2) == [10] * 10
+    assert runs(1) == [40, 40, 20]
+    assert runs(1 / 4) == [10] * 10
 
 
 class Meter:
@@ -258,7 +258,7 @@ def test_fewer_tasks_run_at_a_time_on_spark_too(spark: SparkSession, monkeypatch
 
     usual = TaskRunner(spark, local_rows=-1, parallelism=4)
     assert run(usual) == [5, 4, 1]  # computed all at once, handed over four at a time
-    assert run(usual.smaller(1)) == [2, 2, 1, 4, 1]
+    assert run(usual.smaller(1 / 2)) == [2, 2, 1, 4, 1]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.patience import PATIENCE_SECONDS
-from worker.attempt.job import Account
+from worker.attempt.job import Usage
 from worker.jobs.pipeline import run_job
 from worker.process.errors import JobCancelledError
 from worker.spark.tasks import RESULTS_AT_ONCE, TaskRunner
@@ -115,12 +115,12 @@ def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
     monkeypatch.setattr(TaskRunner, "run", watched)
     jobs.runner = TaskRunner(spark, parallelism=8)
     jobs.run("index", policy={"resources": {"max_tasks": 6, "memory_fraction": 0.3}})
-    # A third is held as a quarter: two halvings, of the tasks at a time as of each task's part.
+    # A third is held as a quarter: halved twice, of the tasks at a time as of each task's part.
     assert {each.parallelism for each in runners} == {1}
     assert "At most 6 tasks run at a time, as the policy says." in jobs.reporter.decisions
     assert "The policy lets this job hold 1/4 of the usual at once." in jobs.reporter.decisions
 
-    account = Account()
+    account = Usage()
     accounted: dict[str, Any] = {}
 
     def counting(assignment: Any, runner: Any, reporter: Any) -> Any:

@@ -51,7 +51,7 @@ _addresses = count(0, 1_000_000)
 
 def test_a_worker_runs_one_job_at_a_time_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert WorkerSettings(api_key="k").worker_slots == 1
-    assert (ALONE.name("w"), ALONE.pool, ALONE.halvings, ALONE.share(4)) == ("w", None, 0, 4)
+    assert (ALONE.name("w"), ALONE.pool, ALONE.memory_fraction, ALONE.share(4)) == ("w", None, 1, 4)
     monkeypatch.setenv("ICESTREAM_WORKER_SLOTS", "3")
     slots = [Slot(number, WorkerSettings(api_key="k").worker_slots) for number in (1, 2, 3)]
     assert [slot.name("w") for slot in slots] == ["w/1", "w/2", "w/3"]
@@ -63,15 +63,18 @@ def test_a_worker_runs_one_job_at_a_time_unless_it_is_told_otherwise(monkeypatch
         WorkerSettings(api_key="k")
 
 
-@pytest.mark.parametrize(("slots", "halvings"), [(1, 0), (2, 1), (3, 2), (4, 2), (16, 4)])
-def test_jobs_that_share_a_process_hold_no_more_than_one_alone(slots: int, halvings: int) -> None:
+@pytest.mark.parametrize(("slots", "fraction"), [(1, 1), (2, 1 / 2), (3, 1 / 4), (4, 1 / 4), (16, 1 / 16)])
+def test_jobs_that_share_a_process_hold_no_more_than_one_alone(slots: int, fraction: float) -> None:
     runner: Any = SimpleNamespace(slot=Slot(1, slots))
     reporter: Any = None
     lacking = {"status": "failed", "error": {"code": OutOfMemoryError.code}}
     died = Assignment.model_validate({**ASSIGNMENT.model_dump(), "previous_attempts": [lacking]})
-    assert [Job(one, runner, reporter).halvings for one in (ASSIGNMENT, died)] == [halvings, halvings + 1]
+    assert [Job(one, runner, reporter).memory_fraction for one in (ASSIGNMENT, died)] == [
+        fraction,
+        fraction / 2,
+    ]
     # Spark's executors run as many tasks at a time, whoever shares them: only failures make these fewer.
-    assert [Job(one, runner, reporter).own_halvings for one in (ASSIGNMENT, died)] == [0, 1]
+    assert [Job(one, runner, reporter).own_memory_fraction for one in (ASSIGNMENT, died)] == [1, 1 / 2]
 
 
 def test_a_thread_runs_in_the_context_of_whoever_gives_it_something_to_do() -> None:

@@ -17,7 +17,7 @@ from tests.http_server import Answer, HttpServer, Request, answering, rest_catal
 from tests.jobs import RecordingReporter
 from tests.service.test_reach import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES, OutOfTimeError
-from trust.egress import HostNotAllowedError, Reach
+from trust.egress import Egress, HostNotAllowedError
 from trust.rest_answers import SentElsewhereError
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
@@ -28,8 +28,8 @@ from worker.table import rest_gateway
 from worker.table.catalogs import CodeNotAllowedError, file_io_properties, load_table
 from worker.table.rest_gateway import RestGateway, open_gateway
 
-PUBLIC = Reach(("*",))
-LOOPBACK = Reach(("*", "127.0.0.0/8", "::1"))
+PUBLIC = Egress(("*",))
+LOOPBACK = Egress(("*", "127.0.0.0/8", "::1"))
 ELSEWHERE = "http://169.254.169.254"
 
 
@@ -46,15 +46,15 @@ def test_no_spelling_of_an_internal_address_is_reached(host: str) -> None:
 
 def test_rules_are_names_domains_addresses_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_names(monkeypatch, "127.0.0.1")
-    assert Reach(("*.example",)).addresses_of("catalog.example", 80) == ["127.0.0.1"]
-    named = Reach(("localhost", "127.0.0.2/31", "::1"))
+    assert Egress(("*.example",)).addresses_of("catalog.example", 80) == ["127.0.0.1"]
+    named = Egress(("localhost", "127.0.0.2/31", "::1"))
     named.check({"uri": "http://localhost:1", "s3.endpoint": "127.0.0.3", "x.host": "[::1]"})
     for host in ("127.0.0.4", "93.184.215.14"):
         with pytest.raises(HostNotAllowedError):
             named.check({"uri": f"thrift://{host}:9083"})
     # Of these, none is a host's address; and where no limits are told, none hold.
     LOOPBACK.check({"warehouse": "s3://169.254.169.254/wh", "scope": ELSEWHERE, "header.X": ELSEWHERE})
-    Reach().check({"uri": ELSEWHERE})
+    Egress().check({"uri": ELSEWHERE})
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ class TestJava:
         assert isinstance(loaded, Answer)
         loaded.body["config"] = trap
         jvm = spark.sparkContext._jvm
-        table = load_table(jvm, "rest", "c", {"uri": server.url}, ["db", "t"], reach=LOOPBACK)
+        table = load_table(jvm, "rest", "c", {"uri": server.url}, ["db", "t"], egress=LOOPBACK)
         assert table.io().getClass().getSimpleName() == "ResolvingFileIO"
 
     @pytest.mark.parametrize("where", ["overrides", "config", "storage-credentials"])
@@ -333,7 +333,7 @@ class TestJava:
             loaded.body[where] = [{"prefix": location, "config": vended}]
         keys = {f"client.{key}": "own" for key in ("access-key-id", "secret-access-key", "session-token")}
         jvm = spark.sparkContext._jvm
-        table = load_table(jvm, "rest", "c", {"uri": server.url} | keys, ["db", "t"], reach=LOOPBACK)
+        table = load_table(jvm, "rest", "c", {"uri": server.url} | keys, ["db", "t"], egress=LOOPBACK)
         assert {key: value for key, value in file_io_properties(table).items() if value != "v"} == {
             "s3.endpoint": server.url
         }
@@ -355,7 +355,7 @@ class TestJava:
         properties = {"uri": server.url} | trap
         asked = len(server.requests)
         with pytest.raises(CodeNotAllowedError, match="choose what code is loaded"):
-            load_table(spark.sparkContext._jvm, catalog_type, "c", properties, ["db", "t"], reach=LOOPBACK)
+            load_table(spark.sparkContext._jvm, catalog_type, "c", properties, ["db", "t"], egress=LOOPBACK)
         assert len(server.requests) == asked
 
     @pytest.mark.parametrize("trap", ["uri", "s3.endpoint", "redirect", "record"])

@@ -1,6 +1,6 @@
 """Runs a module as a program that ends together with the process that started it.
 
-    python -m worker.agent.attached worker.agent.main [arguments]
+    python -m worker.agent.child worker.agent.main [arguments]
 
 Standard input is a pipe from the parent, which never writes to it. When the parent is gone, however it went,
 the pipe closes: the program gets the signal that asks it to stop, and its whole process group (Spark's JVM

@@ -21,12 +21,12 @@ from pyiceberg.serializers import FromInputFile
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
-from worker.contract.control_plane import AnnouncedPlan, AttemptId, Leftovers
+from worker.contract.control_plane import AnnouncedPlan, AttemptId, EndedAttempt
 from worker.deletes.locations import Layout, layout_of, output_locations
 from worker.deletes.write import delete_files, written_files
 from worker.io.storage import Storage
 from worker.process.errors import JobError
-from worker.process.wording import counted
+from worker.process.plurals import counted
 from worker.table.manifests import delete_files_of_all_snapshots
 
 _NAMES_AT_MOST = 1_000_000
@@ -34,7 +34,7 @@ _NAMES_AT_MOST = 1_000_000
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 
 
-def remove_leftovers(job: Job) -> list[AttemptId]:
+def remove_orphan_files(job: Job) -> list[AttemptId]:
     """Deletes what earlier attempts of the table's jobs left; returns those of which nothing is left.
 
     A trouble here undoes nothing of the job: it is told, and the next job tries again.
@@ -93,7 +93,7 @@ class _Layouts:
 def _remove(
     job: Job,
     storage: Storage,
-    left: Leftovers,
+    left: EndedAttempt,
     live: Collection[str],
     needed: Callable[[], set[str]],
     layouts: _Layouts,

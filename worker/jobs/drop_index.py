@@ -16,7 +16,7 @@ def drop_index(job: Job) -> Outcome:
     table = job.assignment.table
     properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
     given = given_file_io_properties(resolve_secrets(properties, allowed, job.assignment.own_files))
-    job.assignment.reach.check(given)
+    job.assignment.egress.check(given)
     storage = index_storage(job.assignment, Storage(given | job.assignment.location_limits))
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)
     database = database_name(table.table_uuid, table.branch)
