@@ -54,7 +54,7 @@ class RecordingReporter:
         if plan.removes is not None:
             self.confirm_lease()
 
-    def grant_addresses(self, rows: int, at_least: int) -> int:
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
         base = max(self.next_address, at_least)
         self.next_address = base + rows
         return base

@@ -28,12 +28,12 @@ from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footer
-from worker.index.key_set_index import ADDRESS
+from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.io.row_groups import REQUESTS
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
-from worker.lookup.index_lookup import AddressMatches, DeleteKeys, lookup_tasks, rows_to_read
+from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches, lookup_tasks, rows_to_read
 
 _BUCKET = "index"
 _PART_ROWS = 5_000_000  # written at a time
@@ -133,7 +133,10 @@ def write_index(folder: Path, runs: Sequence[int]) -> list[RunFile]:
     files = []
     for run, rows in enumerate(runs):
         writer = RunWriter(
-            Storage(), str(folder / _BUCKET), [PARTITION_ID, NULL_MASK, "id", ADDRESS], level=len(runs) - run
+            Storage(),
+            str(folder / _BUCKET),
+            [PARTITION_ID, NULL_MASK, "id", ROW_ADDRESS],
+            level=len(runs) - run,
         )
         for start in range(0, rows, _PART_ROWS):
             count = min(_PART_ROWS, rows - start)
@@ -144,7 +147,7 @@ def write_index(folder: Path, runs: Sequence[int]) -> list[RunFile]:
                         PARTITION_ID: np.zeros(count, np.int64),
                         NULL_MASK: np.zeros(count, np.int32),
                         "id": keys,
-                        ADDRESS: addresses.permutation(count) + start,
+                        ROW_ADDRESS: addresses.permutation(count) + start,
                     }
                 )
             )
@@ -167,12 +170,12 @@ def deletes_of(runs: Sequence[int], count: int) -> DeleteKeys:
     return DeleteKeys.of([(0, 1, batch)], KEYS)
 
 
-def look_up(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> AddressMatches:
+def look_up(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> RowAddressMatches:
     """As a job does: chosen by the footers, then in threads."""
     rows_to_read(storage, files, deletes)
     with ThreadPoolExecutor(THREADS) as threads:
         tasks = lookup_tasks(storage, files, deletes, THREADS)
-        return AddressMatches.combined(list(threads.map(lambda task: task.run(deletes), tasks)))
+        return RowAddressMatches.combined(list(threads.map(lambda task: task.run(deletes), tasks)))
 
 
 def main(
@@ -220,9 +223,9 @@ def _measured(
     rounds: int,
     size: int,
 ) -> list[object]:
-    def once() -> AddressMatches:
+    def once() -> RowAddressMatches:
         found = look_up(storage, files, deletes)
-        assert len(found.addresses) == len(deletes)
+        assert len(found.row_addresses) == len(deletes)
         return found
 
     footer.cache_clear()

@@ -10,7 +10,7 @@ import pytest
 from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
 from tests.benchmarks.page import Part, read_part
 from worker.index.footers import footer
-from worker.lookup.index_lookup import AddressMatches, DeleteKeys
+from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches
 
 pytestmark = pytest.mark.integration
 
@@ -40,14 +40,14 @@ def deletes_in_clusters() -> DeleteKeys:
 def test_a_lookup_asks_for_little_of_the_index_and_for_all_of_it_at_once(tmp_path: Path) -> None:
     files, deletes = write_index(tmp_path, RUNS), deletes_in_clusters()
     size = sum(file.size_bytes for file in files)
-    found: list[AddressMatches] = []
+    found: list[RowAddressMatches] = []
     store = SlowStore(tmp_path, WAIT_SECONDS)
     footer.cache_clear()
     with store.served() as storage:
         first = store.counted(lambda: found.append(look_up(storage, files, deletes)))
         later = store.counted(lambda: found.append(look_up(storage, files, deletes)))
 
-    assert [len(one.addresses) for one in found] == [CLUSTERS * NEIGHBOURS] * 2
+    assert [len(one.row_addresses) for one in found] == [CLUSTERS * NEIGHBOURS] * 2
     row_groups = found[0].row_groups_read
     assert row_groups < 2 * CLUSTERS
     # Keys and then addresses of these, and each file's size when it is opened.

@@ -37,7 +37,7 @@ def run_job(
 ) -> "Outcome":
     """Reserve addresses, work, confirm the lease, and commit unless an attempt before has committed."""
     job_id, attempt = assignment.job.id, assignment.attempt
-    base = reporter.grant_addresses(10, 0)
+    base = reporter.grant_row_addresses(10, 0)
     note("addresses", f"{assignment.table.table_uuid} {base} {job_id} {attempt}")
     while HOLD.exists():
         time.sleep(0.02)

@@ -22,8 +22,8 @@ from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3, s3_server
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
-from worker.index.compaction import LiveAddresses, choose_merge, choose_merge_of_new, compaction_tasks
-from worker.index.dictionary import assign_addresses, dictionary_rows
+from worker.index.compaction import LiveRowAddresses, choose_merge, choose_merge_of_new, compaction_tasks
+from worker.index.dictionary import assign_row_addresses, dictionary_rows
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, open_index
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
 from worker.io.storage import Storage
@@ -114,7 +114,7 @@ class Writer:
         self.commit(*self.build(files, base))
 
     def build(self, files: list[DataFile], base: int) -> tuple[list[RunFile], list[Any]]:
-        indexed = assign_addresses(files, base, self.index.dictionary.partitions())
+        indexed = assign_row_addresses(files, base, self.index.dictionary.partitions())
         reader = KeyReader(self.place.storage, KEY_SET, None, {})
         tasks = build_tasks(reader, self.place.storage, self.index.entries_table.location, indexed, 1)
         runs = []
@@ -129,7 +129,7 @@ class Writer:
     def compact(self, live: DataFiles) -> None:
         merge = choose_merge(self.index.entries.files, self.index.dead_ratio(live))
         assert merge is not None
-        addresses = LiveAddresses.of(self.index.dictionary, live)
+        addresses = LiveRowAddresses.of(self.index.dictionary, live)
         written = [file for task in compaction_tasks(self.index, merge, 1) for file in task.run(addresses)]
         forget_files(self.index, live)
         self.index.entries_table.commit_files(self.index.entries, written, merge.files)
@@ -222,7 +222,7 @@ def test_nor_are_files_whose_entries_the_merge_of_a_large_load_has_dropped(
     merge = choose_merge_of_new(successor.index.entries.files, new_runs)
     assert merge is not None
     assert {run.file_name for run in runs} <= {file.file_name for file in merge.files}
-    live = LiveAddresses.of_files(successor.index.dictionary, new_files)
+    live = LiveRowAddresses.of_files(successor.index.dictionary, new_files)
     merged = [file for task in compaction_tasks(successor.index, merge, 1) for file in task.run(live)]
     replaced = [file for file in merge.files if file not in new_runs]
     confirmed = []

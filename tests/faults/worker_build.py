@@ -144,7 +144,7 @@ def inject() -> None:
     for sorts in (worker.index.build, worker.index.compaction, worker.lookup.index_lookup):
         setattr(sorts, "sort_rows", sorting_in_room(sorts.sort_rows))  # noqa: B010 - all import it by name
     wrap(AttemptReport, "heartbeat", "heartbeat", no_service)
-    wrap(AttemptReport, "grant_addresses", "addresses", no_service)
+    wrap(AttemptReport, "grant_row_addresses", "addresses", no_service)
     wrap(AttemptReport, "finish", "finish", no_service)
     wrap(RunWriter, "close", "run", disk_full)
     wrap(RunTable, "commit_files", part_of_index, no_answer)

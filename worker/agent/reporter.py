@@ -97,8 +97,8 @@ class AttemptReporter:
         if self._answered(lambda: self._send(plan)):
             raise JobCancelledError
 
-    def grant_addresses(self, rows: int, at_least: int) -> int:
-        return self._answered(lambda: self._report.grant_addresses(rows, at_least))
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
+        return self._answered(lambda: self._report.grant_row_addresses(rows, at_least))
 
     def _answered(self, call: Callable[[], T]) -> T:
         """What a call returns, as soon as the service answers; raises once the attempt has ended."""

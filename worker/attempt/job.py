@@ -34,7 +34,7 @@ class Reporter(Protocol):
     def announce(self, plan: AnnouncedPlan) -> None:
         """Confirms the lease, and tells which delete files are about to be written or committed."""
 
-    def grant_addresses(self, rows: int, at_least: int) -> int: ...
+    def grant_row_addresses(self, rows: int, at_least: int) -> int: ...
 
 
 @dataclass(slots=True)

@@ -190,7 +190,7 @@ class _HeartbeatAnswer(_Body):
     cancel_requested: bool
 
 
-class _AddressRange(_Body):
+class _RowAddressRange(_Body):
     base_address: int
 
 
@@ -330,11 +330,11 @@ class AttemptReport:
         self.seconds_ahead = (sent_at - answer.now).total_seconds()
         return answer.cancel_requested
 
-    def grant_addresses(self, rows: int, at_least: int) -> int:
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
         """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""
         body = {"rows": rows, "at_least": at_least}
         answer = self._control_plane._post(f"{self._path}/address-ranges", body)
-        return _understood(answer, _AddressRange).base_address
+        return _understood(answer, _RowAddressRange).base_address
 
     def finish(
         self,

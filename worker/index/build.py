@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from worker.index.dictionary import PARTITION_ID, IndexedFile
-from worker.index.key_set_index import ADDRESS
+from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import RunFile, write_run
 from worker.io.sorting import sort_rows
 from worker.io.storage import Storage
@@ -112,10 +112,10 @@ class BuildTask:
         return list(self._entries(indexed))
 
     def _entries(self, indexed: IndexedFile) -> Iterator[pa.RecordBatch]:
-        address = indexed.base_address
+        row_address = indexed.base_address
         for keys in self.reader.read_data_file(indexed.file):
-            yield _entry_batch(keys, indexed.partition_id, address)
-            address += keys.num_rows
+            yield _entry_batch(keys, indexed.partition_id, row_address)
+            row_address += keys.num_rows
 
     def _write(self, batches: Sequence[pa.RecordBatch]) -> list[RunFile]:
         run = sort_rows(pa.Table.from_batches(batches))
@@ -158,19 +158,19 @@ def build_tasks(
     return tasks
 
 
-def _entry_batch(keys: pa.RecordBatch, partition_id: int, address: int) -> pa.RecordBatch:
+def _entry_batch(keys: pa.RecordBatch, partition_id: int, row_address: int) -> pa.RecordBatch:
     schema = pa.schema(
         [
             pa.field(PARTITION_ID, pa.int64(), nullable=False),
             *keys.schema,
-            pa.field(ADDRESS, pa.int64(), nullable=False),
+            pa.field(ROW_ADDRESS, pa.int64(), nullable=False),
         ]
     )
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(partition_id, pa.int64()), keys.num_rows),
             *keys.columns,
-            pa.array(np.arange(address, address + keys.num_rows, dtype=np.int64)),
+            pa.array(np.arange(row_address, row_address + keys.num_rows, dtype=np.int64)),
         ],
         schema=schema,
     )

@@ -26,7 +26,7 @@ import pyarrow as pa
 from worker.index.build import RUN_BYTES, RUN_ROWS
 from worker.index.dictionary import FileDictionary, IndexedFile, owners
 from worker.index.footers import Footer, footer
-from worker.index.key_set_index import ADDRESS, KeySetIndex, entries_schema
+from worker.index.key_set_index import ROW_ADDRESS, KeySetIndex, entries_schema
 from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, sort_rows
@@ -152,7 +152,7 @@ class CompactionTask:
     memory_fraction: float = 1.0
     """Of what is held in memory at once."""
 
-    def run(self, live: LiveAddresses) -> list[RunFile]:
+    def run(self, live: LiveRowAddresses) -> list[RunFile]:
         """The file of the merged range: none when nothing in it is live. Nothing is committed.
 
         One part of the range after the other is held in memory.
@@ -167,38 +167,40 @@ class CompactionTask:
             writer.write(sort_rows(pa.concat_tables(parts)))
         return writer.close()
 
-    def _read(self, file: RunFile, key_range: KeyRange, live: LiveAddresses) -> pa.Table:
+    def _read(self, file: RunFile, key_range: KeyRange, live: LiveRowAddresses) -> pa.Table:
         known = _footer(self.storage, file, self.schema)
         groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location) as source:
             entries = RowGroups(source, known.metadata).read(groups, self.schema.names)
         entries = _rows_inside(entries.cast(self.schema), key_range)
-        is_live = live.contain(entries[ADDRESS].to_numpy())
+        is_live = live.contain(entries[ROW_ADDRESS].to_numpy())
         return entries if is_live.all() else entries.filter(pa.array(is_live))
 
 
 @dataclass(frozen=True, slots=True)
-class LiveAddresses:
+class LiveRowAddresses:
     """The address ranges of live covered files, ascending and disjoint."""
 
     base_addresses: Int64Array
     record_counts: Int64Array
 
     @classmethod
-    def of(cls, dictionary: FileDictionary, live_files: DataFiles) -> LiveAddresses:
+    def of(cls, dictionary: FileDictionary, live_files: DataFiles) -> LiveRowAddresses:
         live = dictionary.are_live(live_files)
         return cls(dictionary.base_addresses[live], dictionary.record_counts[live])
 
     @classmethod
-    def of_files(cls, dictionary: FileDictionary, files: Sequence[IndexedFile]) -> LiveAddresses:
+    def of_files(cls, dictionary: FileDictionary, files: Sequence[IndexedFile]) -> LiveRowAddresses:
         """Those of all files of the dictionary, and of some that are about to join it."""
         bases = np.concatenate([dictionary.base_addresses, [file.base_address for file in files]])
         counts = np.concatenate([dictionary.record_counts, [file.file.record_count for file in files]])
         order = np.argsort(bases)
         return cls(bases[order], counts[order])
 
-    def contain(self, addresses: Int64Array) -> np.typing.NDArray[np.bool_]:
-        inside: np.typing.NDArray[np.bool_] = owners(self.base_addresses, self.record_counts, addresses) >= 0
+    def contain(self, row_addresses: Int64Array) -> np.typing.NDArray[np.bool_]:
+        inside: np.typing.NDArray[np.bool_] = (
+            owners(self.base_addresses, self.record_counts, row_addresses) >= 0
+        )
         return inside
 
 

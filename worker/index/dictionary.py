@@ -169,17 +169,17 @@ class FileDictionary:
             found[number][partition_id] = None
         return {partition: tuple(found[number]) for partition, number in self._partitions.items()}
 
-    def ordinals(self, addresses: Int64Array) -> Int64Array:
+    def ordinals(self, row_addresses: Int64Array) -> Int64Array:
         """The dictionary row of each address; -1 for an address that no covered file owns."""
-        return owners(self.base_addresses, self.record_counts, addresses)
+        return owners(self.base_addresses, self.record_counts, row_addresses)
 
 
-def owners(base_addresses: Int64Array, record_counts: Int64Array, addresses: Int64Array) -> Int64Array:
+def owners(base_addresses: Int64Array, record_counts: Int64Array, row_addresses: Int64Array) -> Int64Array:
     """Which of the ranges, ascending and disjoint, each address lies in; -1 for none."""
     if not len(base_addresses):
-        return np.full(len(addresses), -1, np.int64)
-    found = np.searchsorted(base_addresses, addresses, side="right") - 1
-    inside = (found >= 0) & (addresses < base_addresses[found] + record_counts[found])
+        return np.full(len(row_addresses), -1, np.int64)
+    found = np.searchsorted(base_addresses, row_addresses, side="right") - 1
+    inside = (found >= 0) & (row_addresses < base_addresses[found] + record_counts[found])
     return np.where(inside, found, -1)
 
 
@@ -199,7 +199,7 @@ def uncovered_files(data_files: DataFiles, dictionary: FileDictionary) -> DataFi
     return data_files.where(~dictionary.covers(data_files)).without_copies()
 
 
-def assign_addresses(
+def assign_row_addresses(
     files: Sequence[DataFile], base_address: int, partitions: Mapping[PartitionKey, Sequence[int]]
 ) -> list[IndexedFile]:
     """Gives each file its range from `base_address` on, in order; new partitions take their first file's."""
@@ -212,7 +212,7 @@ def assign_addresses(
     return indexed
 
 
-def addresses_needed(files: Iterable[DataFile]) -> int:
+def row_addresses_needed(files: Iterable[DataFile]) -> int:
     return sum(max(1, file.record_count) for file in files)
 
 

@@ -120,14 +120,15 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def of(self, addresses: Int64Array) -> Int64Array:
+    def of(self, row_addresses: Int64Array) -> Int64Array:
         """The block of each address: many times faster than a binary search for each."""
-        addresses = np.minimum(addresses, np.iinfo(np.int64).max - 1)  # below the last of the next bases
-        cells = np.clip((addresses - self._low) >> self._shift, 0, len(self._cells) - 1)
+        below_last_base = np.iinfo(np.int64).max - 1
+        row_addresses = np.minimum(row_addresses, below_last_base)
+        cells = np.clip((row_addresses - self._low) >> self._shift, 0, len(self._cells) - 1)
         found: Int64Array = self._cells[cells]
-        found += self._next_bases[found] <= addresses
-        rest = np.flatnonzero(self._next_bases[found] <= addresses)
+        found += self._next_bases[found] <= row_addresses
+        rest = np.flatnonzero(self._next_bases[found] <= row_addresses)
         if len(rest):
-            found[rest] = np.searchsorted(self._bases, addresses[rest], side="right") - 1
-        found[(addresses >= self._ends[found]) | (addresses < self._bases[found])] = 0
+            found[rest] = np.searchsorted(self._bases, row_addresses[rest], side="right") - 1
+        found[(row_addresses >= self._ends[found]) | (row_addresses < self._bases[found])] = 0
         return found

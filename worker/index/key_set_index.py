@@ -26,7 +26,7 @@ from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet
 from worker.table.files import DataFiles
 
-ADDRESS = "address"
+ROW_ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
 
 _ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
@@ -239,6 +239,6 @@ def entries_schema(key_set: KeySet) -> pa.Schema:
         [
             pa.field(PARTITION_ID, pa.int64(), nullable=False),
             *key_set.schema,
-            pa.field(ADDRESS, pa.int64(), nullable=False),
+            pa.field(ROW_ADDRESS, pa.int64(), nullable=False),
         ]
     )

@@ -14,8 +14,14 @@ from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
 from worker.index.build import build_tasks, commit_batches
 from worker.index.commit import commit_index, forget_files
-from worker.index.compaction import LiveAddresses, Merge, choose_merge, choose_merge_of_new, compaction_tasks
-from worker.index.dictionary import IndexedFile, addresses_needed, assign_addresses, uncovered_files
+from worker.index.compaction import (
+    LiveRowAddresses,
+    Merge,
+    choose_merge,
+    choose_merge_of_new,
+    compaction_tasks,
+)
+from worker.index.dictionary import IndexedFile, assign_row_addresses, row_addresses_needed, uncovered_files
 from worker.index.key_set_index import (
     DamagedIndexError,
     KeySetIndex,
@@ -176,7 +182,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         )
         _clean_up(job, index, report)
         return report
-    written = _merged(job, index, merge, LiveAddresses.of(index.dictionary, live_files))
+    written = _merged(job, index, merge, LiveRowAddresses.of(index.dictionary, live_files))
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.index.compaction.
@@ -197,7 +203,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
     return report
 
 
-def _merged(job: Job, index: KeySetIndex, merge: Merge, live: LiveAddresses) -> list[RunFile]:
+def _merged(job: Job, index: KeySetIndex, merge: Merge, live: LiveRowAddresses) -> list[RunFile]:
     """The files that hold the live entries of a merge. Nothing is committed."""
     with job.stage("compact"):
         tasks = compaction_tasks(index, merge, job.runner.parallelism, job.memory_fraction)
@@ -245,8 +251,8 @@ def _index_key_set(
     for batch in commit_batches(missing):
         with job.stage("index"):
             rows = sum(file.record_count for file in batch)
-            base = job.reporter.grant_addresses(addresses_needed(batch), index.end_address)
-            indexed = assign_addresses(batch, base, index.dictionary.partitions())
+            base = job.reporter.grant_row_addresses(row_addresses_needed(batch), index.end_address)
+            indexed = assign_row_addresses(batch, base, index.dictionary.partitions())
             location, parallelism = index.entries_table.location, job.runner.parallelism
             tasks = build_tasks(reader, index.storage, location, indexed, parallelism, job.memory_fraction)
             built = job.run_tasks("index", tasks, None, rows)
@@ -317,7 +323,7 @@ def _merge_new_runs(
     What was merged here and not committed is known to nobody else, and deleted. A merge that fails, on a
     damaged file of the index for instance, costs nothing but that lookups read more runs.
     """
-    live = LiveAddresses.of_files(index.dictionary, files)
+    live = LiveRowAddresses.of_files(index.dictionary, files)
     try:
         written = _merged(job, index, merge, live)
     except (JobCancelledError, StaleAttemptError):

@@ -27,7 +27,7 @@ from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, FileDictionary, IndexedFile, owners
 from worker.index.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, entry_hashes
 from worker.index.key_set_index import (
-    ADDRESS,
+    ROW_ADDRESS,
     DamagedIndexError,
     KeySetIndex,
     decode,
@@ -313,11 +313,11 @@ class Verification:
                 continue
             found: dict[int, list[Key]] = defaultdict(list)
             for part in entries:
-                inside = pa.array(owners(starts, counts, part[ADDRESS].to_numpy()) == number)
-                for *entry, address in zip(
+                inside = pa.array(owners(starts, counts, part[ROW_ADDRESS].to_numpy()) == number)
+                for *entry, row_address in zip(
                     *(c.to_pylist() for c in part.filter(inside).columns), strict=True
                 ):
-                    found[address - indexed.base_address].append(tuple(entry))
+                    found[row_address - indexed.base_address].append(tuple(entry))
             differences[block] = list(islice(_in_words(path, start, rows, found, self.key_set), EXAMPLES))
         return differences
 
@@ -626,10 +626,10 @@ class RowsTask:
 
 def _entries(keys: pa.RecordBatch, indexed: IndexedFile, position: int) -> list[pa.Array]:
     """The columns of the entries that rows from `position` on should have."""
-    address = indexed.base_address + position
+    row_address = indexed.base_address + position
     partition_ids = np.full(keys.num_rows, indexed.partition_id, np.int64)
-    addresses = np.arange(address, address + keys.num_rows, dtype=np.int64)
-    return [pa.array(partition_ids), *keys.columns, pa.array(addresses)]
+    row_addresses = np.arange(row_address, row_address + keys.num_rows, dtype=np.int64)
+    return [pa.array(partition_ids), *keys.columns, pa.array(row_addresses)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -645,7 +645,7 @@ class FindTask:
     def run(self, _: object) -> pa.Table:
         found = [self.schema.empty_table()]
         for rows in SortedFile(self.storage, self.file, self.schema, len(self.schema)).read():
-            inside = owners(self.base_addresses, self.counts, rows[ADDRESS].to_numpy()) >= 0
+            inside = owners(self.base_addresses, self.counts, rows[ROW_ADDRESS].to_numpy()) >= 0
             found.append(rows.filter(pa.array(inside)))
         return pa.concat_tables(found)
 

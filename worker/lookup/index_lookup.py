@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from worker.index.dictionary import PARTITION_ID, FileDictionary, owners
 from worker.index.footers import Footer, KeyRanges, comparable, footer, footers
-from worker.index.key_set_index import ADDRESS
+from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows
@@ -312,14 +312,14 @@ class LookupTask:
     part: int = 0
     parts: int = 1
 
-    def run(self, deletes: DeleteKeys) -> AddressMatches:
+    def run(self, deletes: DeleteKeys) -> RowAddressMatches:
         known = footer(self.storage, self.file.location, deletes.key_types)
         selected = self._share(may_hold(known.ranges, deletes), known.rows)
-        found = [AddressMatches.none(len(known.rows) if self.part == 0 else 0)]
+        found = [RowAddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
             with self.storage.open_input(self.file.location) as source:
                 found += [self._read(source, chunk, known, deletes) for chunk in _chunks(selected, known)]
-        return AddressMatches.combined(found)
+        return RowAddressMatches.combined(found)
 
     def _share(self, selected: Int64Array, rows: Int64Array) -> Int64Array:
         """This part's row groups: those of few keys are one part's, which asks the store for all at once."""
@@ -328,7 +328,7 @@ class LookupTask:
 
     def _read(
         self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
-    ) -> AddressMatches:
+    ) -> RowAddressMatches:
         """Keys first, then the addresses of the row groups where something was found."""
         ranges, row_groups = known.ranges, RowGroups(source, known.metadata)
         key_names = deletes.key_names[1:]
@@ -340,17 +340,17 @@ class LookupTask:
             rows, numbers = _find_in_mixed(
                 _read_columns(row_groups, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
             )
-        addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
+        row_addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
         if len(rows):
             ends = np.cumsum(known.rows[chunk])
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            (column,) = _read_columns(row_groups, chunk[groups], [ADDRESS])
+            (column,) = _read_columns(row_groups, chunk[groups], [ROW_ADDRESS])
             # From the row's place in the chunk to its place in the row groups that were read.
             moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
-            addresses = column.to_numpy()[rows - moved[of_group]]
+            row_addresses = column.to_numpy()[rows - moved[of_group]]
             bytes_read += int(known.address_bytes[chunk[groups]].sum())
-        return AddressMatches(
-            addresses,
+        return RowAddressMatches(
+            row_addresses,
             numbers,
             len(chunk),
             0,
@@ -360,10 +360,10 @@ class LookupTask:
 
 
 @dataclass(frozen=True, slots=True)
-class AddressMatches:
+class RowAddressMatches:
     """Row addresses that some delete key equals, with the key's highest sequence number."""
 
-    addresses: Int64Array
+    row_addresses: Int64Array
     sequence_numbers: Int64Array
     row_groups_read: int = 0
     row_groups_total: int = 0
@@ -371,15 +371,15 @@ class AddressMatches:
     rows_read: int = 0
 
     @staticmethod
-    def none(row_groups_total: int) -> AddressMatches:
-        return AddressMatches(_NO_ROWS, _NO_ROWS, 0, row_groups_total)
+    def none(row_groups_total: int) -> RowAddressMatches:
+        return RowAddressMatches(_NO_ROWS, _NO_ROWS, 0, row_groups_total)
 
     @staticmethod
-    def combined(parts: Sequence[AddressMatches]) -> AddressMatches:
+    def combined(parts: Sequence[RowAddressMatches]) -> RowAddressMatches:
         if not parts:
-            return AddressMatches.none(0)
-        return AddressMatches(
-            np.concatenate([p.addresses for p in parts]),
+            return RowAddressMatches.none(0)
+        return RowAddressMatches(
+            np.concatenate([p.row_addresses for p in parts]),
             np.concatenate([p.sequence_numbers for p in parts]),
             sum(p.row_groups_read for p in parts),
             sum(p.row_groups_total for p in parts),
@@ -408,9 +408,9 @@ class LiveRows:
         self._base_addresses = dictionary.base_addresses[rows]
         self._record_counts = dictionary.record_counts[rows]
 
-    def of(self, found: AddressMatches) -> Matches:
+    def of(self, found: RowAddressMatches) -> Matches:
         """Entries of other files are dropped, as are addresses that no committed file owns."""
-        rows = owners(self._base_addresses, self._record_counts, found.addresses)
+        rows = owners(self._base_addresses, self._record_counts, found.row_addresses)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
         copies = self._copies[rows]
@@ -420,7 +420,7 @@ class LiveRows:
         rows, known, files = rows[keep], known[keep], files[keep]
         return Matches(
             self._ordinals[files],
-            found.addresses[known] - self._base_addresses[rows],
+            found.row_addresses[known] - self._base_addresses[rows],
             found.row_groups_read,
             found.row_groups_total,
             found.bytes_read,

@@ -23,7 +23,7 @@ from worker.index import checksums, sorted_runs
 from worker.index.build import build_tasks
 from worker.index.checksums import CheckedFiles, read_footer
 from worker.index.commit import commit_index
-from worker.index.dictionary import assign_addresses
+from worker.index.dictionary import assign_row_addresses
 from worker.index.footers import footer
 from worker.index.key_set_index import DamagedIndexError, decode, open_index
 from worker.index.sorted_runs import IndexWarehouse, write_run
@@ -116,7 +116,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sorted_runs, "ROW_GROUP_ROWS", 16)
         for file in files:
-            indexed = assign_addresses([file], index.end_address, index.dictionary.partitions())
+            indexed = assign_row_addresses([file], index.end_address, index.dictionary.partitions())
             (task,) = build_tasks(reader, Storage(), index.entries_table.location, indexed, 1)
             index = commit_index(index, task.run(None).runs, indexed)
     keys = write_data_file(folder, "deletes.parquet", TYPES, rows[::9], "p", 2)
@@ -243,7 +243,7 @@ def test_what_has_no_checksum_is_read_as_it_is(subject: Subject, tmp_path: Path)
     # And its next snapshot, manifest and footer have one.
     index = open_index(warehouse(tmp_path), DATABASE, KEY_SET)
     assert index is not None
-    indexed = assign_addresses(subject.files[:1], index.end_address, {})
+    indexed = assign_row_addresses(subject.files[:1], index.end_address, {})
     commit_index(index, [], [replace(indexed[0], file=replace(indexed[0].file, path="new"))])
     new = [
         path

@@ -21,7 +21,7 @@ from worker.index.compaction import (
     TASK_ROWS,
     CompactionTask,
     KeyRange,
-    LiveAddresses,
+    LiveRowAddresses,
     Merge,
     choose_merge,
     choose_merge_of_new,
@@ -187,7 +187,7 @@ def test_long_keys_with_long_prefixes_are_merged_in_parts(
 
     monkeypatch.setattr(compaction, "sort_rows", measured)
     task = CompactionTask(Storage(), str(tmp_path), rows.schema, (run,), KeyRange(None, None), 0)
-    (merged,) = task.run(LiveAddresses(np.array([0]), np.array([90_000])))
+    (merged,) = task.run(LiveRowAddresses(np.array([0]), np.array([90_000])))
     assert len(parts) >= 4
     assert max(parts) <= rows.nbytes // 3
     kept = pq.read_table(merged.location, columns=rows.schema.names)

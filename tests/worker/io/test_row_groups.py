@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footers
-from worker.index.key_set_index import ADDRESS, decode
+from worker.index.key_set_index import ROW_ADDRESS, decode
 from worker.index.sorted_runs import write_run
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage
@@ -123,7 +123,7 @@ def test_a_flipped_bit_in_a_page_of_the_index_is_noticed(tmp_path: Path) -> None
             PARTITION_ID: np.zeros(ROWS, np.int64),
             NULL_MASK: np.zeros(ROWS, np.int32),
             "id": random.integers(1, 9, ROWS).cumsum(),
-            ADDRESS: random.permutation(ROWS),
+            ROW_ADDRESS: random.permutation(ROWS),
         }
     )
     storage = Storage()
@@ -131,7 +131,7 @@ def test_a_flipped_bit_in_a_page_of_the_index_is_noticed(tmp_path: Path) -> None
     path = Path(run.location)
     intact, metadata = path.read_bytes(), pq.read_metadata(path)
     noticed = unnoticed = 0
-    for name in ("id", ADDRESS):
+    for name in ("id", ROW_ADDRESS):
         chunk = metadata.row_group(0).column(metadata.schema.names.index(name))
         for back in range(1, 200, 7):
             damaged = bytearray(intact)

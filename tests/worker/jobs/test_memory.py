@@ -23,7 +23,7 @@ from worker.contract.control_plane import Assignment
 from worker.deletes.stage import DeletesTask
 from worker.index.build import build_tasks
 from worker.index.compaction import CompactionTask
-from worker.index.dictionary import assign_addresses
+from worker.index.dictionary import assign_row_addresses
 from worker.index.footers import comparable
 from worker.index.sorted_runs import RunWriter
 from worker.io.storage import Storage
@@ -136,7 +136,7 @@ def test_a_build_that_holds_less_writes_more_and_smaller_runs(
     reader = KeyReader(Storage(), key_set_of("long"), None, {})
 
     def runs(fraction: float) -> list[int]:
-        indexed = assign_addresses([file], 0, {})
+        indexed = assign_row_addresses([file], 0, {})
         tasks = build_tasks(reader, reader.storage, tmp_path.as_uri(), indexed, 1, fraction)
         return [run.rows for task in tasks for run in task.run(None).runs]
 

@@ -18,7 +18,7 @@ from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 from worker.index import sorted_runs
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index
-from worker.index.dictionary import addresses_needed, assign_addresses, uncovered_files
+from worker.index.dictionary import assign_row_addresses, row_addresses_needed, uncovered_files
 from worker.index.footers import footer
 from worker.index.key_set_index import KeySetIndex, open_index
 from worker.index.sorted_runs import IndexWarehouse
@@ -74,9 +74,9 @@ def write_data_file(
 
 def test_an_empty_file_is_covered_and_shares_no_address(tmp_path: Path) -> None:
     files = [write_data_file(tmp_path, f"{i}.parquet", ("long",), [], "p", i) for i in range(3)]
-    indexed = assign_addresses(files, 7, {})
+    indexed = assign_row_addresses(files, 7, {})
     assert [f.base_address for f in indexed] == [7, 8, 9]
-    assert addresses_needed(files) == 3
+    assert row_addresses_needed(files) == 3
 
 
 @st.composite
@@ -136,7 +136,7 @@ def _compare_with_a_brute_force_join(
         if part:
             # An attempt that had lost its job does not know of partitions that another has named meanwhile.
             known = {} if partitions_are_named_twice else index.dictionary.partitions()
-            indexed = assign_addresses(part, index.end_address + 3, known)
+            indexed = assign_row_addresses(part, index.end_address + 3, known)
             tasks = build_tasks(reader, reader.storage, index.entries_table.location, indexed, 2)
             runs = [run for task in tasks for run in task.run(None).runs]
             index = commit_index(index, runs, indexed)
@@ -178,7 +178,7 @@ def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     key_set = key_set_of("long")
     reader = KeyReader(Storage(), key_set, None, {})
     file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
-    indexed = assign_addresses([file], 0, {})
+    indexed = assign_row_addresses([file], 0, {})
     (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
     (run,) = task.run(None).runs
     first, second = (footer(Storage({"a": "b"}), run.location, (pa.int64(),)) for _ in range(2))
@@ -191,7 +191,9 @@ def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp
     reader = KeyReader(Storage(), key_set, None, {})
     rows = [(tenant, number) for tenant in ("a", "b", "c") for number in range(60_000)]
     file = write_data_file(tmp_path, "a.parquet", ("string", "long"), rows, "p", 1)
-    (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", assign_addresses([file], 0, {}), 1)
+    (task,) = build_tasks(
+        reader, reader.storage, f"file://{tmp_path}", assign_row_addresses([file], 0, {}), 1
+    )
     (run,) = task.run(None).runs
     wanted = pa.RecordBatch.from_arrays(
         [pa.array([0], pa.int32()), pa.array(["b"]), pa.array([30_000])], schema=key_set.schema
@@ -199,7 +201,7 @@ def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp
     deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
     (lookup,) = lookup_tasks(Storage(), [run], deletes, 1)
     found = lookup.run(deletes)
-    assert found.addresses.tolist() == [90_000]
+    assert found.row_addresses.tolist() == [90_000]
     # That of the key, and the two where b begins and ends.
     assert (found.row_groups_read, found.row_groups_total) == (3, 22)
 
@@ -213,7 +215,7 @@ def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
     file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
     reader = KeyReader(storage, key_set, None, {})
     (task,) = build_tasks(
-        reader, reader.storage, index.entries_table.location, assign_addresses([file], 40, {}), 1
+        reader, reader.storage, index.entries_table.location, assign_row_addresses([file], 40, {}), 1
     )
     index.entries_table.commit_files(index.entries, task.run(None).runs)
 
