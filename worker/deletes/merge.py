@@ -15,7 +15,17 @@ from pyroaring import BitMap64
 
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.puffin import Positions, bitmap_of
+from worker.process.errors import Reason
 from worker.table.files import DataFile, DataFiles, DeleteFile
+
+LIVE_TWICE = Reason(
+    "data_file_live_twice",
+    "its path is live more than once in the table: position deletes and deletion vectors go by path, and"
+    " can't delete rows of one of these data files alone",
+    "Stop the table's writers and replace its rows by themselves, with INSERT OVERWRITE; or roll the table"
+    " back to before the file was added again. No rewrite_data_files, DELETE, UPDATE or MERGE before that:"
+    " Iceberg takes but one of the data files away then, and rows come back or twice.",
+)
 
 
 class DeleteGranularity(StrEnum):
@@ -32,15 +42,15 @@ class DeleteGranularity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
-    """A data file with rows to delete that other files of its path keep.
+class Blocked:
+    """A data file that is left alone, and why: no new deletes can be written for it.
 
-    spares: deletes that apply to this newest file of the path, too, apply to all, and were planned; None if
-    nothing can be planned for the path.
+    spares: deletes that apply to this data file as well are not affected.
     """
 
     data_file: DataFile
-    spares: DataFile | None
+    why: Reason
+    spares: DataFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class DeletesPlan:
     positions: all positions that the new delete files of a data file must hold; never empty ones.
     removed: the deletion vectors and file-scoped position delete files whose positions are included there.
     rows_deleted: positions that no existing delete held.
-    unlike: data files that keep rows to delete, since their path is live more than once.
+    blocked: data files that keep rows to delete, since their path is live more than once.
     """
 
     positions: Mapping[DataFile, BitMap64]
@@ -58,17 +68,7 @@ class DeletesPlan:
     rows_deleted: int
     format_version: int
     granularity: DeleteGranularity
-    unlike: tuple[Unlike, ...] = ()
-
-    @property
-    def data_files_touched(self) -> int:
-        return len(self.positions)
-
-    @property
-    def delete_files_added(self) -> int:
-        if self.format_version >= 3 or self.granularity is DeleteGranularity.FILE:
-            return len(self.positions)
-        return len({data_file.partition for data_file in self.positions})
+    blocked: tuple[Blocked, ...] = ()
 
 
 def plan_deletes(
@@ -94,7 +94,7 @@ def plan_deletes(
         raise ValueError(f"format version {format_version} has no row-level deletes")
     to_write: dict[DataFile, BitMap64] = {}
     removed: list[DeleteFile] = []
-    unlike: list[Unlike] = []
+    blocked: list[Blocked] = []
     rows_deleted = 0
     by_path: dict[str, dict[DataFile, BitMap64]] = defaultdict(dict)
     for data_file, found in new_positions.items():
@@ -110,7 +110,7 @@ def plan_deletes(
         known = existing.get(data_file)
         if len(copies) > 1:
             data_file, new, known, apart = _of_copies(copies, existing, format_version)
-            unlike += apart
+            blocked += apart
         if not new and not (moves and known is not None and known.deletion_vector is not None):
             continue
         # What is new to one of several files of a path may be deleted in others.
@@ -127,12 +127,12 @@ def plan_deletes(
             removed += known.file_scoped
         else:
             to_write[data_file] = new
-    return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity, tuple(unlike))
+    return DeletesPlan(to_write, tuple(removed), rows_deleted, format_version, granularity, tuple(blocked))
 
 
 def _of_copies(
     copies: Mapping[DataFile, BitMap64], existing: Mapping[DataFile, ExistingDeletes], format_version: int
-) -> tuple[DataFile, BitMap64, ExistingDeletes | None, list[Unlike]]:
+) -> tuple[DataFile, BitMap64, ExistingDeletes | None, list[Blocked]]:
     """What to plan for the live files of one path, as if they were one: the oldest.
 
     copies: with their new positions. Whatever is committed now hits all of them, by their path. So it may
@@ -145,7 +145,7 @@ def _of_copies(
     lost_by_all = BitMap64.intersection(*(known[file].positions | copies[file] for file in copies))
     merges = all(known[file].positions <= lost_by_all for file in copies)
     if len({file.partition for file in copies}) > 1 or (format_version >= 3 and not merges):
-        return oldest, BitMap64(), None, [Unlike(file, None) for file, new in copies.items() if new]
+        return oldest, BitMap64(), None, [Blocked(file, LIVE_TWICE) for file, new in copies.items() if new]
     skipped_in_all = BitMap64.intersection(*(one.positions for one in known.values()))
     # What hits the newest hits all, unless the path got other content meanwhile: then nothing is known of it.
     is_one_content = all(
@@ -154,7 +154,7 @@ def _of_copies(
         if file.data_sequence_number == newest.data_sequence_number
     )
     spares = newest if is_one_content else None
-    apart = [Unlike(file, spares) for file, new in copies.items() if not new <= lost_by_all]
+    apart = [Blocked(file, LIVE_TWICE, spares) for file, new in copies.items() if not new <= lost_by_all]
     # The deletes that exist may be older than some of the files, and are left as they are then.
     merged = replace(known[oldest], positions=skipped_in_all) if merges else ExistingDeletes(skipped_in_all)
     return oldest, lost_by_all - skipped_in_all, merged, apart

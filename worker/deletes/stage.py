@@ -13,7 +13,7 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
 from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
-from worker.deletes.merge import DeleteGranularity, plan_deletes, sharing_a_file
+from worker.deletes.merge import Blocked, DeleteGranularity, plan_deletes, sharing_a_file
 from worker.deletes.write import WrittenDeletes, count_names, remove_written, write_planned
 from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
@@ -25,63 +25,12 @@ from worker.table.files import DataFile, DeleteFile, PartitionKey
 FILES_PER_DELETES_TASK = 500
 VECTORS_PER_MOVE = 50  # each may hold as many positions as its data file has rows
 
-LIVE_TWICE = Reason(
-    "data_file_live_twice",
-    "its path is live more than once in the table: position deletes and deletion vectors go by path, and"
-    " can't delete rows of one of these data files alone",
-    "Stop the table's writers and replace its rows by themselves, with INSERT OVERWRITE; or roll the table"
-    " back to before the file was added again. No rewrite_data_files, DELETE, UPDATE or MERGE before that:"
-    " Iceberg takes but one of the data files away then, and rows come back or twice.",
-)
 LOST_TYPE = Reason(
     "lost_partition_type",
     "its partition is of a column that was dropped, so Iceberg can't write delete files into it",
     "Rewrite the partition's data files (rewrite_data_files with remove-dangling-deletes=true), which puts"
     " them under the current partition spec.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """A data file that is left alone, and why: no new deletes can be written for it.
-
-    spares: deletes that apply to this data file as well are not affected.
-    """
-
-    data_file: DataFile
-    why: Reason
-    spares: DataFile | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeletesOutcome:
-    """What was written, and the counts of the plan, which a dry run has too."""
-
-    written: WrittenDeletes
-    bytes_written: int
-    rows_deleted: int
-    data_files_touched: int
-    delete_files_added: int
-    removed: tuple[DeleteFile, ...]
-    blocked: tuple[Blocked, ...]
-    missing: bool  # whether some are blocked because a file is gone
-
-    @property
-    def delete_files_removed(self) -> int:
-        return len(self.removed)
-
-    @classmethod
-    def union(cls, parts: Sequence[DeletesOutcome]) -> DeletesOutcome:
-        return cls(
-            WrittenDeletes.union(part.written for part in parts),
-            sum(part.bytes_written for part in parts),
-            sum(part.rows_deleted for part in parts),
-            sum(part.data_files_touched for part in parts),
-            sum(part.delete_files_added for part in parts),
-            tuple(file for part in parts for file in part.removed),
-            tuple(one for part in parts for one in part.blocked),
-            any(part.missing for part in parts),
-        )
 
 
 class DeletesStage:
@@ -95,7 +44,7 @@ class DeletesStage:
         self._announced = unannounced_plan(table, number)
         self._locations: list[tuple[DeleteFileLocations, int]] = []  # and how many names
 
-    def write(self, positions: Sequence[Positions]) -> DeletesOutcome:
+    def write(self, positions: Sequence[Positions]) -> WrittenDeletes:
         """As many data files at a time as have no more positions than the driver should hold."""
         found = {file for one in positions for file in one.data_files()}
         lost, ordered = self._ordered(found)
@@ -106,9 +55,9 @@ class DeletesStage:
             _, movable = self._ordered(set(shared))
             moved = self._run(movable, positions, moves=True)
             vectors = len({file.path for file in shared})
-            self._tell_of_moves(moved.delete_files_added, vectors - moved.delete_files_added)
+            self._tell_of_moves(len(moved.added), vectors - len(moved.added))
             # One that can't be read or written stays where it is.
-            outcome = DeletesOutcome.union([outcome, replace(moved, blocked=(), missing=False)])
+            outcome = WrittenDeletes.union([outcome, replace(moved, blocked=(), missing=False)])
         blocked = tuple(Blocked(file, LOST_TYPE) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
 
@@ -158,8 +107,8 @@ class DeletesStage:
 
     def _run(
         self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
-    ) -> DeletesOutcome:
-        outcomes: list[DeletesOutcome] = []
+    ) -> WrittenDeletes:
+        outcomes: list[WrittenDeletes] = []
         bound = int(MEMORY_POSITIONS * self._job.memory_fraction)
         existing = _deletes_by_scope(files, self._table.files.position_deletes)
         for batch in in_batches(files, positions, len(files), bound):
@@ -173,7 +122,7 @@ class DeletesStage:
             else:
                 rows = sum(len(found) for task in tasks for found in task.positions.values())
             outcomes += self._job.run_tasks("deletes", tasks, None, rows)
-        return DeletesOutcome.union(outcomes)
+        return WrittenDeletes.union(outcomes)
 
     def _task(
         self,
@@ -230,7 +179,7 @@ class DeletesTask:
     moves: bool
     dry_run: bool
 
-    def run(self, _: object) -> DeletesOutcome:
+    def run(self, _: object) -> WrittenDeletes:
         positions = dict(self.positions)
         blocked: list[Blocked] = []
         missing = False
@@ -254,19 +203,9 @@ class DeletesTask:
                     del positions[file]
         unreadable = [one.data_file for one in blocked]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
-        blocked += [Blocked(one.data_file, LIVE_TWICE, one.spares) for one in plan.unlike]
         storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
         written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
-        return DeletesOutcome(
-            WrittenDeletes() if self.dry_run else written,
-            sum(file.file_size_bytes for file in written.added),
-            plan.rows_deleted,
-            plan.data_files_touched,
-            written.delete_files_added,
-            plan.removed,
-            tuple(blocked),
-            missing,
-        )
+        return replace(written, blocked=(*blocked, *written.blocked), missing=missing)
 
 
 def partitions_without_type(

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from worker.deletes.existing import FILE_PATH_FIELD_ID, FILES_AT_ONCE, POS_FIELD_ID
 from worker.deletes.locations import DeleteFileLocations
-from worker.deletes.merge import DeleteGranularity, DeletesPlan
+from worker.deletes.merge import Blocked, DeleteGranularity, DeletesPlan
 from worker.deletes.puffin import Positions, PuffinWriter, positions_of
 from worker.io.storage import Storage
 from worker.process.slots import Threads
@@ -42,40 +42,31 @@ _ROW_GROUP_ROWS = 1_000_000
 class WrittenDeletes:
     """What one or several groups of data files got; ready to be committed.
 
-    data_files: paths of the data files with new deletes, as their manifests spell them.
+    data_files: paths of the data files with new deletes, as their manifests spell them. missing: whether some
+    are blocked because a file is gone.
     """
 
     added: tuple[NewDeleteFile, ...] = ()
     removed: tuple[DeleteFile, ...] = ()
     data_files: tuple[str, ...] = ()
     rows_deleted: int = 0
+    blocked: tuple[Blocked, ...] = ()
+    missing: bool = False
 
     @property
-    def data_files_touched(self) -> int:
-        return len(self.data_files)
-
-    @property
-    def delete_files_added(self) -> int:
-        return len(self.added)
-
-    @property
-    def delete_files_removed(self) -> int:
-        return len(self.removed)
-
-    @property
-    def locations(self) -> tuple[str, ...]:
-        """The files written."""
-        return tuple(file.path for file in self.added)
+    def bytes_written(self) -> int:
+        return sum(file.file_size_bytes for file in self.added)
 
     @classmethod
-    def union(cls, groups: Iterable[WrittenDeletes]) -> WrittenDeletes:
+    def union(cls, groups: Sequence[WrittenDeletes]) -> WrittenDeletes:
         """The deletes of several disjoint groups of data files."""
-        groups = tuple(groups)
         return cls(
             added=tuple(file for group in groups for file in group.added),
             removed=tuple(file for group in groups for file in group.removed),
             data_files=tuple(path for group in groups for path in group.data_files),
             rows_deleted=sum(group.rows_deleted for group in groups),
+            blocked=tuple(one for group in groups for one in group.blocked),
+            missing=any(group.missing for group in groups),
         )
 
 
@@ -83,26 +74,26 @@ def write_planned(
     storage: Storage,
     plan: DeletesPlan,
     locations: DeleteFileLocations,
-    data_files: Sequence[DataFile],
-    blocked: Iterable[DataFile] = (),
+    of_task: Sequence[DataFile],
+    unreadable: Iterable[DataFile] = (),
 ) -> WrittenDeletes:
     """Writes what a plan says for a task.
 
-    data_files: all of the task's. blocked: those of them whose existing deletes could not be read.
+    of_task: all of its data files. unreadable: those of them whose existing deletes could not be read.
 
     Spark may run a task twice, and one run may overwrite what the other wrote and the driver committed. So a
     name stands for the same bytes in each run, whatever could be read: it counts data files of the task, not
-    files written, and a partition of which some data files are blocked gets other names, one a data file.
+    files written, and a partition of which some data files are unreadable gets other names, one a data file.
     Each is made in memory first: a run that ends in the middle shortens none (`Storage.write`).
     OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): a run that
     fails late could delete what was committed.
     """
-    ordinals = {file: n for n, file in enumerate(sorted(data_files, key=lambda file: file.path))}
+    ordinals = {file: n for n, file in enumerate(sorted(of_task, key=lambda file: file.path))}
     if plan.format_version >= 3:
         added = write_deletion_vectors(storage, lambda file: locations.puffin(ordinals[file]), plan.positions)
     else:
         by_partition = plan.granularity is DeleteGranularity.PARTITION
-        broken = {file.partition for file in blocked} if by_partition else set()
+        broken = {file.partition for file in unreadable} if by_partition else set()
         whole = {file: found for file, found in plan.positions.items() if file.partition not in broken}
         rest = {file: found for file, found in plan.positions.items() if file.partition in broken}
         added = write_position_deletes(
@@ -113,9 +104,8 @@ def write_planned(
             rest,
             DeleteGranularity.FILE,
         )
-    return WrittenDeletes(
-        tuple(added), plan.removed, tuple(file.path for file in plan.positions), plan.rows_deleted
-    )
+    data_files = tuple(file.path for file in plan.positions)
+    return WrittenDeletes(tuple(added), plan.removed, data_files, plan.rows_deleted, plan.blocked)
 
 
 def count_names(data_files: int, format_version: int, granularity: DeleteGranularity) -> int:

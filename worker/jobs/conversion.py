@@ -15,7 +15,7 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations
-from worker.deletes.stage import DeletesOutcome
+from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion_plan import COMMITS_LEFT, SUMMARY, Part, Plan
 from worker.jobs.orphan_files import remove_orphan_files
@@ -151,7 +151,7 @@ class Conversion:
         if pending:
             left = Plan(self._job, table, self._warehouse, self._plans, pending, dry_run=True)
             part = left.resolve(is_first=False)
-            self._parts.append(Part([], part.refused, [], [], DeletesOutcome.union([])))
+            self._parts.append(Part([], part.refused, [], [], WrittenDeletes()))
 
     def _commit(self, plan: Plan, part: Part) -> None:
         self._head = plan.table.snapshot_id

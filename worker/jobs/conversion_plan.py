@@ -13,7 +13,9 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
-from worker.deletes.stage import LOST_TYPE, Blocked, DeletesOutcome, DeletesStage, partitions_without_type
+from worker.deletes.merge import Blocked
+from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
+from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
@@ -33,14 +35,16 @@ PLAN = "icestream.plan"
 COMMITS_LEFT = "icestream.commits-left"
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
 SUMMARY = {
-    "equality_delete_files_removed": "icestream.equality-delete-files-removed",
-    "equality_deletes_resolved": "icestream.equality-deletes-resolved",
-    "rows_deleted": "icestream.rows-deleted",
-    "data_files_touched": "icestream.data-files-touched",
-    "delete_files_added": "icestream.delete-files-added",
-    "delete_files_removed": "icestream.delete-files-merged",
-    "bytes_written": "icestream.bytes-written",
-}
+    name: f"icestream.{name.replace('_', '-')}"
+    for name in (
+        "equality_delete_files_removed",
+        "equality_deletes_resolved",
+        "rows_deleted",
+        "data_files_touched",
+        "delete_files_added",
+        "bytes_written",
+    )
+} | {"delete_files_removed": "icestream.delete-files-merged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Part:
     refused: list[Unconvertible]
     deviations: list[Deviation]
     delete_files: list[DeleteFile]
-    deletes: DeletesOutcome
+    deletes: WrittenDeletes
 
     @property
     def bytes_read(self) -> int:
@@ -66,9 +70,9 @@ class Part:
             "equality_delete_files_removed": len(self.delete_files),
             "equality_deletes_resolved": sum(file.record_count for file in self.delete_files),
             "rows_deleted": self.deletes.rows_deleted,
-            "data_files_touched": self.deletes.data_files_touched,
-            "delete_files_added": self.deletes.delete_files_added,
-            "delete_files_removed": self.deletes.delete_files_removed,
+            "data_files_touched": len(self.deletes.data_files),
+            "delete_files_added": len(self.deletes.added),
+            "delete_files_removed": len(self.deletes.removed),
             "bytes_written": self.deletes.bytes_written,
         }
         return {SUMMARY[name]: str(count) for name, count in counts.items()}
@@ -127,7 +131,7 @@ class Plan:
         # Iceberg removes by path: one that is live twice goes or stays as a whole.
         delete_files = [file for file in resolved_files if file.path not in left]
         if not delete_files:
-            deletes = DeletesOutcome.union([])  # nothing is committed for deletes that all stay
+            deletes = WrittenDeletes()  # nothing is committed for deletes that all stay
         job.usage.bytes += sum(file.file_size_bytes for file in delete_files)
         if not job.assignment.job.dry_run:
             job.usage.bytes += deletes.bytes_written
@@ -174,7 +178,7 @@ class Plan:
     def _commit(self, part: Part) -> CommittedSnapshot:
         assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
         assert snapshot_id is not None
-        written = part.deletes.written
+        written = part.deletes
 
         def confirm_lease() -> None:
             self.may_be_committed = False

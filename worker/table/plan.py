@@ -28,10 +28,6 @@ class KeySetDeletes:
     def keys_planned(self) -> int:
         return sum(file.record_count for file in self.delete_files)
 
-    @property
-    def rows_planned(self) -> int:
-        return self.data_files.record_count
-
 
 def in_commits(deletes: Sequence[DeleteFile], limit: int) -> list[Sequence[DeleteFile]]:
     """Equality deletes in groups of at most `limit`, 0 for one group of all.

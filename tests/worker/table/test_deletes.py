@@ -221,7 +221,7 @@ class TestPlan:
         skipped = written if written and format_version == 3 else written | kept
         assert skipped == new | file_scoped | partition_scoped
         assert plan.rows_deleted == len(new - file_scoped - partition_scoped)
-        assert bool(written) == bool(plan.rows_deleted) == bool(plan.data_files_touched)
+        assert bool(written) == bool(plan.rows_deleted) == bool(plan.positions)
 
     @given(
         st.sets(st.integers(1, 3), min_size=2),
@@ -283,12 +283,12 @@ class TestPlan:
                 stays = any(
                     number > one.data_file.data_sequence_number
                     and (one.spares is None or number <= one.spares.data_sequence_number)
-                    for one in plan.unlike
+                    for one in plan.blocked
                 )
                 if number > file.data_sequence_number and not stays:
                     assert at <= after, "it may not be removed"
         if len({frozenset(skipped(file) | found[file]) for file in copies}) == 1:
-            assert plan.unlike == (), "all are hit alike"
+            assert plan.blocked == (), "all are hit alike"
 
     @pytest.mark.parametrize("format_version", [2, 3])
     def test_a_path_whose_newest_file_alone_loses_a_row_spares_no_delete_of_it(
@@ -298,7 +298,7 @@ class TestPlan:
         old, newest = data_file("a", seq=1), data_file("a", seq=2)
         found = {old: BitMap64([1]), newest: BitMap64([1, 2])}
         plan = plan_deletes(found, {}, format_version, DeleteGranularity.FILE)
-        assert [(one.data_file, one.spares) for one in plan.unlike] == [(newest, None)]
+        assert [(one.data_file, one.spares) for one in plan.blocked] == [(newest, None)]
         assert [list(positions) for positions in plan.positions.values()] == [[1]]
 
     def test_a_vector_replaces_the_old_vector_and_file_scoped_deletes(self) -> None:
@@ -317,7 +317,7 @@ class TestPlan:
             "b": [2, 6],
         }
         assert plan.removed == (vector, legacy)
-        assert (plan.rows_deleted, plan.delete_files_added) == (2, 2)
+        assert (plan.rows_deleted, len(plan.positions)) == (2, 2)
 
     def test_each_task_gets_what_may_apply_to_its_files_and_every_delete_is_looked_at_once(self) -> None:
         p, q = (PartitionKey(0, values) for values in ('["p"]', '["q"]'))
@@ -360,7 +360,7 @@ class TestPlan:
         new = {data_file("a"): BitMap64([2, 3]), data_file("b"): BitMap64([4])}
         plan = plan_deletes(new, existing, 2, DeleteGranularity.PARTITION)
         assert [list(bitmap) for bitmap in plan.positions.values()] == [[3], [4]]
-        assert (plan.removed, plan.delete_files_added) == ((), 1)
+        assert plan.removed == ()
 
     def test_what_is_planned_is_what_is_written(self, tmp_path: Path) -> None:
         files = [data_file(f"f{n}", partition=PartitionKey(0, f"[{n % 2}]")) for n in range(4)]
@@ -373,7 +373,7 @@ class TestPlan:
             plan = plan_deletes(new, {}, version, granularity)
             locations = DeleteFileLocations(str(tmp_path), {}, f"{version}-{granularity}")
             written = write_deletes(Storage(), new, [], version, granularity, locations)
-            assert written.delete_files_added == plan.delete_files_added
+            assert sorted(written.data_files) == sorted(file.path for file in plan.positions)
             assert written.rows_deleted == plan.rows_deleted == 4
 
     def test_a_position_outside_its_data_file_is_refused(self) -> None:
@@ -397,7 +397,7 @@ class TestWrite:
     def test_what_a_dead_attempt_wrote_is_found_by_its_prefix(self, tmp_path: Path) -> None:
         new = {data_file(f"f{n}"): BitMap64([n]) for n in range(3)}
         mine, other = (DeleteFileLocations(str(tmp_path), {}, prefix) for prefix in ("mine", "other"))
-        kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).locations
+        kept = write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, other).added
         write_deletes(Storage(), new, [], 2, DeleteGranularity.FILE, mine)
         write_deletes(Storage(), new, [], 3, DeleteGranularity.FILE, mine)
         assert len(written_files(Storage(), list(mine.names(len(new))))) == 6
@@ -405,7 +405,7 @@ class TestWrite:
         assert Storage().delete(mine.puffin(0))
         assert remove_written(Storage(), mine, 2, len(new)) == 2
         assert remove_written(Storage(), mine, 3, len(new)) == 2
-        assert sorted(str(file) for file in tmp_path.rglob("*.*")) == sorted(kept)
+        assert sorted(str(file) for file in tmp_path.rglob("*.*")) == sorted(file.path for file in kept)
 
     def test_locations_follow_the_tables_properties_also_after_pickling(self, tmp_path: Path) -> None:
         locations = DeleteFileLocations("s3://b/t", {"write.data.path": "s3://b/elsewhere"}, "p")
@@ -432,7 +432,7 @@ class TestWrite:
         committed = write_deletes(Storage(), new, [], version, DeleteGranularity.FILE, locations)
         with pytest.raises(OSError, match="No space left"):
             write_deletes(FullStorage(), new, [], version, DeleteGranularity.FILE, locations)
-        assert {str(path) for path in tmp_path.rglob("*.*")} == set(committed.locations)
+        assert {str(path) for path in tmp_path.rglob("*.*")} == {file.path for file in committed.added}
         # Who knows that nothing was committed removes all of it.
         assert remove_written(Storage(), locations, version, len(new)) == len(new)
         assert not list(tmp_path.rglob("*.*"))
@@ -477,7 +477,7 @@ class TestWrite:
                     Path(old.path).write_bytes(content)
             outcome = task.run(None)
             assert {one.data_file.path for one in outcome.blocked} == {f"f{n}" for n in missing}
-            written = {path: Path(path).read_bytes() for path in outcome.written.locations}
+            written = {path: Path(path).read_bytes() for path in paths(outcome)}
             assert written.keys() <= set(locations.names(names))
             assert all(seen.setdefault(path, content) == content for path, content in written.items())
             assert {path: Path(path).read_bytes() for path in seen} == seen
@@ -494,7 +494,7 @@ class TestWrite:
 
         def run() -> dict[str, bytes]:
             written = write_deletes(Storage(), new, [], version, DeleteGranularity.PARTITION, locations)
-            return {path: Path(path).read_bytes() for path in written.locations}
+            return {path: Path(path).read_bytes() for path in paths(written)}
 
         committed = run()
         # While it writes: as a kill would, that leaves the beginning of a file.
@@ -546,7 +546,7 @@ class TestWrite:
             done = writing.result()
         assert done.data_files == tuple(sorted(file.path for file in new))
         later = written_files(Storage(), names)
-        assert later == list(done.locations[2 * FILES_AT_ONCE :])
+        assert later == paths(done)[2 * FILES_AT_ONCE :]
         assert delete_files(Storage(), later) == len(later)
         assert not list(tmp_path.rglob("*.*"))
 
@@ -608,7 +608,7 @@ class TestWrite:
         ]
         union = WrittenDeletes.union(pickle.loads(pickle.dumps(groups)))
         assert (union.rows_deleted, union.data_files) == (6, ("f0", "f1", "f2"))
-        assert len(union.locations) == len(union.added) == 3
+        assert len(set(paths(union))) == 3
 
 
 # On real tables, with Spark's reader as the witness.
@@ -656,6 +656,10 @@ class Conversion:
 
     def visible_ids(self) -> list[int]:
         return sorted(id_ for id_, *_ in visible_rows(self.spark, self.table.identifier).elements())
+
+
+def paths(written: WrittenDeletes) -> list[str]:
+    return [file.path for file in written.added]
 
 
 def _local(path: str) -> Path:
@@ -712,7 +716,7 @@ class TestOnTables:
         written = conversion.delete_ids(3, 6, 7)
         # Spark's deletes are file-scoped here, so each is replaced where rows were added to it.
         assert written.rows_deleted == 2
-        assert written.delete_files_removed == written.delete_files_added
+        assert len(written.removed) == len(written.added)
         spark.sql(f"DELETE FROM {name} WHERE id = 8")
         assert conversion.visible_ids() == sorted(set(range(20)) - {2, 3, 5, 6, 7, 8})
 
