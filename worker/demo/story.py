@@ -33,7 +33,7 @@ from rich.progress import (
 from rich.table import Table
 
 from worker.demo.table import ROW, Orders, OrdersWriter, keep_up, to_arrow
-from worker.process.wording import counted
+from worker.process.plurals import counted
 from worker.spark.session import create_spark
 from worker.table.catalogs import java_properties
 
