@@ -71,7 +71,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "body-too-large": ProblemType(
         (413,),
         "The request body is too large",
-        "A body may have 1 MiB, a worker's report 64 MiB.",
+        "A body may have 1 MiB, a worker's report 64 MiB, and JSON 500,000 values.",
         "Send less at once, for instance several requests.",
         {"limit_bytes": "how many bytes it may have"},
     ),

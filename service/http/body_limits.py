@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import IcestreamError, InvalidError
 from service.http.problem_documents import problem_response
-from trust.bounds import is_deeper
+from trust.bounds import LimitExceededError, check_json, is_deeper
 
 MAX_BODY_BYTES = 1024**2
 MAX_BODY_DEPTH = 64
@@ -17,18 +17,21 @@ MAX_REPORT_BYTES = 64 * 1024**2
 _REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
 
 
-def check_depth(body: bytes) -> None:
-    """Raise InvalidError for JSON that is nested too deep; what is no JSON is for others to refuse.
+def check_shape(body: bytes) -> None:
+    """Raise IcestreamError for JSON that is nested too deep, or has more values than a parser should make.
 
-    Only brackets are looked at, without parsing: it must be cheap whatever the body is.
+    It is not parsed for that: it must be cheap whatever the body is. What is no JSON is for others to refuse.
     """
-    if not is_deeper(body, MAX_BODY_DEPTH):
-        return
-    raise InvalidError(
-        "body-too-deep",
-        f"Its objects and lists lie within each other more than {MAX_BODY_DEPTH} times.",
-        limit_depth=MAX_BODY_DEPTH,
-    )
+    if is_deeper(body, MAX_BODY_DEPTH):
+        raise InvalidError(
+            "body-too-deep",
+            f"Its objects and lists lie within each other more than {MAX_BODY_DEPTH} times.",
+            limit_depth=MAX_BODY_DEPTH,
+        )
+    try:
+        check_json(body, "It")
+    except LimitExceededError as error:
+        raise IcestreamError("body-too-large", str(error), limit_bytes=MAX_REPORT_BYTES) from None
 
 
 class BodyLimit:

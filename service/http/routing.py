@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
-from service.http.body_limits import check_depth
+from service.http.body_limits import check_shape
 from service.http.guards import SAFE_METHODS, guard_of
 from service.http.json_values import check_body
 
@@ -126,7 +126,7 @@ class ApiRoute(APIRoute):
 
 
 def _check_content(body: bytes) -> None:
-    check_depth(body)
+    check_shape(body)
     check_body(body)
 
 

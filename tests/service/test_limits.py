@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import InvalidError
-from service.http.body_limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_depth
+from service.http.body_limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_shape
 from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
+from trust.bounds import JSON_DIGITS, JSON_VALUES
 
 # Bodies are bounded before the database is asked.
 database_kind = alike_on_both
@@ -74,7 +75,7 @@ def test_who_may_not_call_is_refused_before_a_body_is_read(
 
 def is_too_deep(body: bytes) -> bool:
     try:
-        check_depth(body)
+        check_shape(body)
     except InvalidError:
         return True
     return False
@@ -101,9 +102,18 @@ def test_the_depth_of_any_json_is_known_without_parsing_it(value: Any, more: int
 
 def test_what_is_no_json_is_looked_through_once() -> None:
     # A string without an end, and one that ends within an escape.
-    assert not is_too_deep(b'["' + b'\\"[' * 300_000)
+    assert not is_too_deep(b'["' + b'\\"[' * 150_000)
     assert not is_too_deep(b'"[[[[' + b"\\")
     assert is_too_deep(b"[]" * 100_000 + b"[" * (MAX_BODY_DEPTH + 1))
+
+
+def test_a_report_of_many_values_is_refused_before_it_is_parsed(service: Running) -> None:
+    for result in (b'{"x": [' + b"0," * JSON_VALUES + b"0]}", b'{"x": ' + b"1" * (JSON_DIGITS + 1) + b"}"):
+        body = b'{"status": "failed", "result": ' + result + b"}"
+        answer = service.admin.post(
+            "/jobs/unknown/attempts/1/finish", content=body, headers={"content-type": "application/json"}
+        )
+        assert (answer.status_code, answer.json()["type"]) == (413, "/problems/body-too-large")
 
 
 def test_a_body_in_another_encoding_hides_nothing(service: Running) -> None:

@@ -138,8 +138,8 @@ def test_a_table_is_read_again_only_when_its_head_or_a_moment_of_its_policy_asks
     service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = 0
-    for module in ("poller", "service"):
-        later = f"service.index_health.{module}.utc_now"
+    for module in ("scheduling.poller", "index_health.service"):
+        later = f"service.{module}.utc_now"
         monkeypatch.setattr(later, lambda: utc_now() + timedelta(hours=hours))
     answers = lake.pop("answers", [])
     publish(lake, iceberg)
@@ -283,10 +283,8 @@ def test_moments_at_which_nothing_can_start_let_no_table_be_read(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = 0
-    for module in ("poller", "service"):
-        monkeypatch.setattr(
-            f"service.index_health.{module}.utc_now", lambda: utc_now() + timedelta(hours=hours)
-        )
+    for module in ("scheduling.poller", "index_health.service"):
+        monkeypatch.setattr(f"service.{module}.utc_now", lambda: utc_now() + timedelta(hours=hours))
     # Without keys there is nothing to index, compact or verify, however old the last job is.
     quiet = settled(service, iceberg)
     with polling(service) as (poller, catalogs):
