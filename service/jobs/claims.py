@@ -27,8 +27,8 @@ from service.jobs.contract import (
     AssignedTable,
     Assignment,
     AttemptId,
+    EndedAttempt,
     ErrorReport,
-    Leftovers,
 )
 from service.jobs.events import record_job_event
 from service.jobs.ownership import is_own_attempt, own_worker
@@ -52,7 +52,7 @@ _CUT_OFF = ErrorReport(
     " worker and service.",
     retryable=True,
 )
-_LEFTOVERS_AT_ONCE = 100
+_ENDED_ATTEMPTS_AT_ONCE = 100
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
 Columns = TypeVarTuple("Columns")
@@ -364,7 +364,7 @@ def _start_attempt(
         traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
-        leftovers=_leftovers(session, job, table),
+        leftovers=_with_orphan_files(session, job, table),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
         timeout_seconds=job.timeout_seconds,
@@ -386,8 +386,8 @@ def _start_attempt(
     )
 
 
-def _leftovers(session: Session, job: Job, table: EnrolledTable) -> list[Leftovers]:
-    """What attempts at jobs of the table may have left, for a job that may remove it.
+def _with_orphan_files(session: Session, job: Job, table: EnrolledTable) -> list[EndedAttempt]:
+    """Attempts at jobs of the table that may have left orphan files, for a job that may remove these.
 
     Of the table in its catalog: another one may give a table of its own the same UUID.
     """
@@ -407,7 +407,7 @@ def _leftovers(session: Session, job: Job, table: EnrolledTable) -> list[Leftove
         )
         # If there are more, each gets its turn, also behind ones that can't be removed yet.
         .order_by(func.random())
-        .limit(_LEFTOVERS_AT_ONCE)
+        .limit(_ENDED_ATTEMPTS_AT_ONCE)
     )
-    found = [Leftovers.model_validate(row, from_attributes=True) for row in session.exec(query)]
+    found = [EndedAttempt.model_validate(row, from_attributes=True) for row in session.exec(query)]
     return sorted(found, key=lambda one: (one.job_id, one.attempt))

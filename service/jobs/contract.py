@@ -141,7 +141,7 @@ class AnnouncedPlan(Message):
     are ignored."""
 
 
-class Leftovers(AttemptId):
+class EndedAttempt(AttemptId):
     """What an attempt that ended had announced, and may have left in the table's location."""
 
     plans: list[AnnouncedPlan]
@@ -283,7 +283,7 @@ class Assignment(Message):
     """Number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
     """How earlier attempts at the job ended."""
-    leftovers: list[Leftovers]
+    leftovers: list[EndedAttempt]
     """What earlier attempts at jobs of the table may have left; only jobs that may remove it are told."""
     lease_seconds: float
     """The attempt is given up without a heartbeat for so long."""

@@ -589,7 +589,7 @@ def schedule(
             "action": decision.action.value,
             "code": decision.code,
             "sentence": decision.sentence,
-            "since": _rfc3339(now) if began else before["since"],
+            "since": queue.rfc3339(now) if began else before["since"],
         }
         if decision.action is Action.TRIGGER:
             queue.enqueue(
@@ -719,7 +719,3 @@ def _is_idle(job: Job, snapshot_id: int | None) -> bool:
             )
         case _:
             return False
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")

@@ -18,8 +18,8 @@ from service.jobs.contract import (
     AnnouncedPlan,
     Assignment,
     AttemptId,
+    EndedAttempt,
     HeartbeatRequest,
-    Leftovers,
 )
 from service.records.catalogs import Catalog
 from service.records.jobs import Event, Job, JobKind, JobStatus
@@ -354,7 +354,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
 
     def run(
         kind: JobKind, table: str = tables[0], *, dry_run: bool = False, **report: Any
-    ) -> list[Leftovers]:
+    ) -> list[EndedAttempt]:
         job_id = request(database, table, kind, dry_run=dry_run)
         assignment = claim(database, worker)
         assert assignment is not None
@@ -376,7 +376,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
             number=0, tasks=3, files_per_task=30, removes="file:/deletes.parquet", location="file:/t"
         ),
     ]
-    left = Leftovers(job_id=dead, attempt=1, plans=plans)
+    left = EndedAttempt(job_id=dead, attempt=1, plans=plans)
 
     # Only those who may remove it are told, and only of their own table.
     assert run(JobKind.CONVERT, tables[1]) == run(JobKind.CONVERT, dry_run=True) == []

@@ -21,10 +21,10 @@ from service.jobs.contract import (
     AnnouncedPlan,
     Assignment,
     AttemptId,
+    EndedAttempt,
     ErrorReport,
     FinishRequest,
     HeartbeatRequest,
-    Leftovers,
 )
 from service.jobs.leases import LeaseObserver
 from service.jobs.service import retry_job
@@ -163,7 +163,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.granted: dict[str, list[tuple[int, int]]] = {}
         self.announced: dict[tuple[str, int], dict[int, AnnouncedPlan]] = {}
         """What each attempt may have left."""
-        self.told: dict[tuple[str, int], list[Leftovers]] = {}
+        self.told: dict[tuple[str, int], list[EndedAttempt]] = {}
 
     def new_observer(self) -> LeaseObserver[attempts.RunningAttempt, int]:
         return LeaseObserver(SETTINGS.lease_seconds, self.time.clock.monotonic)
@@ -329,11 +329,11 @@ class QueueMachine(RuleBasedStateMachine):
             before = queue.attempts_of(session, job_id)[: attempt - 1][-3:]
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
-    def expected_leftovers(self, assignment: Assignment) -> list[Leftovers]:
+    def expected_leftovers(self, assignment: Assignment) -> list[EndedAttempt]:
         if assignment.job.kind not in ("convert", "compact") or assignment.job.dry_run:
             return []
         return [
-            Leftovers(job_id=job_id, attempt=attempt, plans=list(plans.values()))
+            EndedAttempt(job_id=job_id, attempt=attempt, plans=list(plans.values()))
             for (job_id, attempt), plans in sorted(self.announced.items())
             if job(self.database, job_id).table_uuid == assignment.table.table_uuid
             and self.running.get(job_id, (0, ""))[0] != attempt
