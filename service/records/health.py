@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Column, Index
 from sqlmodel import Field, Session, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime
-from service.db.reported import ReportedList
+from service.records.reported import ReportedList
 from service.records.reports import KeySetReport, UnconvertibleDelete
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Column, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
-from service.db.reported import ReportedList, ReportedObject
+from service.records.reported import ReportedList, ReportedObject
 from service.records.reports import JobResult, StageReport
 
 
