@@ -1,7 +1,5 @@
 """The worker process: reads its settings, starts Spark, and runs jobs until it is asked to stop."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -3,8 +3,6 @@
 Invariant: an attempt that lost its lease stops without a trace.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The indexes of a job's table: which keys have one or are to get one, and what can be used of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """An attempt at a job: its assignment, how it runs tasks, where it tells what it does, and what it took."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

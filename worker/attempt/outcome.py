@@ -1,7 +1,5 @@
 """What a job hands back: its result, and the health of its table's indexes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Invariant: a job pins the head of its branch once and derives everything from it; planning again pins anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from py4j.java_gateway import JavaObject

@@ -5,8 +5,6 @@ file is an error and never a wrong set of positions. Source: Iceberg's Puffin sp
 `BaseDVFileWriter` and `BitmapPositionDeleteIndex` of Iceberg Java.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from array import array

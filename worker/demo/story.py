@@ -4,8 +4,6 @@ Started by `icestream demo` beside the service and a worker, and knows both thro
 is the terminal; what Spark says goes to standard error, which is a log file.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Builds sorted runs of entries from the key columns of data files. Nothing is committed."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The commits to an index: entries before their dictionary rows, dead files' rows before their entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa

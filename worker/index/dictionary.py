@@ -3,8 +3,6 @@
 A covered file owns the addresses [base_address, base_address + record_count); address = base + position.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Invariants:
 - Address ranges are granted by the control plane to one attempt, so two attempts never share an address.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

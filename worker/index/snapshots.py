@@ -8,8 +8,6 @@ Invariants:
   number. A late writer whose number was used and has expired since leaves one below it, which nobody reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns of Parquet, ORC and Avro files as Arrow batches, found by field id."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

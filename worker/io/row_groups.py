@@ -3,8 +3,6 @@
 Arrow asks for one column chunk after the other as it decodes them, with `pre_buffer`, too.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar

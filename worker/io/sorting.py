@@ -5,8 +5,6 @@ per row; numpy sorts these with vector instructions, and only rows whose codes a
 full. Order: numbers by value, strings and binary by bytes, as Arrow and Paimon sort them. No nulls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

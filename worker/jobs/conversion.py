@@ -3,8 +3,6 @@
 Plans, and plans again while others commit first. Safe to repeat: what is done already is found to be done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace

@@ -3,8 +3,6 @@
 plan -> read -> index | scan -> deletes -> commit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

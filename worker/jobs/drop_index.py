@@ -1,7 +1,5 @@
 """The job that deletes the index of a table that was removed; the table itself need not exist any more."""
 
-from __future__ import annotations
-
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import index_storage

@@ -1,7 +1,5 @@
 """What errors of other libraries, of Java, of Spark's processes and of the system mean for a job."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

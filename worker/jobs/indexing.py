@@ -1,7 +1,5 @@
 """The jobs that keep the index: index what is new, compact it, rebuild it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any

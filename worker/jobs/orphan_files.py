@@ -9,8 +9,6 @@ Invariant: what an attempt has announced is only compared. A file is looked for 
 or has said, that its delete files go, and only under a name of that attempt's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import cache

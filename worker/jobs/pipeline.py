@@ -1,7 +1,5 @@
 """The kinds of jobs, each composed of the stages: plan -> read -> index | lookup -> deletes -> commit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A key: the equality fields of a table, and the types in which their values are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,37 +1,12 @@
 """The fields of a key, found by id in the schemas of a table: the current one, or else a former one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+from pyiceberg import types
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
 
 from worker.keys.key_set import KeyColumn, KeyColumnError, KeySet
 from worker.keys.values import to_key_value
@@ -77,7 +52,7 @@ def _key_column(field_id: int, schemas: Sequence[Schema]) -> KeyColumn:
         except ValueError:
             continue
         key_type = _key_type(field, schema)
-        assert isinstance(field.field_type, PrimitiveType)
+        assert isinstance(field.field_type, types.PrimitiveType)
         fields = _fields_to(schema.as_struct(), field_id)
         default = field.initial_default
         column = KeyColumn(
@@ -96,24 +71,30 @@ def _key_column(field_id: int, schemas: Sequence[Schema]) -> KeyColumn:
     )
 
 
-def _key_type(field: NestedField, schema: Schema) -> pa.DataType:
+def _key_type(field: types.NestedField, schema: Schema) -> pa.DataType:
     name = schema.find_column_name(field.field_id) or field.name
     match field.field_type:
-        case IntegerType() | LongType():
+        case types.IntegerType() | types.LongType():
             return pa.int64()
-        case DateType():
+        case types.DateType():
             return pa.int32()
-        case TimeType() | TimestampType() | TimestamptzType() | TimestampNanoType() | TimestamptzNanoType():
+        case (
+            types.TimeType()
+            | types.TimestampType()
+            | types.TimestamptzType()
+            | types.TimestampNanoType()
+            | types.TimestamptzNanoType()
+        ):
             return pa.int64()
-        case DecimalType(scale=scale):
+        case types.DecimalType(scale=scale):
             return pa.decimal128(38, scale)
-        case StringType():
+        case types.StringType():
             return pa.string()
-        case BinaryType() | FixedType() | UUIDType():
+        case types.BinaryType() | types.FixedType() | types.UUIDType():
             return pa.binary()
-        case BooleanType():
+        case types.BooleanType():
             return pa.bool_()
-        case FloatType() | DoubleType():
+        case types.FloatType() | types.DoubleType():
             raise KeyColumnError(
                 "float_key",
                 f"column {name} is a {field.field_type}; the Iceberg spec forbids floating-point keys,"
@@ -128,16 +109,18 @@ def _key_type(field: NestedField, schema: Schema) -> pa.DataType:
             )
 
 
-def _fields_to(struct: StructType, field_id: int) -> tuple[NestedField, ...]:
+def _fields_to(struct: types.StructType, field_id: int) -> tuple[types.NestedField, ...]:
     """From the top-level field down to the one with the id; none if it is not there."""
     for field in struct.fields:
         if field.field_id == field_id:
             return (field,)
-        if isinstance(field.field_type, StructType):
+        if isinstance(field.field_type, types.StructType):
             below = _fields_to(field.field_type, field_id)
             if below:
                 return (field, *below)
-        elif isinstance(field.field_type, ListType | MapType) and _contains(field.field_type, field_id):
+        elif isinstance(field.field_type, types.ListType | types.MapType) and _contains(
+            field.field_type, field_id
+        ):
             raise KeyColumnError(
                 "unsupported_key_type",
                 f"equality field {field_id} lies inside the list or map {field.name}",
@@ -146,13 +129,13 @@ def _fields_to(struct: StructType, field_id: int) -> tuple[NestedField, ...]:
     return ()
 
 
-def _contains(field_type: IcebergType, field_id: int) -> bool:
+def _contains(field_type: types.IcebergType, field_id: int) -> bool:
     match field_type:
-        case StructType(fields=fields):
+        case types.StructType(fields=fields):
             return any(f.field_id == field_id or _contains(f.field_type, field_id) for f in fields)
-        case ListType(element_id=element_id, element_type=element):
+        case types.ListType(element_id=element_id, element_type=element):
             return element_id == field_id or _contains(element, field_id)
-        case MapType(key_id=key_id, key_type=key, value_id=value_id, value_type=value):
+        case types.MapType(key_id=key_id, key_type=key, value_id=value_id, value_type=value):
             return field_id in (key_id, value_id) or _contains(key, field_id) or _contains(value, field_id)
         case _:
             return False

@@ -1,7 +1,5 @@
 """Values of key columns in the key's representation, which widening a column does not change."""
 
-from __future__ import annotations
-
 from datetime import date, datetime
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -11,22 +9,11 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    DecimalType,
-    FixedType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
+from pyiceberg import types
 
 from worker.keys.key_set import KeyColumn, KeyColumnError
 
-NANOSECOND_TYPES = TimestampNanoType | TimestamptzNanoType
+NANOSECOND_TYPES = types.TimestampNanoType | types.TimestamptzNanoType
 
 
 def to_key_type(array: pa.Array, column: KeyColumn) -> pa.Array:
@@ -99,19 +86,19 @@ def from_single_value(value: Any, column: KeyColumn) -> Any:
     if value is None:
         return None
     match column.iceberg_type:
-        case DateType():
+        case types.DateType():
             return int(np.datetime64(value, "D").astype(np.int64))
-        case TimestampType() | TimestamptzType():
+        case types.TimestampType() | types.TimestamptzType():
             return int(np.datetime64(value.removesuffix("+00:00"), "us").astype(np.int64))
-        case TimestampNanoType() | TimestamptzNanoType():
+        case types.TimestampNanoType() | types.TimestamptzNanoType():
             return int(np.datetime64(value.removesuffix("+00:00"), "ns").astype(np.int64))
-        case TimeType():
+        case types.TimeType():
             return to_key_value(time_of_day.fromisoformat(value), column)
-        case DecimalType():
+        case types.DecimalType():
             return Decimal(value)
-        case UUIDType():
+        case types.UUIDType():
             return UUID(value).bytes
-        case FixedType() | BinaryType():
+        case types.FixedType() | types.BinaryType():
             return bytes.fromhex(value)
         case _:
             return value

@@ -1,7 +1,5 @@
 """Index or scan, and how long a conversion takes: a model of costs with measured rates. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

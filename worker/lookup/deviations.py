@@ -4,8 +4,6 @@ A conversion follows the spec, so this reader shows other rows after it than bef
 result, delete file by delete file. Seen in Iceberg 1.12.0; tests notice when it is mended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Keys are found by a 64-bit hash and then compared value by value, so two keys of one hash do no harm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Positions of rows to delete, by data file; beyond a bound they lie in a temporary file."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set

@@ -4,8 +4,6 @@ A kind of failure is a type, which lies with what fails: the catalog's in worker
 commit in worker.table.commit, and so on. Here are those of a worker as such.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

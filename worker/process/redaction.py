@@ -3,8 +3,6 @@
 A catalog may repeat in its answer whatever it was sent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Invariant: a thread that a job starts runs in the job's context, by which log lines are known as the job's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context

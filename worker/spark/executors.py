@@ -4,8 +4,6 @@ A task is a pickled object of this package. An executor whose Python lacks a pac
 of one, would fail in the middle of a job, or understand the task in another way.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -1,7 +1,5 @@
 """The Spark session of a worker, and what it is set to."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

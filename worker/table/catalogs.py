@@ -11,8 +11,6 @@ is the one place that knows how Java says the same.
       TableNotFoundError         an answer, and no such table
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

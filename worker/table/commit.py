@@ -14,8 +14,6 @@ more meanwhile: it goes by paths, and would hit and remove that one, too. It is 
       CommitStateUnknownError    perhaps committed: remove nothing, ask `find_commits`
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ Invariant: equality deletes come from the live delete manifests of the pinned sn
 history (which expires) and never from scan tasks (which planning prunes by statistics).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set

@@ -4,8 +4,6 @@ Invariant: an equality delete applies to a data file iff the file's data sequenc
 smaller and the delete's scope contains the file (Iceberg spec, "Scan Planning").
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
