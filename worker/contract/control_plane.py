@@ -251,28 +251,19 @@ class ControlPlane:
 
         given_up: attempts that this worker ran and could not report.
         """
-        assert self._worker_id is not None
-        response = self._post(
-            f"workers/{self._worker_id}/claim",
-            {"wait_seconds": wait_seconds, "given_up": [one.model_dump() for one in given_up]},
-            timeout=wait_seconds + _TIMEOUT_SECONDS,
-        )
-        if response.status_code == httpx.codes.NO_CONTENT:
-            return None
-        return _understood(response, Assignment)
+        response = self._claim(wait_seconds, given_up, wait_seconds + _TIMEOUT_SECONDS)
+        return None if response.status_code == httpx.codes.NO_CONTENT else _understood(response, Assignment)
 
     def leave(self, given_up: Sequence[AttemptId] = ()) -> None:
-        """Hands back what the service gave to this worker and no claim's answer brought in time.
+        """Hands back what the service gave to this worker and no claim's answer brought in time."""
+        self._claim(0.0, given_up, _LEAVE_TIMEOUT_SECONDS, is_stopping=True)
 
-        given_up: attempts that this worker ran and could not report.
-        """
+    def _claim(
+        self, wait_seconds: float, given_up: Sequence[AttemptId], timeout: float, **more: bool
+    ) -> httpx.Response:
         assert self._worker_id is not None
-        body = {
-            "wait_seconds": 0.0,
-            "given_up": [one.model_dump() for one in given_up],
-            "is_stopping": True,
-        }
-        self._post(f"workers/{self._worker_id}/claim", body, timeout=_LEAVE_TIMEOUT_SECONDS)
+        body = {"wait_seconds": wait_seconds, "given_up": [one.model_dump() for one in given_up], **more}
+        return self._post(f"workers/{self._worker_id}/claim", body, timeout)
 
     def attempt(self, assignment: Assignment, redaction: Redaction) -> AttemptReport:
         return AttemptReport(self, assignment, redaction)

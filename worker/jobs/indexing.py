@@ -1,4 +1,4 @@
-"""The jobs that keep the index: index what is new, compact it, rebuild it."""
+"""The jobs that keep the index: index what is new, compact it, rebuild it, and delete it with its table."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import Any
 from worker.attempt.indexes import indexes, planned_key_sets, start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
 from worker.index.build import build_tasks, commit_batches
@@ -24,17 +24,20 @@ from worker.index.key_set_index import (
     DamagedIndexError,
     KeySetIndex,
     damage_of,
+    database_name,
     drop_older_generations,
     indexed_key_sets,
     open_index,
 )
 from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
+from worker.io.storage import Storage
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
+from worker.table.catalogs import given_file_io_properties, resolve_secrets
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""
@@ -97,7 +100,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             if origin not in _FROM_BEFORE:
                 not_indexed.append(_left_out(columns, error))
             continue
-        results.append(_index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
+        results.append(index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
         job.decide(_index_sentence(key_set, origin, results[-1]))
     _refuse_nothing(results)
     result = {
@@ -128,11 +131,6 @@ def rebuild_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     return index_table(job, table, warehouse, rebuild=True)
 
 
-def rebuild_key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
-    """The same for one key set, whose present index is not to be used again."""
-    _index_key_set(job, table, warehouse, key_set, rebuild=True)
-
-
 def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Merges sorted runs of every index where it pays, and drops what belongs to files that are gone."""
     results: list[dict[str, Any]] = []
@@ -152,6 +150,24 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     cleared = remove_orphan_files(job)
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+
+def drop_index(job: Job) -> Outcome:
+    """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
+    table = job.assignment.table
+    properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
+    given = given_file_io_properties(resolve_secrets(properties, allowed, job.assignment.own_files))
+    job.assignment.egress.check(given)
+    storage = index_storage(job.assignment, Storage(given | job.assignment.location_limits))
+    warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)
+    database = database_name(table.table_uuid, table.branch)
+    names = warehouse.table_names(database)
+    with job.stage("drop"):
+        # A table that was registered again keeps its index.
+        job.reporter.confirm_lease()
+        warehouse.drop(database)
+    job.decide(f"The index of {'.'.join(table.identifier)} was deleted: {len(names)} index tables.")
+    return Outcome({"index_tables_deleted": len(names), "decisions": job.decisions, "stages": job.stages}, {})
 
 
 def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]:
@@ -226,7 +242,7 @@ def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
         )
 
 
-def _index_key_set(
+def index_key_set(
     job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet, *, rebuild: bool
 ) -> dict[str, Any]:
     if rebuild:

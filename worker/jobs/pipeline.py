@@ -9,9 +9,8 @@ from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import Assignment, ControlPlaneError, StaleAttemptError
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import convert_table
-from worker.jobs.drop_index import drop_index
 from worker.jobs.foreign_errors import meaning_of
-from worker.jobs.indexing import compact_index, index_table, rebuild_index
+from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
 from worker.jobs.verification import verify_index
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner

@@ -40,7 +40,7 @@ from worker.index.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehou
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
-from worker.jobs.indexing import rebuild_key_set
+from worker.jobs.indexing import index_key_set
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import column_names_of, resolve_key_set
@@ -104,7 +104,7 @@ def _result(
         job.decide(f"Key set {key_set}: {verification.words}.")
     if rebuild:
         job.reporter.confirm_lease()
-        rebuild_key_set(job, table, warehouse, key_set)
+        index_key_set(job, table, warehouse, key_set, rebuild=True)
     return {
         "equality_field_ids": list(key_set.equality_field_ids),
         "columns": key_set.column_names,

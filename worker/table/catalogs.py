@@ -2,13 +2,6 @@
 
 A record is a type (`sql`, `rest`, `hadoop`, `hive`, `glue`) and properties in PyIceberg's words; this module
 is the one place that knows how Java says the same.
-
-    CatalogError
-      SecretUnresolvedError      a property refers to a variable or file that is not there
-      CodeNotAllowedError        a property of the record chooses code
-      StoreNotSupportedError     the table lies on a store whose JARs this worker lacks
-      CatalogUnreachableError    no answer, or a refusal; a retry can help
-      TableNotFoundError         an answer, and no such table
 """
 
 import json

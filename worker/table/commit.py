@@ -6,12 +6,6 @@ Invariants: the commit happens only on a branch where the pinned snapshot is an 
 referenced data file still lives and every delete file to remove is still there. None of them was added once
 more meanwhile: it goes by paths, and would hit and remove that one, too. It is a `RowDelta`, never a
 `RewriteFiles`: a compaction in flight looks for deletes it missed among DELETE and OVERWRITE snapshots only.
-
-    CommitError                  nothing was committed and planning again will not help
-      CommitConflictError        nothing was committed: remove own outputs, plan again
-      ClockBehindError           nothing was committed: remove own outputs, try again later
-      ClockAheadError            likewise, also on another machine
-      CommitStateUnknownError    perhaps committed: remove nothing, ask `find_commits`
 """
 
 import json
@@ -30,7 +24,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.process.errors import JobError
 from worker.table.catalogs import java_map, java_message, java_types, jvm_of, raise_lack_of_memory
-from worker.table.files import DeleteFile, NewDeleteFile
+from worker.table.files import DeleteFile, FileContent, NewDeleteFile
 
 T = TypeVar("T")
 JOB_ID = "icestream.job-id"
@@ -310,17 +304,22 @@ def _guarded(java_table: JavaObject, folder: str) -> JavaObject:
     return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
 
 
-def _added_json(file: NewDeleteFile) -> dict[str, Any]:
-    """A delete file in the form of Iceberg's `ContentFileParser`; Iceberg assigns the sequence number."""
-    content = {
+def _file_json(file: NewDeleteFile | DeleteFile, content: FileContent) -> dict[str, Any]:
+    """What is told of each delete file in the form of Iceberg's `ContentFileParser`."""
+    return {
         "spec-id": file.partition.spec_id,
-        "content": "position-deletes",
+        "content": content.value,
         "file-path": file.path,
         "file-format": file.file_format,
         "partition": json.loads(file.partition.values),
         "file-size-in-bytes": file.file_size_bytes,
         "record-count": file.record_count,
     }
+
+
+def _added_json(file: NewDeleteFile) -> dict[str, Any]:
+    """Iceberg assigns the sequence number."""
+    content = _file_json(file, FileContent.POSITION_DELETES)
     if file.referenced_data_file is not None:
         content["referenced-data-file"] = file.referenced_data_file
     if file.content_offset is not None:
@@ -338,15 +337,7 @@ def _added_json(file: NewDeleteFile) -> dict[str, Any]:
 
 def _removed_json(file: DeleteFile) -> dict[str, Any]:
     """What Iceberg needs to find a delete file in the manifests: location, range, spec and partition."""
-    content = {
-        "spec-id": file.partition.spec_id,
-        "content": file.content.value,
-        "file-path": file.path,
-        "file-format": file.file_format,
-        "partition": json.loads(file.partition.values),
-        "file-size-in-bytes": file.file_size_bytes,
-        "record-count": file.record_count,
-    }
+    content = _file_json(file, file.content)
     if file.equality_ids:
         content["equality-ids"] = list(file.equality_ids)
     if file.is_deletion_vector:
