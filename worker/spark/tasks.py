@@ -332,19 +332,8 @@ class TaskRunner:
         about: see `run`. The span of the trace names the application and the job group, by which Spark's
         UI, its event log and its listeners know the jobs.
         """
-        group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
-        with span("spark", application=self.spark.sparkContext.applicationId, job_group=group):
-            return self._watched(action, group, on_progress, on_work, about)
-
-    def _watched(
-        self,
-        action: Callable[[], A],
-        group: str,
-        on_progress: Callable[[int, int], None],
-        on_work: OnWork | None,
-        about: str,
-    ) -> A:
         context = self.spark.sparkContext
+        group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
         outcome: list[A] = []
         failure: list[BaseException] = []
 
@@ -357,25 +346,25 @@ class TaskRunner:
             except BaseException as error:  # handed to the caller's thread
                 failure.append(error)
 
-        thread = threading.Thread(target=copy_context().run, args=[act], name="spark-stage", daemon=True)
-        thread.start()
-        try:
-            while thread.is_alive():
-                thread.join(timeout=0.5)
-                # Nobody waits for the last figures of what is not counted, such as each fetch of results.
-                work, total = self._work_of(
-                    group, waits_for_last=on_work is not None and not thread.is_alive()
-                )
-                if on_work is not None:
-                    on_work(work)
-                on_progress(work.tasks_on_spark, total)
-        except BaseException:
-            context.cancelJobGroup(group)
-            # What its tasks still write would come after their files were removed.
-            thread.join(DRAIN_SECONDS)
-            raise
-        if failure:
-            raise failure[0]
+        with span("spark", application=context.applicationId, job_group=group):
+            thread = threading.Thread(target=copy_context().run, args=[act], name="spark-stage", daemon=True)
+            thread.start()
+            try:
+                while thread.is_alive():
+                    thread.join(timeout=0.5)
+                    # Nobody waits for the last figures of what is not counted, such as each fetch of results.
+                    waits_for_last = on_work is not None and not thread.is_alive()
+                    work, total = self._work_of(group, waits_for_last=waits_for_last)
+                    if on_work is not None:
+                        on_work(work)
+                    on_progress(work.tasks_on_spark, total)
+            except BaseException:
+                context.cancelJobGroup(group)
+                # What its tasks still write would come after their files were removed.
+                thread.join(DRAIN_SECONDS)
+                raise
+            if failure:
+                raise failure[0]
         return outcome[0]
 
     def _work_of(self, group: str, *, waits_for_last: bool) -> tuple[Work, int]:
