@@ -24,8 +24,6 @@ NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
 
 
 class BranchNotFoundError(JobError):
-    """The table lacks the branch under which it was registered."""
-
     code = "branch_not_found"
     title = "The table has no such branch"
     remedy = "Register the table with one of its branches."

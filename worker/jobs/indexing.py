@@ -46,16 +46,12 @@ _FROM_BEFORE = ("index", "earlier_report")
 
 
 class NoKeySetError(JobError):
-    """Nothing says which columns a table's deletes go by."""
-
     code = "no_key_set"
     title = "There is no key to index"
     remedy = 'Declare one when registering the table (key_sets: [["id"]]), or wait for equality deletes.'
 
 
 class UnreadableDataFilesError(JobError):
-    """There were data files to index, and none could be read."""
-
     code = "data_files_unreadable"
     title = "No data file could be indexed"
     remedy = "Restore what is missing or damaged, or have it removed from the table."
@@ -63,8 +59,6 @@ class UnreadableDataFilesError(JobError):
 
 
 class IndexPlaceError(JobError):
-    """Where the index is to lie, nothing can be read or written."""
-
     code = "index_unwritable"
     title = "The place of the index can't be used"
     remedy = "Check that the place exists, has room, and that the worker may write there."

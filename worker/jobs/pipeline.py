@@ -25,8 +25,6 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
 
 
 class UnsupportedJobKindError(JobError):
-    """The service knows a kind of job that this worker does not."""
-
     code = "unsupported_job_kind"
     title = "This worker does not know that kind of job"
     remedy = "Update the worker to the service's version."

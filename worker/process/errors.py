@@ -54,8 +54,6 @@ class UnexpectedError(JobError):
 
 
 class OutOfMemoryError(JobError):
-    """There was too little memory here, in Java or in a task."""
-
     code = "out_of_memory"
     title = "The worker's memory was too small"
     remedy = "The next attempt holds half as much at once. If none succeeds, give the worker more memory."
@@ -63,8 +61,6 @@ class OutOfMemoryError(JobError):
 
 
 class SparkEndedError(JobError):
-    """Spark's JVM has ended, or Spark in it."""
-
     code = "jvm_lost"
     title = "Spark has ended"
     remedy = OutOfMemoryError.remedy
@@ -77,8 +73,6 @@ class SparkEndedError(JobError):
 
 
 class StorageFullError(JobError):
-    """A disk, here or elsewhere, has no room left."""
-
     code = "storage_full"
     title = "There is no room left"
     remedy = "Make room where the table, its index, or temporary files of the worker or of Spark lie."
@@ -86,8 +80,6 @@ class StorageFullError(JobError):
 
 
 class StorageError(JobError):
-    """A store, or a disk, did not do what it was asked."""
-
     code = "storage_error"
     title = "The storage failed"
     remedy = "It is tried again. If it stays, check the store, its address and the worker's rights."
@@ -95,8 +87,6 @@ class StorageError(JobError):
 
 
 class TimedOutError(JobError):
-    """An attempt took longer than it may."""
-
     code = "timed_out"
     title = "The attempt took longer than its policy allows"
     remedy = (
@@ -112,8 +102,6 @@ class TimedOutError(JobError):
 
 
 class ReportRefusedError(JobError):
-    """A job was done, and its report is not what the service takes."""
-
     code = "report_refused"
     title = "The job was done, but the service refused its report"
     remedy = "Update service and worker to the same version, then run the job again: it finds what was done."

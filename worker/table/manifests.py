@@ -71,8 +71,6 @@ class CorruptMetadataError(UnsupportedTableError):
 
 
 class MissingMetadataError(JobError):
-    """A metadata file, manifest or manifest list is not there."""
-
     code = "metadata_missing"
     title = "A metadata file of the table is missing"
     remedy = "If the table's snapshots were expired meanwhile, retry; otherwise restore the file."
