@@ -54,8 +54,6 @@ log = logging.getLogger("icestream.worker")
 CLAIM_WAIT_SECONDS = 20.0
 SLOT_CLAIM_WAIT_SECONDS = 5.0
 """Of a worker that shares its process: no signal ends the wait, so its answer is awaited."""
-ALIVE_SECONDS = 60.0
-"""The alive file is touched at least so often: a claim waits, and its answer may time out."""
 SETTLE_SECONDS = 0.5
 """What the service is about to grant when a claim's connection is closed, it has granted by then."""
 HAND_BACK_SECONDS = 10.0

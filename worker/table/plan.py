@@ -28,14 +28,12 @@ class KeySetDeletes:
 
 
 def in_commits(deletes: Sequence[DeleteFile], limit: int) -> list[Sequence[DeleteFile]]:
-    """Equality deletes in groups of at most `limit`, 0 for one group of all.
+    """Equality deletes in groups of at most `limit`.
 
     Those of a partition lie next to each other, the oldest first, so that few data files are touched twice.
     A path that is live more than once is in one group, which it may make larger: Iceberg removes delete files
     by their paths.
     """
-    if not limit:
-        return [deletes] if deletes else []
     ordered = sorted(
         deletes, key=lambda f: (f.partition.spec_id, f.partition.values, f.data_sequence_number, f.path)
     )
