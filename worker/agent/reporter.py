@@ -3,15 +3,13 @@
 Invariant: while the lease can't be renewed nothing is committed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from worker.agent.log_lines import LogLines
 from worker.contract.control_plane import (
@@ -65,7 +63,7 @@ class AttemptReporter:
             target=copy_context().run, args=[outliving_shortage(self._beat)], name="heartbeat", daemon=True
         )
 
-    def __enter__(self) -> AttemptReporter:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -56,9 +56,7 @@ def pin_table(job: Job) -> PinnedTable:
         job.runner.spark.sparkContext._jvm,
         assignment.catalog.type,
         assignment.catalog.name,
-        catalogs.resolve_secrets(
-            assignment.catalog.properties, assignment.allowed_secrets, assignment.own_files
-        ),
+        catalog_properties(assignment),
         assignment.table.identifier,
         Storage(assignment.location_limits).io.check,
         assignment.egress,
@@ -74,15 +72,18 @@ def pin_table(job: Job) -> PinnedTable:
         raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
 
 
+def catalog_properties(assignment: Assignment) -> dict[str, str]:
+    """Of the record, with what its references stand for."""
+    known = assignment.catalog.properties
+    return catalogs.resolve_secrets(known, assignment.allowed_secrets, assignment.own_files)
+
+
 def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     """How files of the index are opened: with the catalog's credentials for these, or else as its tables'.
 
     Raises SecretUnresolvedError, HostNotAllowedError, and OSError for an unknown host.
     """
-    properties = catalogs.resolve_secrets(
-        assignment.catalog.properties, assignment.allowed_secrets, assignment.own_files
-    )
-    given = catalogs.index_file_io_properties(properties, assignment.index.warehouse)
+    given = catalogs.index_file_io_properties(catalog_properties(assignment), assignment.index.warehouse)
     if not given:
         return tables
     assignment.egress.check(given)

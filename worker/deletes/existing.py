@@ -4,8 +4,6 @@ Every function works on any group of data files by itself, with picklable argume
 as local threads or as Spark tasks alike.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
@@ -42,7 +40,7 @@ class UnreadableDeleteFileError(Exception):
         self.reason = reason
         self.missing = missing
 
-    def __reduce__(self) -> tuple[type[UnreadableDeleteFileError], tuple[DeleteFile, str, bool]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return UnreadableDeleteFileError, (self.delete_file, self.reason, self.missing)
 
 

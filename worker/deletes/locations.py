@@ -1,7 +1,5 @@
 """Where new delete files go: under names that nobody else writes, and that whoever follows can tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
@@ -32,7 +30,7 @@ class DeleteFileLocations:
         self._provider = load_location_provider(table_location, self.table_properties)
         self.prefix = prefix
 
-    def __reduce__(self) -> tuple[type[DeleteFileLocations], tuple[str, dict[str, str], str]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DeleteFileLocations, (self.table_location, self.table_properties, self.prefix)
 
     def puffin(self, ordinal: int) -> str:

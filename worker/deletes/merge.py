@@ -4,12 +4,11 @@ Invariant: the positions that a data file's new delete files make readers skip a
 skip already plus the new ones (Iceberg spec, "Scan Planning" and "Deletion Vectors").
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from pyroaring import BitMap64
 
@@ -35,7 +34,7 @@ class DeleteGranularity(StrEnum):
     PARTITION = "partition"
 
     @classmethod
-    def of_table(cls, properties: Mapping[str, str]) -> DeleteGranularity:
+    def of_table(cls, properties: Mapping[str, str]) -> Self:
         """The granularity of a table; `file` unless set, as Spark decides (`SparkWriteConf`), since readers
         then open only the deletes of their own data files."""
         return cls(properties.get("write.delete.granularity", "file").lower())

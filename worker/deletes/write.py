@@ -1,12 +1,10 @@
 """Writes deletion vectors (V3) and position delete files (V2), and removes what is not to be committed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +56,7 @@ class WrittenDeletes:
         return sum(file.file_size_bytes for file in self.added)
 
     @classmethod
-    def union(cls, groups: Sequence[WrittenDeletes]) -> WrittenDeletes:
+    def union(cls, groups: Sequence[Self]) -> Self:
         """The deletes of several disjoint groups of data files."""
         return cls(
             added=tuple(file for group in groups for file in group.added),

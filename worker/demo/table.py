@@ -4,13 +4,11 @@ Invariant: the model says which rows are visible after every checkpoint, without
 it can bear witness to what a conversion leaves behind.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
@@ -171,7 +169,7 @@ class OrdersWriter:
         self._schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(table.schema()))
 
     @classmethod
-    def create(cls, spark: SparkSession, identifier: str) -> OrdersWriter:
+    def create(cls, spark: SparkSession, identifier: str) -> Self:
         """Makes the table anew; an older one of the name is dropped with all its files."""
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {identifier.rpartition('.')[0]}")
         spark.sql(f"DROP TABLE IF EXISTS {identifier} PURGE")

@@ -1,11 +1,9 @@
 """Footers of the index's Parquet files: what each row group may hold, as arrays, kept between jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +35,7 @@ class KeyRanges:
     @classmethod
     def of(
         cls, low: Sequence[Sequence[Any]], high: Sequence[Sequence[Any]], key_types: Sequence[pa.DataType]
-    ) -> KeyRanges:
+    ) -> Self:
         """low and high: of each piece the bounds of partition_id, null mask and keys (None: unknown)."""
         known = 0
         while known < len(key_types) and all(b[2 + known] is not None for b in (*low, *high)):
@@ -99,7 +97,7 @@ class Footer:
     decoded_bytes: Int64Array  # in memory, of all the table's own columns
 
     @classmethod
-    def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Footer:
+    def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Self:
         names = metadata.schema.names
         first = names.index(PARTITION_ID)
         low, high, sizes = [], [], []

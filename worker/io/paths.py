@@ -3,8 +3,6 @@
 Invariant: paths are compared as they are written; a hash only says where to look.
 """
 
-from __future__ import annotations
-
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,7 +60,7 @@ class Paths(Sequence[str]):
         found = self._array[place].as_py() if isinstance(place, int) else self._array[place].to_pylist()
         return found
 
-    def __reduce__(self) -> tuple[type[Paths], tuple[list[pa.Array]]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Paths, ([self._array],)
 
     def take(self, places: Int64Array) -> pa.Array:

@@ -7,7 +7,7 @@ from typing import Any
 from worker.attempt.indexes import indexes, planned_key_sets, start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
+from worker.attempt.pinned_table import PinnedTable, catalog_properties, index_storage, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.index import compaction
 from worker.index.build import build_tasks, commit_batches
@@ -37,7 +37,7 @@ from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
-from worker.table.catalogs import given_file_io_properties, resolve_secrets
+from worker.table.catalogs import given_file_io_properties
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""
@@ -149,8 +149,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
 def drop_index(job: Job) -> Outcome:
     """Deletes every index of the branch, if there is one. Reports no health: nothing is left to measure."""
     table = job.assignment.table
-    properties, allowed = job.assignment.catalog.properties, job.assignment.allowed_secrets
-    given = given_file_io_properties(resolve_secrets(properties, allowed, job.assignment.own_files))
+    given = given_file_io_properties(catalog_properties(job.assignment))
     job.assignment.egress.check(given)
     storage = index_storage(job.assignment, Storage(given | job.assignment.location_limits))
     warehouse = IndexWarehouse(job.assignment.index.warehouse, storage)

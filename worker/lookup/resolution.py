@@ -4,12 +4,10 @@ read -> index | scan. Invariant: an answer names the delete files that it is com
 that can't be read, or that applies to a data file that can't be read, is refused with its reason and stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -150,7 +148,7 @@ class PendingDeletes:
     @classmethod
     def read(
         cls, job: Job, table: PinnedTable, plan: KeySetDeletes, reader: KeyReader, index: KeySetIndex | None
-    ) -> PendingDeletes:
+    ) -> Self:
         """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
         partitions = dict(index.dictionary.partitions()) if index else {}
         size = sum(file.file_size_bytes for file in plan.delete_files)

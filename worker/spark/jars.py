@@ -1,13 +1,12 @@
 """The JARs of Iceberg, its stores and JDBC: which are wanted, and where Ivy keeps them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict
@@ -50,7 +49,7 @@ class SparkSettings(BaseModel):
     """Stores beyond S3 for which the worker brings JARs: `gcs`, `azure`, or both with a comma in between."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> SparkSettings:
+    def of(cls, environment: Mapping[str, str]) -> Self:
         names = {name: f"ICESTREAM_{name.upper()}" for name in cls.model_fields}
         given = {name: environment[variable] for name, variable in names.items() if variable in environment}
         return cls.model_validate(given)

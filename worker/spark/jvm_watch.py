@@ -1,9 +1,8 @@
 """Ends a JVM of Spark's that hangs, or in which Spark has ended."""
 
-from __future__ import annotations
-
 import logging
 import threading
+from typing import Self
 
 from worker.process.threads import outliving_shortage
 from worker.spark.tasks import TaskRunner
@@ -26,7 +25,7 @@ class JvmWatch:
         self._asked = threading.Event()
         self._answered = threading.Event()
 
-    def __enter__(self) -> JvmWatch:
+    def __enter__(self) -> Self:
         for name, run in (("jvm-watch", self._watch), ("jvm-ping", self._ping)):
             threading.Thread(target=outliving_shortage(run), name=name, daemon=True).start()
         return self
