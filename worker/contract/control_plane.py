@@ -62,7 +62,6 @@ class AssignedJob(_Body):
     id: str
     kind: str
     dry_run: bool = False
-    parameters: dict[str, Any] = {}
 
 
 class AssignedTable(_Body):

@@ -48,10 +48,6 @@ class IndexedFile:
     base_address: int
     partition_id: int
 
-    @property
-    def end_address(self) -> int:
-        return self.base_address + self.file.record_count
-
 
 class FileDictionary:
     """The covered files, ordered by base address; address -> file by binary search.
@@ -104,10 +100,6 @@ class FileDictionary:
     def end_address(self) -> int:
         """The first address above every range."""
         return int((self.base_addresses + self.record_counts).max()) if len(self) else 0
-
-    @property
-    def record_count(self) -> int:
-        return int(self.record_counts.sum())
 
     def rows_of(self, files: DataFiles) -> Int64Array:
         """The dictionary row under which each file is covered; -1 for one that is not.

@@ -76,7 +76,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             if not key_sets:
                 raise
             job.decide(f"The declared key ({', '.join(columns)}) is not indexed: {error}. {error.remedy}")
-            not_indexed.append(_left_out(columns, error))
+            not_indexed.append({"columns": list(columns), **error.reason._asdict()})
     if not key_sets:
         raise NoKeySetError(
             "the table holds no equality deletes, has no identifier fields, and no key set was declared"
@@ -92,7 +92,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             job.decide(f"Key set ({', '.join(columns)}) is not indexed: {error}.")
             # Whatever is known from before alone may never be needed again.
             if origin not in _FROM_BEFORE:
-                not_indexed.append(_left_out(columns, error))
+                not_indexed.append({"columns": list(columns), **error.reason._asdict()})
             continue
         results.append(index_key_set(job, table, warehouse, key_set, rebuild=rebuild))
         job.decide(_index_sentence(key_set, origin, results[-1]))
@@ -103,11 +103,6 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
         "key_sets_not_indexed": not_indexed,
     }
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
-
-
-def _left_out(columns: Sequence[str], error: KeyColumnError) -> dict[str, Any]:
-    """What a result tells of a key that can't be indexed."""
-    return {"columns": list(columns), "code": error.code, "reason": str(error), "remedy": error.remedy}
 
 
 def _refuse_nothing(results: Sequence[Mapping[str, Any]]) -> None:

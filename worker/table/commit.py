@@ -147,7 +147,6 @@ class CommittedSnapshot:
     snapshot_id: int
     parent_snapshot_id: int | None
     sequence_number: int
-    committed_at: datetime
     job_id: str
     attempt: int
     summary: Mapping[str, str]
@@ -509,7 +508,6 @@ def _committed(snapshot: Mapping[str, Any]) -> CommittedSnapshot:
         snapshot_id=snapshot["snapshot-id"],
         parent_snapshot_id=snapshot.get("parent-snapshot-id"),
         sequence_number=snapshot["sequence-number"],
-        committed_at=_time(snapshot["timestamp-ms"]),
         job_id=summary[JOB_ID],
         attempt=int(summary[ATTEMPT]),
         summary=summary,
