@@ -131,11 +131,7 @@ def main() -> int:
     redaction = Redaction()
     workers = [
         Worker(
-            control_plane,
-            TaskRunner(spark, slot=slot),
-            settings.alive_file,
-            slot=slot,
-            redaction=redaction,
+            control_plane, TaskRunner(spark, slot=slot), settings.alive_file, slot=slot, redaction=redaction
         )
         for slot, control_plane in zip(slots, control_planes, strict=True)
     ]

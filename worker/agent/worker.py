@@ -267,11 +267,7 @@ class Worker:
         return outcome.result()
 
     def _finish(
-        self,
-        report: AttemptReport,
-        reporter: AttemptReporter,
-        finished: dict[str, Any],
-        lease_seconds: float,
+        self, report: AttemptReport, reporter: AttemptReporter, finished: dict[str, Any], lease_seconds: float
     ) -> bool:
         """Reports the end for the time of a lease, or returns False: the next attempt finds the truth.
 

@@ -303,10 +303,7 @@ class AttemptReport:
         """Of this machine's clock, at least, before the service's at the last heartbeat."""
 
     def heartbeat(
-        self,
-        progress: Mapping[str, Any] | None,
-        events: Sequence[Event],
-        plan: AnnouncedPlan | None = None,
+        self, progress: Mapping[str, Any] | None, events: Sequence[Event], plan: AnnouncedPlan | None = None
     ) -> bool:
         """Renews the lease; whether the job's cancellation was asked for."""
         body = {

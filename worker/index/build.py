@@ -117,12 +117,7 @@ class BuildTask:
 
     def _write(self, batches: Sequence[pa.RecordBatch]) -> list[RunFile]:
         run = sort_rows(pa.Table.from_batches(batches))
-        return write_run(
-            self.storage,
-            self.table_location,
-            run,
-            primary_key=run.schema.names,
-        )
+        return write_run(self.storage, self.table_location, run, primary_key=run.schema.names)
 
 
 def build_tasks(

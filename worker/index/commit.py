@@ -38,10 +38,7 @@ def commit_index(
         beside += 1
     confirm_lease()
     rows = write_run(
-        index.storage,
-        index.files_table.location,
-        dictionary_rows(files),
-        primary_key=["base_address"],
+        index.storage, index.files_table.location, dictionary_rows(files), primary_key=["base_address"]
     )
     # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
     index.files_table.commit_files(files_planned_on, rows, beside=beside)
@@ -49,9 +46,7 @@ def commit_index(
 
 
 def forget_files(index: KeySetIndex, live_files: DataFiles) -> int:
-    """Takes the files that are not live out of the dictionary: they are no longer covered.
-
-    Returns the dictionary's new snapshot.
+    """Takes the files that are not live out of the dictionary, and returns its new snapshot.
 
     Merges small files of the dictionary too, with each that is no larger than those before it together.
     Commits in any case, which keeps a late writer from adding files whose entries are about to be dropped:

@@ -78,12 +78,7 @@ def database_name(table_uuid: str, branch: str) -> str:
 
 
 def open_index(
-    warehouse: IndexWarehouse,
-    database: str,
-    key_set: KeySet,
-    *,
-    create: bool = False,
-    rebuild: bool = False,
+    warehouse: IndexWarehouse, database: str, key_set: KeySet, *, create: bool = False, rebuild: bool = False
 ) -> KeySetIndex | None:
     """The newest generation of a key set's index; None when there is none and `create` is false.
 

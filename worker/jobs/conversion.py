@@ -124,10 +124,10 @@ class Conversion:
             except CommitConflictError as error:
                 self._plans += 1
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
-                plan.remove_outputs()
+                plan.deletes.remove_written()
             except Exception:
                 if not plan.may_be_committed:
-                    plan.remove_outputs()
+                    plan.deletes.remove_written()
                 raise
         raise CommitConflictError(f"the plan was overtaken {PLANNING_ATTEMPTS} times")
 

@@ -98,7 +98,7 @@ class Plan:
         self._commits_left = commits_left
         self._number = number
         self._batch = batch
-        self._deletes = DeletesStage(job, table, number, dry_run=self.dry_run)
+        self.deletes = DeletesStage(job, table, number, dry_run=self.dry_run)
         self.may_be_committed = False
 
     def resolve(self, *, is_first: bool) -> Part:
@@ -119,7 +119,7 @@ class Plan:
         refused += [refusal for one in resolved for refusal in one.refused]
         resolved_files = [file for one in resolved for file in one.delete_files]
         with job.stage("deletes"):
-            deletes = self._deletes.write([one.positions for one in resolved])
+            deletes = self.deletes.write([one.positions for one in resolved])
         missing = deletes.missing or any(one.code == "missing_file" for one in refused)
         if missing and is_first and self._was_overtaken():
             # Replaced and expired since the plan was made, most likely: a newer plan will not need it.
@@ -150,7 +150,7 @@ class Plan:
         if self.dry_run:
             return None
         if not part.delete_files:
-            self._deletes.remove_written()
+            self.deletes.remove_written()
             return None
         with self.job.stage("commit"):
             return self._commit(part)
@@ -180,7 +180,7 @@ class Plan:
 
         def confirm_lease() -> None:
             self.may_be_committed = False
-            self._deletes.announce(removes=part.delete_files[0].path)
+            self.deletes.announce(removes=part.delete_files[0].path)
             self.may_be_committed = True
 
         try:
@@ -194,11 +194,7 @@ class Plan:
                     added=written.added,
                     removed=(*written.removed, *part.delete_files),
                     referenced_data_files=written.data_files,
-                    summary={
-                        **part.summary,
-                        PLAN: str(self._number),
-                        COMMITS_LEFT: str(self._commits_left),
-                    },
+                    summary={**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)},
                 ),
                 confirm_lease=confirm_lease,
                 check_location=self.table.storage.io.check,
@@ -211,7 +207,3 @@ class Plan:
         """Whether a commit of the job is this plan's."""
         number = int(commit.summary.get(PLAN, 0))
         return (commit.attempt, number) == (self.job.assignment.attempt, self._number)
-
-    def remove_outputs(self) -> None:
-        """Deletes what this plan wrote; only after an error that says that it was not committed."""
-        self._deletes.remove_written()

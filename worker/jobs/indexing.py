@@ -314,11 +314,7 @@ def _still_live(job: Job, unreadable: Mapping[str, str]) -> tuple[Mapping[str, s
 
 
 def _merge_new_runs(
-    job: Job,
-    index: KeySetIndex,
-    merge: Merge,
-    runs: Sequence[RunFile],
-    files: Sequence[IndexedFile],
+    job: Job, index: KeySetIndex, merge: Merge, runs: Sequence[RunFile], files: Sequence[IndexedFile]
 ) -> tuple[list[RunFile], list[RunFile]]:
     """What to commit instead of `runs`, and which files of the index it replaces.
 

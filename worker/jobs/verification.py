@@ -85,10 +85,7 @@ def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Out
 
 
 def _result(
-    job: Job,
-    table: PinnedTable,
-    warehouse: IndexWarehouse,
-    verification: Verification,
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, verification: Verification
 ) -> dict[str, Any]:
     """What was found, after a wrong index has been rebuilt."""
     key_set, differences = verification.key_set, verification.differences

@@ -350,12 +350,7 @@ class LookupTask:
             row_addresses = column.to_numpy()[rows - moved[of_group]]
             bytes_read += int(known.address_bytes[chunk[groups]].sum())
         return RowAddressMatches(
-            row_addresses,
-            numbers,
-            len(chunk),
-            0,
-            bytes_read,
-            int(known.rows[chunk].sum()),
+            row_addresses, numbers, len(chunk), 0, bytes_read, int(known.rows[chunk].sum())
         )
 
 

@@ -100,9 +100,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
 
         joined = DataFiles.joined(data_files())
     return SnapshotFiles(
-        joined,
-        tuple(delete_files),
-        frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec)),
+        joined, tuple(delete_files), frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec))
     )
 
 

@@ -150,11 +150,7 @@ class _GuardedRestCatalog(RestCatalog):
         if not any(key.lower() == _DELEGATION for key in self.properties):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
         confine(session, self.properties[_EGRESS].addresses_of)
-        session.hooks["response"] += [
-            self._hide_what_was_sent,
-            self._refuse_redirect,
-            self._take_apart,
-        ]
+        session.hooks["response"] += [self._hide_what_was_sent, self._refuse_redirect, self._take_apart]
         connect, read = (
             int(self.properties.get(key, default)) / 1000
             for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
