@@ -44,14 +44,9 @@ def run_job(
     if job.own_memory_fraction < 1:
         job.runner = job.runner.smaller(job.own_memory_fraction)
         died = round(math.log2(job.memory_fraction_of_policy / job.own_memory_fraction))
-        job.decide(
-            (
-                f"{died} earlier attempts may have died of too little memory, so this one holds"
-                if died
-                else "The policy lets this job hold"
-            )
-            + f" 1/{1 / job.own_memory_fraction:.0f} of the usual at once."
-        )
+        lost = f"{died} earlier attempts may have died of too little memory, so this one holds"
+        why = lost if died else "The policy lets this job hold"
+        job.decide(f"{why} 1/{1 / job.own_memory_fraction:.0f} of the usual at once.")
     try:
         return _run(job)
     except (JobError, JobCancelledError, StaleAttemptError, ControlPlaneError):
