@@ -435,6 +435,7 @@ def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str
         database = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db"
         for_ever = "sslmode=disable&connectTimeout=0&socketTimeout=0"
         given: Queue[Assignment] = Queue()
+        service.answers["/api/v1/me"] = Answer({"name": "w", "role": "worker"})
         service.answers["/api/v1/workers"] = register
         for number, name in enumerate(names, 1):
             name = name.replace("/", "-")
