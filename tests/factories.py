@@ -38,8 +38,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
+from tests.local_files import set_permissions_without_processes
 from worker.spark.session import create_spark
 
 POSITION_DELETE_SCHEMA = Schema(
@@ -54,6 +55,9 @@ def spark_session(*, cores: int = 2) -> SparkSession:
     """Return the process's Spark session, that of a worker: whoever is first starts the JVM for all tests."""
     session = create_spark(f"local[{cores}]", "tests")
     session.conf.set("spark.sql.shuffle.partitions", str(cores))
+    # Tables of a few rows: planning again in the middle of a query costs more than it can save.
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    set_permissions_without_processes(session)
     return session
 
 
@@ -126,14 +130,46 @@ def _hashable(value: Any) -> Any:
     )
 
 
-def live_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
+def live_delete_files(spark: SparkSession, identifier: str) -> list[dict[str, Any]]:
     """Return the delete files of the current snapshot, from its manifests."""
-    return spark.table(f"{identifier}.delete_files").drop("readable_metrics").collect()
+    return _live_files(spark, _java_table(spark, identifier), "deleteManifests", "readDeleteManifest")
 
 
-def equality_delete_files(spark: SparkSession, identifier: str) -> list[Row]:
+def equality_delete_files(spark: SparkSession, identifier: str) -> list[dict[str, Any]]:
     """Return the live equality delete files of the current snapshot."""
     return [file for file in live_delete_files(spark, identifier) if file["content"] == 2]
+
+
+def _java_table(spark: SparkSession, identifier: str) -> Any:
+    """Iceberg's `Table`, freshly loaded."""
+    jvm: Any = spark.sparkContext._jvm
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, identifier)
+
+
+def _live_files(spark: SparkSession, java: Any, manifests: str, read: str) -> list[dict[str, Any]]:
+    """Some columns of Spark's metadata tables, a query of which takes ten times as long."""
+    iceberg: Any = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    snapshot, io, specs = java.currentSnapshot(), java.io(), java.specs()
+    found: list[dict[str, Any]] = []
+    for manifest in getattr(snapshot, manifests)(io) if snapshot is not None else ():
+        reader = getattr(iceberg.ManifestFiles, read)(manifest, io, specs)
+        try:
+            files = reader.iterator()
+            while files.hasNext():
+                file = files.next()
+                found.append(
+                    {
+                        "content": file.content().id(),
+                        "file_path": file.location(),
+                        "file_format": file.format().name(),
+                        "record_count": file.recordCount(),
+                        "sequence_number": file.dataSequenceNumber(),
+                        "referenced_data_file": file.referencedDataFile() if file.content().id() else None,
+                    }
+                )
+        finally:
+            reader.close()
+    return found
 
 
 def garble(path: Path) -> None:
@@ -217,9 +253,7 @@ class TableBuilder:
     @property
     def java(self) -> Any:
         """Return Iceberg's `Table`, freshly loaded."""
-        return self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-            self.spark._jsparkSession, self.identifier
-        )
+        return _java_table(self.spark, self.identifier)
 
     @property
     def metadata_location(self) -> str:
@@ -238,11 +272,8 @@ class TableBuilder:
     @property
     def data_file_paths(self) -> list[str]:
         """Return the paths of the live data files, oldest data sequence number first."""
-        entries = self.spark.sql(
-            f"SELECT data_file.file_path, sequence_number FROM {self.identifier}.entries "
-            "WHERE status < 2 AND data_file.content = 0 ORDER BY sequence_number, data_file.file_path"
-        )
-        return [row[0] for row in entries.collect()]
+        files = _live_files(self.spark, self.java, "dataManifests", "read")
+        return [path for _, path in sorted((file["sequence_number"], file["file_path"]) for file in files)]
 
     # One call, one commit.
 
@@ -533,6 +564,8 @@ def _orc_field(field: pa.Field) -> pa.Field:
 
 def _write_avro(rows: pa.Table, schema: Schema, path: str) -> None:
     columns = [_avro_values(column) for column in rows.columns]
+    # PyIceberg writes the defaults for new rows into the file, too, and fails if JSON has no type for one.
+    schema = Schema(*(field.model_copy(update={"write_default": None}) for field in schema.fields))
     with AvroOutputFile[Record](PyArrowFileIO().new_output(path), schema, "table") as file:
         file.write_block([Record(*values) for values in zip(*columns, strict=True)])
 

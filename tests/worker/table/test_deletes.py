@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from tests.delete_files import write_deletes
-from tests.factories import Catalog, TableBuilder, live_delete_files, visible_rows
+from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.patience import PATIENCE_SECONDS
 from tests.worker.keys.test_read import FlakyStorage
 from worker.deletes.existing import (
@@ -785,4 +785,6 @@ class TestOnTables:
 
 
 def live_delete_files_of(conversion: Conversion) -> list[Any]:
-    return live_delete_files(conversion.spark, conversion.table.identifier)
+    """With all columns that describe them."""
+    files = conversion.spark.table(f"{conversion.table.identifier}.delete_files")
+    return files.drop("readable_metrics").collect()
