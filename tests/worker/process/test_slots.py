@@ -409,6 +409,15 @@ def test_a_job_that_is_cancelled_ends_alone(
     assert [(work.tasks_on_spark, work.failed_tasks) for work in works] == [(1, 0)]
 
 
+def caller(database: socket.socket, worker: subprocess.Popen[str]) -> socket.socket | None:
+    """Who connects, if anybody does yet. Fails once the worker is gone."""
+    assert worker.poll() is None, worker.communicate()
+    try:
+        return database.accept()[0]
+    except TimeoutError:
+        return None
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("names", [["w/1", "w/2"], pytest.param(["w"], marks=pytest.mark.thorough)])
 def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str]) -> None:
@@ -430,7 +439,7 @@ def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str
         return Answer({})
 
     with socket.create_server(("127.0.0.1", 0)) as silent, answering({}) as service:
-        silent.settimeout(300)
+        silent.settimeout(0.1)
         now = {"now": "2026-01-01T00:00:00Z", "cancel_requested": False}
         database = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db"
         for_ever = "sslmode=disable&connectTimeout=0&socketTimeout=0"
@@ -451,7 +460,7 @@ def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str
         command = [sys.executable, "-m", "worker.agent.main"]
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
             try:
-                waiting = [silent.accept()[0] for _ in names]
+                waiting = [wait_until(partial(caller, silent, worker), "Java at the database") for _ in names]
                 worker.send_signal(signal.SIGTERM)
                 _, told = worker.communicate(timeout=PATIENCE_SECONDS)
             finally:
