@@ -19,3 +19,15 @@ def by_turns(cases: Sequence[Any]) -> list[Any]:
         for at, case in enumerate(cases)
         for version in (2, 3)
     ]
+
+
+def first_always(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parameters of which every change is tested with the first."""
+    rest = [pytest.param(value, marks=pytest.mark.thorough) for value in values[1:]]
+    return pytest.mark.parametrize(name, [values[0], *rest])
+
+
+# For what is alike in both versions of the format but for how deletes are written. Which of the two is
+# tested always alternates from test to test.
+V2_FIRST = first_always("format_version", [2, 3])
+V3_FIRST = first_always("format_version", [3, 2])

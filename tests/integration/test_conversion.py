@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.integration.icestream import Icestream, Json
+from tests.thorough import V2_FIRST, V3_FIRST
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +45,7 @@ def _source(result: Json) -> tuple[str, int, int]:
     return key_set["source"], key_set["data_files_from_index"], key_set["data_files_scanned"]
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@V2_FIRST
 def test_rows_are_found_by_scan_by_index_and_by_both(
     format_version: Literal[2, 3], spark: SparkSession, icestream: Icestream, registered: Catalog
 ) -> None:
@@ -77,7 +78,7 @@ def test_rows_are_found_by_scan_by_index_and_by_both(
     assert equality_delete_files(spark, table.identifier) == []
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@V3_FIRST
 def test_dry_run_changes_nothing_and_foretells_every_count(
     format_version: Literal[2, 3],
     spark: SparkSession,

@@ -15,7 +15,7 @@ from tests.patience import wait_until
 from worker.demo.story import Reader
 from worker.demo.table import Orders, OrdersWriter, keep_up, to_arrow
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 CHECKPOINTS = int(os.environ.get("ICESTREAM_TEST_CHECKPOINTS", "40"))
 UPKEEP_CHECKPOINTS = 25

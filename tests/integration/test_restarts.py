@@ -15,7 +15,8 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.integration.icestream import Icestream, running
 from tests.patience import wait_until
 
-pytestmark = pytest.mark.integration
+# That services and workers end and begin again is much of tests/faults; here it is `icestream up`.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 ROWS = 300_000
 
@@ -31,14 +32,23 @@ def icestream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Icestream]:
 @pytest.fixture
 def table(spark: SparkSession, registered: Catalog) -> TableBuilder:
     """Many data files, so that a job of it takes a moment."""
-    table = TableBuilder.create(spark, f"{registered.name}.db.t", "id bigint", format_version=3)
-    table.append(pa.table({"id": range(ROWS)}), files=200)
-    table.delete_keys(pa.table({"id": range(0, ROWS, 3)}))
+    return _create(spark, registered, ROWS, files=200)
+
+
+@pytest.fixture
+def small_table(spark: SparkSession, registered: Catalog) -> TableBuilder:
+    return _create(spark, registered, ROWS // 100, files=2)
+
+
+def _create(spark: SparkSession, catalog: Catalog, rows: int, files: int) -> TableBuilder:
+    table = TableBuilder.create(spark, f"{catalog.name}.db.t", "id bigint", format_version=3)
+    table.append(pa.table({"id": range(rows)}), files=files)
+    table.delete_keys(pa.table({"id": range(0, rows, 3)}))
     return table
 
 
 def test_history_and_indexes_outlive_a_restart(
-    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+    spark: SparkSession, icestream: Icestream, registered: Catalog, small_table: TableBuilder
 ) -> None:
     table_id = icestream.enroll(registered, "db.t")
     icestream.run(table_id, "index")
@@ -51,16 +61,14 @@ def test_history_and_indexes_outlive_a_restart(
     assert icestream.get(f"/tables/{table_id}")["catalog"] == registered.name
     assert [item["name"] for item in icestream.get("/catalogs", limit=100)["items"]].count("embedded") == 1
 
-    expected = visible_rows(spark, table.identifier)
+    expected = visible_rows(spark, small_table.identifier)
     converted = icestream.run(table_id, "convert")
     assert [key_set["source"] for key_set in converted["key_sets"]] == ["index"]
-    assert equality_delete_files(spark, table.identifier) == []
-    assert visible_rows(spark, table.identifier) == expected
+    assert equality_delete_files(spark, small_table.identifier) == []
+    assert visible_rows(spark, small_table.identifier) == expected
     assert icestream.live_worker()["id"] != worker_before
 
 
-# Like much of tests/faults, here beside `icestream up`.
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["index", "convert"])
 def test_job_of_a_killed_worker_is_done_by_the_next_attempt(
     kind: str, spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
@@ -107,7 +115,7 @@ def test_worker_whose_spark_has_died_ends_its_attempt_and_is_replaced(
 
 
 def test_a_control_database_from_a_backup_or_made_anew_serves_tables_with_their_old_index(
-    spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
+    spark: SparkSession, icestream: Icestream, registered: Catalog, small_table: TableBuilder
 ) -> None:
     database = icestream.data_dir / "icestream.db"
     backup = icestream.data_dir / "backup.db"
@@ -119,14 +127,14 @@ def test_a_control_database_from_a_backup_or_made_anew_serves_tables_with_their_
 
     def work() -> None:
         """More rows and deletes, which the old index and its next part find."""
-        start = table.java.currentSnapshot().sequenceNumber() * ROWS
-        table.append(pa.table({"id": range(start, start + 1000)}), files=2)
-        table.delete_keys(pa.table({"id": [1, start + 1]}))
-        expected = visible_rows(spark, table.identifier)
+        start = small_table.java.currentSnapshot().sequenceNumber() * ROWS
+        small_table.append(pa.table({"id": range(start, start + 1000)}), files=2)
+        small_table.delete_keys(pa.table({"id": [1, start + 1]}))
+        expected = visible_rows(spark, small_table.identifier)
         icestream.run(table_id, "index")
         converted = icestream.run(table_id, "convert")
         assert {key_set["source"] for key_set in converted["key_sets"]} == {"index"}
-        assert visible_rows(spark, table.identifier) == expected
+        assert visible_rows(spark, small_table.identifier) == expected
         verified = icestream.run(table_id, "verify")
         (key_set,) = verified["key_sets"]
         assert (key_set["differences"], key_set["generation"]) == (0, generation), verified
@@ -157,7 +165,6 @@ def _descendants(pid: int) -> list[int]:
     return [found for child in map(int, children) for found in (child, *_descendants(child))]
 
 
-@pytest.mark.thorough
 def test_paused_worker_that_wakes_up_late_changes_nothing(
     spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:

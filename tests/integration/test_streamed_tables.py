@@ -19,6 +19,7 @@ from tests.factories import (
 from tests.integration.icestream import Icestream, Json
 from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.patience import wait_until
+from tests.thorough import thorough_unless
 
 pytestmark = pytest.mark.integration
 
@@ -27,12 +28,10 @@ DuckDBRows = Callable[[TableBuilder], Counter[tuple[Any, ...]]]
 
 @pytest.mark.parametrize(
     ("format_version", "partitioned", "key"),
-    [
-        # Half of them have each pair of two; the rest by `make thorough`.
-        pytest.param(version, partitioned, key, marks=pytest.mark.thorough if is_thorough else ())
-        for version, partitioned, key in product((2, 3), (False, True), (("id",), ("tenant", "id")))
-        for is_thorough in [(version == 3) ^ partitioned ^ (len(key) > 1)]
-    ],
+    thorough_unless(
+        lambda case: case == (3, True, ("tenant", "id")),
+        list(product((2, 3), (False, True), (("id",), ("tenant", "id")))),
+    ),
 )
 def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     format_version: Literal[2, 3],
@@ -89,7 +88,8 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
-@pytest.mark.parametrize("format_version", [pytest.param(2, marks=pytest.mark.thorough), 3])
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],
     spark: SparkSession,
@@ -145,7 +145,8 @@ def test_table_is_converted_by_policy_while_flink_writes_it(
     _check_health(icestream, table_id, table)
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_conversions_on_request_win_against_a_running_writer(
     format_version: Literal[2, 3],
     spark: SparkSession,

@@ -10,11 +10,11 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.thorough import V2_FIRST, V3_FIRST
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import AttemptId, EndedAttempt
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 REGIONS = ("eu", "us", "ap")
 FILES = 3 * len(REGIONS)
 
@@ -46,7 +46,7 @@ def live_own_files(exactly: Exactness, table: TableBuilder) -> set[str]:
     return {Path(row[0]).name for row in rows}
 
 
-@VERSIONS
+@V3_FIRST
 def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -74,7 +74,7 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
     assert own_files(table) >= live_own_files(exactly, table) != set()
 
 
-@VERSIONS
+@V2_FIRST
 def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, format_version: int) -> None:
     table = backlog(exactly, format_version)
     before = exactly.spark_rows(table)
@@ -115,7 +115,7 @@ def dies_in_its_third_commit(exactly: Exactness) -> EndedAttempt:
     return exactly.jobs.reporter.left_by("backlog")
 
 
-@VERSIONS
+@V3_FIRST
 def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
     exactly: Exactness, format_version: int
 ) -> None:

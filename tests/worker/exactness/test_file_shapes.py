@@ -13,9 +13,9 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import POSITION_DELETE_SCHEMA, TableBuilder, WrittenFile
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 
 # Options of pyarrow.parquet.write_table
 SHAPES: dict[str, Mapping[str, Any]] = {
@@ -63,8 +63,8 @@ def test_parquet_files_of_every_shape(exactly: Exactness, shape: str, format_ver
     )
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@V2_FIRST
+@first_always("file_format", ["parquet", "orc", "avro"])
 def test_files_without_rows(exactly: Exactness, format_version: int, file_format: str) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)
     table.file_format = file_format
@@ -77,7 +77,7 @@ def test_files_without_rows(exactly: Exactness, format_version: int, file_format
     assert [result["equality_delete_files_removed"], result["rows_deleted"]] == [3, 1]
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_table_of_nothing_but_files_without_rows(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)
     table.commit(*empty_data_file(table))
@@ -92,8 +92,8 @@ def empty_data_file(table: TableBuilder) -> list[WrittenFile]:
     return [table._write(none, metadata.schema(), metadata.spec(), [], {"content": "data"})]
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@V2_FIRST
+@first_always("file_format", ["orc", "avro", "parquet"])
 def test_many_files_of_one_row(exactly: Exactness, format_version: int, file_format: str) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)
     table.file_format = file_format
@@ -107,7 +107,7 @@ def test_many_files_of_one_row(exactly: Exactness, format_version: int, file_for
     )
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_key_many_times_in_one_delete_file(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)
     table.append([{"id": i, "k": str(i % 3)} for i in range(12)])
@@ -117,8 +117,8 @@ def test_a_key_many_times_in_one_delete_file(exactly: Exactness, format_version:
     assert result["rows_deleted"] == 8
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@V2_FIRST
+@first_always("file_format", ["avro", "parquet", "orc"])
 def test_deletes_of_full_rows_with_columns_in_another_order(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:
@@ -153,7 +153,7 @@ def reordered_schema(table: TableBuilder) -> Any:
     return type(schema)(*(schema.find_field(name) for name in ("c", "b", "id", "a")))
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_thousand_delete_files_in_one_commit(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)
     table.append([{"id": i, "k": str(i)} for i in range(1200)], files=2)
@@ -173,8 +173,8 @@ def test_a_thousand_delete_files_in_one_commit(exactly: Exactness, format_versio
     assert [result["equality_delete_files_removed"], result["rows_deleted"]] == [1000, 1000]
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["orc", "avro", "parquet"])
+@V2_FIRST
+@first_always("file_format", ["parquet", "orc", "avro"])
 def test_position_deletes_of_many_files_in_one(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.readers import Rows, duckdb_rows
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 COLUMNS = "id bigint, value bigint"
 
 
@@ -83,7 +83,7 @@ def convert(exactly: Exactness, **how: Any) -> dict[str, Any]:
     return result
 
 
-@VERSIONS
+@V3_FIRST
 def test_tags_and_every_older_snapshot_show_the_same_rows_after_a_conversion(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -101,7 +101,7 @@ def test_tags_and_every_older_snapshot_show_the_same_rows_after_a_conversion(
     assert equality_deletes_of(table, "merged") == 2
 
 
-@VERSIONS
+@V2_FIRST
 def test_deletes_whose_snapshot_expired_are_converted(exactly: Exactness, format_version: int) -> None:
     table = upserted(exactly, format_version)
     table.append(rows(5, value=9))
@@ -116,7 +116,7 @@ def test_deletes_whose_snapshot_expired_are_converted(exactly: Exactness, format
     assert exactly.spark_rows(table) == duckdb_rows(table) == expected
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_conversion_changes_only_the_branch_it_is_for(exactly: Exactness, format_version: int) -> None:
     table = upserted(exactly, format_version)
     main = head(table, "main")
@@ -138,7 +138,7 @@ def test_a_conversion_changes_only_the_branch_it_is_for(exactly: Exactness, form
     assert (rows_of(table, "audit"), rows_of(table, "then")) == (on_audit, FOURTH)
 
 
-@VERSIONS
+@V2_FIRST
 def test_each_branch_has_an_index_of_its_own(exactly: Exactness, format_version: int) -> None:
     table = upserted(exactly, format_version)
     table.java.manageSnapshots().createBranch("audit", head(table, "main")).commit()
@@ -157,7 +157,7 @@ def test_each_branch_has_an_index_of_its_own(exactly: Exactness, format_version:
         assert (rows_of(table, branch), equality_deletes_of(table, branch)) == (expected, 0)
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_branch_from_an_old_snapshot_is_converted_by_the_deletes_of_then(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -173,8 +173,8 @@ def test_a_branch_from_an_old_snapshot_is_converted_by_the_deletes_of_then(
     assert exactly.spark_rows(table) == duckdb_rows(table) == FOURTH
 
 
-@VERSIONS
-@pytest.mark.parametrize("indexed", [True, False])
+@V2_FIRST
+@first_always("indexed", [True, False])
 def test_a_rollback_brings_back_the_deletes_of_then(
     exactly: Exactness, format_version: int, indexed: bool
 ) -> None:
@@ -207,7 +207,7 @@ def write_audit_publish(spark: SparkSession, wap_id: str) -> Iterator[None]:
         spark.conf.unset("spark.wap.id")
 
 
-@VERSIONS
+@V3_FIRST
 def test_rows_staged_before_a_delete_are_newer_than_it_once_they_are_published(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -237,7 +237,7 @@ def test_rows_staged_before_a_delete_are_newer_than_it_once_they_are_published(
     }
 
 
-@VERSIONS
+@V2_FIRST
 def test_staged_deletes_are_no_concern_until_they_are_published(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -256,7 +256,7 @@ def test_staged_deletes_are_no_concern_until_they_are_published(
     assert published == exactly.spark_rows(table)
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_table_without_a_snapshot_is_left_alone(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(COLUMNS, format_version=format_version)
     before = table.metadata_location
@@ -269,7 +269,7 @@ def test_a_table_without_a_snapshot_is_left_alone(exactly: Exactness, format_ver
     assert convert(exactly)["commits"] == 0
 
 
-@VERSIONS
+@V2_FIRST
 @pytest.mark.parametrize("shared", [False, True])
 def test_expiry_after_one_of_three_data_files_was_converted_again_loses_nothing(
     exactly: Exactness, format_version: int, shared: bool

@@ -11,9 +11,9 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files, live_delete_files
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 COLUMNS = "id bigint, value string"
 Visible = Counter[tuple[Any, ...]]
 
@@ -57,8 +57,8 @@ def left(table: TableBuilder) -> list[str]:
     return sorted({file["file_path"] for file in equality_delete_files(table.spark, table.identifier)})
 
 
-@VERSIONS
-@pytest.mark.parametrize("indexed", [False, True])
+@V3_FIRST
+@first_always("indexed", [True, False])
 def test_an_upsert_that_was_committed_twice_shows_its_rows_once(
     exactly: Exactness, format_version: int, indexed: bool
 ) -> None:
@@ -78,8 +78,8 @@ def test_an_upsert_that_was_committed_twice_shows_its_rows_once(
     assert left(table) == []
 
 
-@VERSIONS
-@pytest.mark.parametrize("indexed", [False, True])
+@V2_FIRST
+@first_always("indexed", [False, True])
 def test_a_file_that_was_appended_again_after_its_delete_shows_the_row(
     exactly: Exactness, format_version: int, indexed: bool
 ) -> None:
@@ -97,8 +97,8 @@ def test_a_file_that_was_appended_again_after_its_delete_shows_the_row(
     assert result["rows_deleted"] == 3
 
 
-@VERSIONS
-@pytest.mark.parametrize("indexed", [False, True])
+@V3_FIRST
+@first_always("indexed", [True, False])
 def test_files_of_one_path_that_are_hit_alike_lose_their_rows(
     exactly: Exactness, format_version: int, indexed: bool
 ) -> None:
@@ -124,7 +124,7 @@ def test_files_of_one_path_that_are_hit_alike_lose_their_rows(
 
 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
-@pytest.mark.parametrize("indexed", [False, True])
+@first_always("indexed", [False, True])
 def test_position_deletes_that_are_older_than_one_of_the_files_stay_as_old(
     exactly: Exactness, granularity: str, indexed: bool
 ) -> None:
@@ -143,7 +143,7 @@ def test_position_deletes_that_are_older_than_one_of_the_files_stay_as_old(
     assert (refused(result), result["rows_deleted"], left(table)) == ([], 1, [])
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_path_in_two_partitions_keeps_the_deletes_of_either(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_path_in_two_partitions_keeps_the_deletes_of_either(
     assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_delete_file_that_is_live_twice_goes_in_one_commit(exactly: Exactness, format_version: int) -> None:
     """Iceberg removes by path: with the older one, the newer one would go before it was converted."""
     table = exactly.table(COLUMNS, format_version=format_version)
@@ -192,7 +192,7 @@ def test_a_delete_file_that_is_live_twice_goes_in_one_commit(exactly: Exactness,
     assert result["equality_delete_files_removed"] == 4
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_vector_that_shares_its_file_moves_only_if_no_newer_file_has_its_path(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -209,8 +209,8 @@ def test_a_vector_that_shares_its_file_moves_only_if_no_newer_file_has_its_path(
     assert len(paths) == 2
 
 
-@VERSIONS
-@pytest.mark.parametrize("partitioned", [False, True])
+@V3_FIRST
+@first_always("partitioned", [True, False])
 def test_rows_that_are_overwritten_by_themselves_need_no_delete_any_more(
     exactly: Exactness, format_version: int, partitioned: bool
 ) -> None:
@@ -232,7 +232,7 @@ def test_rows_that_are_overwritten_by_themselves_need_no_delete_any_more(
     assert len(set(table.data_file_paths)) == len(table.data_file_paths)
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_file_that_is_appended_again_while_its_deletes_are_converted_keeps_its_rows(
     exactly: Exactness, format_version: int
 ) -> None:

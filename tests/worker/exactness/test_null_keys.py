@@ -13,10 +13,9 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
-FORMATS = pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
 
 # What an index may hold in the place of a null, by Spark SQL type.
 PLACEHOLDERS: dict[str, Any] = {
@@ -29,7 +28,7 @@ PLACEHOLDERS: dict[str, Any] = {
 }
 
 
-@VERSIONS
+@V2_FIRST
 @pytest.mark.parametrize("deleted", ["null", "placeholder"])
 def test_null_is_told_from_the_value_that_stands_for_it(
     exactly: Exactness, format_version: int, deleted: str
@@ -50,8 +49,8 @@ def test_null_is_told_from_the_value_that_stands_for_it(
     assert len(result["key_sets"]) == len(names)
 
 
-@VERSIONS
-@FORMATS
+@V3_FIRST
+@first_always("file_format", ["avro", "parquet", "orc"])
 def test_columns_of_a_composite_key_are_compared_each_with_its_nulls(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:
@@ -66,7 +65,7 @@ def test_columns_of_a_composite_key_are_compared_each_with_its_nulls(
     assert result["rows_deleted"] == len(deleted)
 
 
-@VERSIONS
+@V2_FIRST
 def test_files_in_which_every_key_is_null(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, n bigint, s string", format_version=format_version)
     nulls = [{"id": i, "n": None, "s": None} for i in range(3)]
@@ -80,7 +79,7 @@ def test_files_in_which_every_key_is_null(exactly: Exactness, format_version: in
     assert result["rows_deleted"] == 6
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_key_of_more_columns_than_an_integer_has_bits(exactly: Exactness, format_version: int) -> None:
     """As changelog writers without a primary key make them: the whole row."""
     names = [f"c{at:02}" for at in range(70)]
@@ -101,8 +100,8 @@ def deletes_by(table: TableBuilder, leaves: list[str], rows: list[dict[str, Any]
     return [WrittenFile({**file.json, "equality-ids": ids}) for file in table.equality_deletes(rows)]
 
 
-@VERSIONS
-@FORMATS
+@V2_FIRST
+@first_always("file_format", ["orc", "avro", "parquet"])
 def test_a_null_leaf_matches_a_null_leaf(exactly: Exactness, format_version: int, file_format: str) -> None:
     table = exactly.table("id bigint, s struct<k: bigint, j: string>", format_version=format_version)
     table.file_format = file_format
@@ -115,8 +114,8 @@ def test_a_null_leaf_matches_a_null_leaf(exactly: Exactness, format_version: int
     assert result["rows_deleted"] == 4
 
 
-@VERSIONS
-@FORMATS
+@V3_FIRST
+@first_always("file_format", ["parquet", "orc", "avro"])
 def test_keys_three_structs_deep_beside_one_at_the_top(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:

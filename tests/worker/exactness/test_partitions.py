@@ -14,11 +14,10 @@ import pytest
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.readers import Rows, duckdb_rows, java_rows
-from tests.thorough import by_turns, thorough_unless
+from tests.thorough import V2_FIRST, V3_FIRST, by_turns, thorough_unless
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 
 Row = dict[str, Any]
 
@@ -43,7 +42,7 @@ def scoped(exactly: Exactness, table: TableBuilder, rows: Rows) -> dict[str, Any
     return result
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_delete_hits_only_its_own_partition(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version, partitioned_by=["region"])
     rows = of_regions("eu", "us", "")
@@ -56,7 +55,7 @@ def test_a_delete_hits_only_its_own_partition(exactly: Exactness, format_version
     assert result["rows_deleted"] == 3
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_null_partition_is_a_partition_like_others(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version, partitioned_by=["region"])
     rows = of_regions("eu", None, "null", "__HIVE_DEFAULT_PARTITION__")
@@ -69,7 +68,7 @@ def test_a_null_partition_is_a_partition_like_others(exactly: Exactness, format_
     assert result["rows_deleted"] == 3
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_global_delete_hits_files_of_every_spec_and_a_scoped_one_its_own(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -98,7 +97,7 @@ def test_a_global_delete_hits_files_of_every_spec_and_a_scoped_one_its_own(
     assert result["rows_deleted"] == 8
 
 
-@VERSIONS
+@V3_FIRST
 def test_deletes_of_a_spec_that_was_given_up_stay_scoped(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version, partitioned_by=["region"])
     rows = of_regions("eu", "us", value=0)
@@ -118,7 +117,7 @@ def test_deletes_of_a_spec_that_was_given_up_stay_scoped(exactly: Exactness, for
     assert result["rows_deleted"] == 6
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_delete_under_a_spec_of_void_fields_only_is_global(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(partitioned_by=["region"], properties={"format-version": "1"})
     rows = of_regions("eu", "us", value=0)
@@ -138,7 +137,7 @@ def test_a_delete_under_a_spec_of_void_fields_only_is_global(exactly: Exactness,
     assert result["rows_deleted"] == 5
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_delete_under_a_void_and_a_real_field_is_scoped_by_the_real_one(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -162,7 +161,7 @@ def test_a_delete_under_a_void_and_a_real_field_is_scoped_by_the_real_one(
     assert result["rows_deleted"] == 3
 
 
-@VERSIONS
+@V2_FIRST
 def test_data_files_from_before_sequence_numbers_are_older_than_every_delete(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -346,7 +345,7 @@ def test_a_table_partitioned_by_fixed_is_refused_since_its_manifests_are_no_vali
     assert refusal.value.code == "unsupported_table"
 
 
-@VERSIONS
+@V3_FIRST
 @pytest.mark.parametrize(
     ("iceberg_type", "partitions"),
     [
@@ -373,7 +372,7 @@ def test_partitions_of_years_that_python_lacks(
     assert java_rows(table, "id", "p_text") == expected
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_partition_whose_source_column_was_dropped_blocks_nothing_else(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -398,7 +397,7 @@ def test_a_partition_whose_source_column_was_dropped_blocks_nothing_else(
     assert exactly.spark_rows(table) == expected - Counter({(3, 0): 2})
 
 
-@VERSIONS
+@V3_FIRST
 def test_partitions_of_floats_that_json_has_no_numbers_for(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, p double", format_version=format_version)
     table.java.updateSpec().addField("p").commit()

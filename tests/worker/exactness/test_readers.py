@@ -11,6 +11,7 @@ import pytest
 from tests.exactness import Exactness
 from tests.factories import TableBuilder
 from tests.readers import Rows, duckdb_rows, java_rows, pyiceberg_rows
+from tests.thorough import V2_FIRST, first_always
 
 pytestmark = pytest.mark.integration
 EXPECTED: dict[tuple[Any, ...], int] = {
@@ -35,8 +36,8 @@ def polars_rows(table: TableBuilder) -> Rows:
 
 # Polars 1.44 calls what PyIceberg 0.12 deprecates.
 @pytest.mark.filterwarnings("ignore:Call to to_vector:DeprecationWarning")
-@pytest.mark.parametrize("format_version", [2, 3])
-@pytest.mark.parametrize("partitioned", [False, True])
+@V2_FIRST
+@first_always("partitioned", [True, False])
 def test_readers_without_equality_deletes_read_the_table_after_its_conversion(
     exactly: Exactness, format_version: int, partitioned: bool
 ) -> None:

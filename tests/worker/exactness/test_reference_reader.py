@@ -16,9 +16,9 @@ from pyiceberg.schema import Schema
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files
 from tests.readers import duckdb_rows, java_rows
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 
 
 def ids_in_spark(table: TableBuilder, columns: str = "*") -> list[int]:
@@ -91,7 +91,7 @@ def uuid_rows(keys: Sequence[UUID | None]) -> list[dict[str, Any]]:
     return [{"id": i, "k": key.bytes if key else None} for i, key in enumerate(keys)]
 
 
-@VERSIONS
+@V3_FIRST
 @pytest.mark.parametrize(("keys", "deleted"), ACROSS_THE_SIGN.values(), ids=ACROSS_THE_SIGN)
 def test_uuid_bounds_on_both_sides_of_the_sign_hide_deletes_from_the_java_reader(
     exactly: Exactness, format_version: int, keys: Sequence[UUID], deleted: Sequence[UUID]
@@ -106,7 +106,7 @@ def test_uuid_bounds_on_both_sides_of_the_sign_hide_deletes_from_the_java_reader
     assert ids_in_spark(table) == ids_in_java(table) == ids_in_duckdb(table) == right
 
 
-@VERSIONS
+@V2_FIRST
 def test_uuid_bounds_of_a_partitioned_table_are_found(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint", format_version=format_version)
     table.java.updateSpec().addField("id").commit()
@@ -118,7 +118,7 @@ def test_uuid_bounds_of_a_partitioned_table_are_found(exactly: Exactness, format
     convert(exactly, table, "uuid_bounds")
 
 
-@VERSIONS
+@V3_FIRST
 def test_uuid_keys_are_right_in_the_java_reader_where_bounds_are_on_one_side_or_absent(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -146,7 +146,7 @@ def test_uuid_keys_are_right_in_the_java_reader_where_bounds_are_on_one_side_or_
     assert ids_in_spark(table) == ids_in_java(table) == ids_in_duckdb(table) == [1]
 
 
-@VERSIONS
+@V2_FIRST
 def test_uuids_that_a_delete_file_does_not_mark_as_such_never_match_in_the_java_reader(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -167,8 +167,8 @@ def fixed(n: int) -> bytes:
     return bytes([n, 0, n, 255])
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "avro", "orc"])
+@V3_FIRST
+@first_always("file_format", ["avro", "parquet", "orc"])
 def test_only_the_last_fixed_key_of_a_file_counts_in_the_java_reader(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:
@@ -185,7 +185,7 @@ def test_only_the_last_fixed_key_of_a_file_counts_in_the_java_reader(
     assert ids_in_spark(table) == ids_in_java(table) == ids_in_duckdb(table) == [3, 4]
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_fixed_column_of_a_composite_key_makes_the_java_reader_delete_rows_that_no_delete_names(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_fixed_column_of_a_composite_key_makes_the_java_reader_delete_rows_tha
     assert ids_in_spark(table) == ids_in_java(table) == ids_in_duckdb(table) == [2, 3]
 
 
-@VERSIONS
+@V3_FIRST
 def test_fixed_keys_are_right_in_the_java_reader_one_a_file_and_where_they_are_not_compared(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -239,8 +239,8 @@ def nested_deletes(table: TableBuilder, structs: Sequence[NestedRow]) -> list[Wr
     return [WrittenFile({**file.json, "equality-ids": [key]}) for file in files]
 
 
-@VERSIONS
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@V2_FIRST
+@first_always("file_format", ["parquet", "orc", "avro"])
 @pytest.mark.parametrize(
     ("delete", "kept_by_mistake"), [(NULL_LEAF, 2), (None, 1)], ids=["null leaf", "null parent"]
 )
@@ -256,7 +256,7 @@ def test_a_null_struct_and_a_null_leaf_are_the_same_key_but_not_in_the_java_read
     assert ids_in_spark(table) == ids_in_java(table, "s") == [3]
 
 
-@VERSIONS
+@V3_FIRST
 def test_deletes_by_a_nested_key_count_only_where_the_query_selects_it_in_the_java_reader(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -274,7 +274,7 @@ def test_deletes_by_a_nested_key_count_only_where_the_query_selects_it_in_the_ja
     assert ids_in_duckdb(table) == right
 
 
-@VERSIONS
+@V2_FIRST
 def test_deletes_that_find_nothing_need_no_mention(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(
         "id bigint, region string", format_version=format_version, partitioned_by=["region"]

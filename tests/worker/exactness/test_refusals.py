@@ -17,11 +17,11 @@ import pytest
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files, garble
+from tests.thorough import V2_FIRST, V3_FIRST
 from worker.lookup import resolution
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 COLUMNS = (
     "id bigint, region string, price double, at timestamp_ntz, tags array<string>, who struct<name: string>"
 )
@@ -281,7 +281,7 @@ def test_what_cannot_be_converted_stays_with_its_reason_and_the_rest_is_converte
         assert (ids_in(table, "eu"), ids_in(table, "us")) == (before, [0, 1, 2, 3, 5])
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_later_delete_of_the_same_rows_does_not_wait_for_one_that_is_missing(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_later_delete_of_the_same_rows_does_not_wait_for_one_that_is_missing(
     assert exactly.convert(table, rows=expected)["rows_deleted"] == 1
 
 
-@VERSIONS
+@V2_FIRST
 def test_an_unreadable_data_file_keeps_only_the_deletes_that_apply_to_it(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -362,7 +362,7 @@ def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
     assert sorted(one["file_path"] for one in result["unconvertible"]) == sorted(pending)
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_declared_key_that_was_renamed_does_not_keep_deletes_from_being_converted(
     exactly: Exactness, format_version: int
 ) -> None:

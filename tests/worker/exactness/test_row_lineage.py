@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder
+from tests.thorough import V2_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
 COLUMNS = "id bigint, value bigint"
 MERGE_ON_READ = {f"write.{what}.mode": "merge-on-read" for what in ("merge", "update", "delete")}
 
@@ -104,8 +104,8 @@ def test_rows_of_a_table_upgraded_to_version_3_keep_the_lineage_that_they_have(e
     assert lineage(table) == before
 
 
-@VERSIONS
-@pytest.mark.parametrize("partitioned", [True, False])
+@V2_FIRST
+@first_always("partitioned", [True, False])
 def test_no_data_file_is_written_rewritten_or_described_anew(
     exactly: Exactness, format_version: int, partitioned: bool
 ) -> None:

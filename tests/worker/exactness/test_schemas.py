@@ -19,10 +19,9 @@ from pyarrow import orc
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files
 from tests.readers import duckdb_rows
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
-VERSIONS = pytest.mark.parametrize("format_version", [2, 3])
-FORMATS = pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
 
 Row = dict[str, Any]
 
@@ -81,7 +80,7 @@ def _avro_schema(schema: pa.Schema) -> dict[str, Any]:
     return {"type": "record", "name": "row", "fields": fields}
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_renamed_key_column_is_the_same_key(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version)
     table.append(of_ids(1, 2, 3, 4))
@@ -94,7 +93,7 @@ def test_a_renamed_key_column_is_the_same_key(exactly: Exactness, format_version
     assert [one["columns"] for one in result["key_sets"]] == [["ident"]]
 
 
-@VERSIONS
+@V2_FIRST
 def test_deletes_by_a_dropped_column_still_apply(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version)
     table.append(of_ids(1, 2) + of_ids(3, region="us") + of_ids(4, region=None))
@@ -108,7 +107,7 @@ def test_deletes_by_a_dropped_column_still_apply(exactly: Exactness, format_vers
     assert duckdb_rows(table) == expected
 
 
-@VERSIONS
+@V3_FIRST
 def test_a_new_column_of_a_dropped_name_is_another_key(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version)
     table.append(of_ids(1) + of_ids(2, region="us"))
@@ -124,7 +123,7 @@ def test_a_new_column_of_a_dropped_name_is_another_key(exactly: Exactness, forma
     assert exactly.spark_rows(table) == {(1, 0, None): 1, (3, 0, "us"): 1}
 
 
-@VERSIONS
+@V2_FIRST
 def test_a_key_column_added_later_is_null_in_older_files(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, value bigint", format_version=format_version)
     table.append([{"id": i, "value": 0} for i in range(4)])
@@ -149,7 +148,7 @@ def test_a_key_column_added_later_has_its_initial_default_in_older_files(
     exactly.convert(table, rows=expected, duckdb=False)
 
 
-@VERSIONS
+@V3_FIRST
 def test_columns_in_another_order_are_the_same_columns(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(format_version=format_version)
     table.append(of_ids(1, 2, 3))
@@ -160,7 +159,7 @@ def test_columns_in_another_order_are_the_same_columns(exactly: Exactness, forma
     exactly.convert(table, rows={(0, "eu", 2): 1, (0, "eu", 3): 1, (1, "us", 1): 1, (1, "us", 3): 1})
 
 
-@VERSIONS
+@V2_FIRST
 def test_an_index_from_before_a_column_was_widened_is_still_right(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -188,8 +187,8 @@ def test_an_index_from_before_a_column_was_widened_is_still_right(
     assert result["rows_deleted"] == 3
 
 
-@VERSIONS
-@FORMATS
+@V3_FIRST
+@first_always("file_format", ["parquet", "orc", "avro"])
 def test_files_without_ids_are_told_by_the_name_mapping(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:
@@ -214,7 +213,7 @@ def test_files_without_ids_are_told_by_the_name_mapping(
         assert duckdb_rows(table) == expected
 
 
-@VERSIONS
+@V2_FIRST
 def test_parquet_files_without_ids_and_mapping_are_told_by_position(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -229,7 +228,7 @@ def test_parquet_files_without_ids_and_mapping_are_told_by_position(
     exactly.convert(table, rows=expected, duckdb=False)
 
 
-@VERSIONS
+@V3_FIRST
 @pytest.mark.parametrize("file_format", ["orc", "avro"])
 def test_orc_and_avro_files_without_ids_and_mapping_are_told_by_present_names(
     exactly: Exactness, format_version: int, file_format: str
@@ -244,7 +243,7 @@ def test_orc_and_avro_files_without_ids_and_mapping_are_told_by_present_names(
     exactly.convert(table, rows=expected, duckdb=False)
 
 
-@VERSIONS
+@V2_FIRST
 @pytest.mark.parametrize("mapped", [False, True])
 def test_partition_columns_of_hive_are_not_in_the_file(
     exactly: Exactness, format_version: int, mapped: bool
@@ -314,7 +313,7 @@ def test_a_leaf_of_a_struct_that_the_file_lacks_is_null(exactly: Exactness) -> N
     exactly.convert(table, rows={(1, None): 1, (2, None): 1}, duckdb=False)
 
 
-@VERSIONS
+@V3_FIRST
 def test_deletes_by_a_field_that_no_schema_has_stay_and_others_go(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -342,7 +341,7 @@ def test_deletes_by_a_field_that_no_schema_has_stay_and_others_go(
     assert exactly.spark_rows(table) == values(of_ids(2, 3))
 
 
-@VERSIONS
+@V2_FIRST
 def test_key_sets_that_share_columns_are_resolved_each_by_itself(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -368,7 +367,7 @@ def test_key_sets_that_share_columns_are_resolved_each_by_itself(
     assert result["rows_deleted"] == sum(map(is_deleted, rows))
 
 
-@VERSIONS
+@V3_FIRST
 def test_identifier_fields_are_indexed_before_any_delete(exactly: Exactness, format_version: int) -> None:
     table = exactly.table(
         "id bigint not null, region string not null, value bigint",

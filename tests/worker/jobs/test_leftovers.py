@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
+from tests.thorough import first_always
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, EndedAttempt
 from worker.deletes.locations import output_locations
 from worker.io.storage import Storage
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.integration
 LOST = AttemptId(job_id="lost", attempt=1)
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.thorough)])
 def table(request: pytest.FixtureRequest, spark: SparkSession, table_name: str) -> TableBuilder:
     """Rows in two partitions, and deletes of some in each."""
     table = TableBuilder.create(spark, table_name, format_version=request.param, partitioned_by=["region"])
@@ -216,7 +217,7 @@ def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_
     assert orphans(table) == set()
 
 
-@pytest.mark.parametrize("deletions", [1, 2, 3])
+@first_always("deletions", [2, 1, 3])
 def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
     jobs: Jobs,
     table: TableBuilder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
+from tests.thorough import V3_FIRST, thorough_unless
 from worker.deletes import stage
 from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
@@ -51,10 +53,13 @@ def upserted(
     return table
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
-@pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize("key", [["id"], ["id", "region"]])
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize(
+    ("format_version", "partitioned", "key", "indexed"),
+    thorough_unless(
+        lambda case: case in [(2, False, ["id"], False), (3, True, ["id", "region"], True)],
+        list(product([2, 3], [False, True], [["id"], ["id", "region"]], [False, True])),
+    ),
+)
 def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
     spark: SparkSession,
     jobs: Jobs,
@@ -127,7 +132,7 @@ def test_files_that_are_not_indexed_yet_are_scanned(spark: SparkSession, jobs: J
     assert equality_delete_files(spark, table_name) == []
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@V3_FIRST
 def test_existing_position_deletes_are_merged(
     spark: SparkSession, jobs: Jobs, table_name: str, format_version: Any
 ) -> None:
@@ -315,6 +320,8 @@ def test_the_index_is_a_paimon_table_of_every_row_before_and_after_compaction(
     assert visible_rows(spark, table_name) == visible
 
 
+# In levels they are read by test_a_reader_of_paimon_finds_the_rows_of_the_data_files, too.
+@pytest.mark.thorough
 def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,12 +475,15 @@ def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: J
 
 @pytest.mark.parametrize(
     ("indexed", "partitioned", "key"),
-    [
-        ("all", True, ["id"]),
-        ("all", False, ["id", "region"]),
-        ("some", True, ["id", "region"]),
-        ("none", True, ["id"]),
-    ],
+    thorough_unless(
+        lambda case: case[0] == "some",
+        [
+            ("all", True, ["id"]),
+            ("all", False, ["id", "region"]),
+            ("some", True, ["id", "region"]),
+            ("none", True, ["id"]),
+        ],
+    ),
 )
 def test_more_keys_than_the_driver_holds_are_resolved_by_ranges(
     spark: SparkSession,

@@ -19,6 +19,7 @@ from tests.delete_files import write_deletes
 from tests.factories import Catalog, TableBuilder, WrittenFile, equality_delete_files, visible_rows
 from tests.faults.tables import local, orphans
 from tests.jobs import Jobs
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from worker.contract.control_plane import StaleAttemptError
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity
@@ -136,7 +137,7 @@ def new_plan(spark: SparkSession, catalog: Catalog, table_name: str) -> NewPlan:
     return create
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@V2_FIRST
 @pytest.mark.parametrize("branch", ["main", "audit"])
 def test_a_commit_changes_no_row_and_says_who_made_it(
     new_plan: NewPlan, format_version: int, branch: str
@@ -218,7 +219,7 @@ class TestConflicts:
         with plan.changes_nothing(CommitConflictError, "missing data files"):
             commit_row_delta(plan.java_table, plan.delta)
 
-    @pytest.mark.parametrize("format_version", [2, 3])
+    @V3_FIRST
     def test_a_compaction_that_commits_later_loses(self, new_plan: NewPlan, format_version: int) -> None:
         plan = new_plan(format_version)
         table = plan.table
@@ -235,9 +236,9 @@ class TestConflicts:
             rewrite.commit()
         assert plan.rows == rows
 
-    @pytest.mark.parametrize("format_version", [2, 3])
+    @V2_FIRST
     @pytest.mark.parametrize("what", ["data", "deletes"])
-    @pytest.mark.parametrize("at_the_swap", [False, True])
+    @first_always("at_the_swap", [True, False])
     def test_a_file_that_is_added_again_in_between_wins(
         self, new_plan: NewPlan, format_version: int, what: str, at_the_swap: bool
     ) -> None:
@@ -493,7 +494,7 @@ def commit_ahead(table: TableBuilder, seconds: int) -> None:
 
 
 class TestClocks:
-    @pytest.mark.parametrize("format_version", [2, 3])
+    @V3_FIRST
     @pytest.mark.parametrize("branch", ["main", "audit"])
     def test_behind_the_last_commit_nothing_is_written(
         self, new_plan: NewPlan, format_version: int, branch: str

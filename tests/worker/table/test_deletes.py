@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from tests.delete_files import write_deletes
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.patience import PATIENCE_SECONDS
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from tests.worker.keys.test_read import FlakyStorage
 from worker.deletes.existing import (
     FILES_AT_ONCE,
@@ -684,8 +685,8 @@ def new_table(spark: SparkSession, catalog: Catalog, table_name: str) -> Open:
 
 @pytest.mark.integration
 class TestOnTables:
-    @pytest.mark.parametrize("partitioned_by", [(), ("region",), ("bucket(3, id)",)])
-    @pytest.mark.parametrize("format_version", [2, 3])
+    @first_always("partitioned_by", [("region",), (), ("bucket(3, id)",)])
+    @V2_FIRST
     @pytest.mark.parametrize("granularity", ["file", "partition"])
     def test_spark_reads_the_new_deletes(
         self, new_table: Open, format_version: int, partitioned_by: tuple[str, ...], granularity: str
@@ -703,7 +704,7 @@ class TestOnTables:
             vectors = [file["referenced_data_file"] for file in live_delete_files_of(conversion)]
             assert len(vectors) == len(set(vectors))
 
-    @pytest.mark.parametrize("format_version", [2, 3])
+    @V3_FIRST
     def test_deletes_by_spark_before_and_after_are_kept(self, new_table: Open, format_version: int) -> None:
         conversion = new_table(
             format_version=format_version,
@@ -721,7 +722,7 @@ class TestOnTables:
         assert conversion.visible_ids() == sorted(set(range(20)) - {2, 3, 5, 6, 7, 8})
 
     @pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
-    @pytest.mark.parametrize("granularity", ["file", "partition"])
+    @first_always("granularity", ["file", "partition"])
     def test_position_deletes_survive_the_upgrade_to_vectors(
         self, new_table: Open, file_format: str, granularity: str
     ) -> None:
