@@ -46,11 +46,11 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
 ) -> None:
     several = len(key) > 1
     stream = UpsertStream(
-        records=100_000,
-        keys=20_000,
+        records=20_000,
+        keys=4_000,
         key=key,
         seed=format_version,
-        checkpoints=8,
+        checkpoints=5,
         mode="changelog" if partitioned != several else "upsert",
     )
     table = _create(spark, registered, format_version, _partitioning(key) if partitioned else ())

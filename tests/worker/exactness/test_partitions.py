@@ -285,7 +285,7 @@ WRONG_IN_JAVA = ("uuid", "timestamp_ns", "timestamptz_ns")
 @pytest.mark.parametrize(
     ("iceberg_type", "format_version"),
     thorough_unless(
-        lambda case: case[1] == 3 or case[0] in ("date", "string"),
+        lambda case: case[1] == 3,
         [
             (kind, version)
             for kind in VALUES
