@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, fired
+from tests.faults.control_plane import LEASE_SECONDS, SCHEDULER_SECONDS, free_port
+from tests.faults.forked import Process
+from tests.faults.injection import DIRECTORY_VARIABLE, FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.faults.proxy import Proxy
 from tests.faults.recovery import Recovery, read_watched
+from tests.faults.service_build import HURRY, OVERDUE, PASSED
 from tests.integration.icestream import FINAL, Json
 from tests.jobs import CatalogRecord
 from tests.patience import PATIENCE_SECONDS, wait_until
 
-LEASE_SECONDS = 3.0
-SCHEDULER_SECONDS = 0.2
-KEEP_SECONDS = 5.0
-JVM_SILENCE_SECONDS = 12.0
-HUNG_SECONDS = 15.0
 PYTHON_DAEMON = "tests.faults.python_daemon"
 _OFF = {"enabled": False}
 IMPATIENT: Json = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
@@ -56,7 +54,10 @@ class Cluster:
         self.directory = directory
         self._faults_file = directory / "faults.json"
         self._cases = 0
-        self._port = _free_port()
+        self.service_place = directory / "service"
+        """Where the service is told what time it is, and notes what it watched."""
+        self.service_place.mkdir()
+        self._port = free_port()
         self.network = Proxy(self._port)
         """Between the workers and the service."""
         key = secrets.token_urlsafe(32)
@@ -69,14 +70,12 @@ class Cluster:
             "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
             "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": str(SCHEDULER_SECONDS),
             "ICESTREAM_PORT": str(self._port),
+            DIRECTORY_VARIABLE: str(self.service_place),
             "ICESTREAM_URL": f"http://127.0.0.1:{self.network.port}",
             "ICESTREAM_API_KEY": key,
             "ICESTREAM_SPARK_MASTER": "local[2]",
             "ICESTREAM_DRIVER_MEMORY": "512m",
             FAULTS_FILE_VARIABLE: str(self._faults_file),
-            "KEEP_SECONDS": str(KEEP_SECONDS),
-            "JVM_SILENCE_SECONDS": str(JVM_SILENCE_SECONDS),
-            "HUNG_SECONDS": str(HUNG_SECONDS),
             "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
             "PYTHONPATH": str(Path(__file__).parents[2]),
             **(environment or {}),
@@ -86,19 +85,19 @@ class Cluster:
             headers={"Authorization": f"Bearer {key}"},
             timeout=PATIENCE_SECONDS,
         )
+        self._service = Process("tests.faults.service_build", self._environment, directory / "service.log")
         self.network.__enter__()
         self._start_service()
         self.post("/policies", {"name": "impatient", "settings": IMPATIENT})
         self.workers = [WorkerProcess(self, number) for number in range(workers)]
 
     def _start_service(self) -> None:
-        self._service = self.start(["-m", "tests.faults.service_build"], "service", {})
+        self._service.start()
         wait_until(self._is_ready, "the service to be ready")
 
     def kill_service(self) -> None:
         """And start it again."""
         self._service.kill()
-        self._service.wait()
         self._start_service()
 
     @property
@@ -109,7 +108,6 @@ class Cluster:
         for worker in self.workers:
             worker.close()
         self._service.kill()
-        self._service.wait()
         self.network.__exit__()
         self.http.close()
 
@@ -129,7 +127,7 @@ class Cluster:
             )
 
     def _is_ready(self) -> bool:
-        assert self._service.poll() is None, (self.directory / "service.log").read_text()[-4000:]
+        assert self._service.is_alive, self._service.log.read_text()[-4000:]
         try:
             return self.http.get(f"http://127.0.0.1:{self._port}/readyz").is_success
         except httpx.TransportError:
@@ -147,6 +145,37 @@ class Cluster:
 
     def wait_until_fired(self, directory: Path, fault: Fault) -> None:
         wait_until(lambda: fired(directory, fault) == fault.times, f"{fault} to fire")
+
+    def lose_attempts(self, attempts: int = 1) -> None:
+        """Let the service's time pass until it gives up so many: all that run, whose workers are silent."""
+        self._let_pass(HURRY, str(attempts))
+
+    def end_overdue_attempt(self) -> None:
+        """Let the time pass that a policy gives the attempt that runs, and a lease more."""
+        self._let_pass(OVERDUE, "")
+
+    def _let_pass(self, name: str, content: str) -> None:
+        file = self.service_place / name
+        file.write_text(content)
+        wait_until(lambda: not file.exists(), "the service to end what is late")
+
+    def at(self, seconds: float) -> AbstractContextManager[None]:
+        """Meanwhile, the service's clock is off by so much, and no longer by what was let pass."""
+        passed = self.service_place / PASSED
+        passed_seconds = float(passed.read_text()) if passed.exists() else 0.0
+        return _written(self.service_place / "clock", str(seconds - passed_seconds))
+
+    def limits(self, **seconds: float) -> AbstractContextManager[None]:
+        """For jobs that are claimed meanwhile: jvm_silence_seconds, and hung_seconds on top of a lease."""
+        return _written(self.directory / "limits", json.dumps(seconds))
+
+    def room(self, size_bytes: int) -> AbstractContextManager[None]:
+        """For each sort of a worker's meanwhile, on top of what it has taken."""
+        return _written(self.directory / "room", str(size_bytes))
+
+    def on_spark(self) -> AbstractContextManager[None]:
+        """Stages run in Spark's Python processes meanwhile, as large ones do."""
+        return _written(self.directory / "on-spark", "")
 
     # HTTP
 
@@ -194,7 +223,7 @@ class Cluster:
             one for one in self.get("/workers", limit=200)["items"] if one["id"] == following["worker_id"]
         ]
         return Recovery.of(
-            read_watched(self.directory / "service")[job_id, lost["attempt"]],
+            read_watched(self.service_place)[job_id, lost["attempt"]],
             heard_at=datetime.fromisoformat(lost["lease_expires_at"]) - timedelta(seconds=LEASE_SECONDS),
             given_up_at=datetime.fromisoformat(lost["ended_at"]),
             free_at=datetime.fromisoformat(worker["registered_at"]),
@@ -241,6 +270,10 @@ class WorkerProcess:
     def log(self) -> str:
         return (self._cluster.directory / f"{self.name}.log").read_text()
 
+    def gave_up(self, told: int) -> bool:
+        """Whether its log has it, beyond the characters that it had told before."""
+        return any(words in self.log[told:] for words in ("was taken away", "came too late"))
+
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -259,13 +292,16 @@ class WorkerProcess:
         self._keeper.join()
 
 
+@contextmanager
+def _written(file: Path, content: str) -> Iterator[None]:
+    file.write_text(content)
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
 def _content(response: httpx.Response) -> Json:
     assert response.is_success, f"{response.request.method} {response.request.url}: {response.text}"
     content: Json = response.json()
     return content
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

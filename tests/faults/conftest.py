@@ -1,4 +1,4 @@
-"""Spark and a catalog for the faults of tables, with the worker's other fixtures."""
+"""Spark, a catalog and a cluster of workers for the faults of tables, with the worker's other fixtures."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, sqlite_catalog
+from tests.faults.cluster import Cluster
 from tests.faults.recovery import TALLY
+from tests.faults.subjects import Subject, Subjects
 from tests.spark import spark as spark
 from tests.worker.conftest import exactly as exactly
 from tests.worker.conftest import jobs as jobs
@@ -26,3 +28,33 @@ def catalog(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ca
     # Its database is locked for a moment at a time: writers wait for each other, as those of a server do.
     spark.conf.set("spark.sql.catalog.faults.jdbc.busy_timeout", "60000")
     return sqlite_catalog(spark, "faults", tmp_path_factory.mktemp("faults"))
+
+
+# Whatever is large is taken from the system when it is needed, and given back when it isn't.
+EXACT_MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_MMAP_THRESHOLD_": str(64 * 1024)}
+
+
+@pytest.fixture(scope="session")
+def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all files whose tests do the same to its workers: these take long to start."""
+    allowed = [tmp_path_factory.getbasetemp().as_uri()]
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), allowed, environment=EXACT_MEMORY)
+    try:
+        cluster.register(catalog)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Subjects:
+    """One table of each format version; every case adds to it."""
+    known: dict[int, Subject] = {}
+
+    def subject(format_version: int) -> Subject:
+        if format_version not in known:
+            name = f"{catalog.name}.db.v{format_version}"
+            known[format_version] = Subject(cluster, spark, name, format_version)
+        return known[format_version]
+
+    return subject

@@ -1,18 +1,27 @@
-"""The service with faults at named points: `python -m tests.faults.service_build`. Only tests start it.
+"""The service with faults at named points: tests.faults.forked runs it. Only tests start it.
 
 It is the real application behind a wrapper that passes each request on. Its settings accept ICESTREAM_FAULTS,
-which the real ones know nothing of. A file `clock` in the faults' directory moves its clock by some seconds,
-and what its scheduler has watched is noted there.
+which the real ones know nothing of. Files in the faults' directory move its time: `clock` has seconds by
+which its clock is off, and while there is a file `hurry`, each pass of its scheduler finds that some of a
+lease has passed, until as many attempts as the file says were given up for that. With a file `overdue`, that
+goes for the time that policies give attempts, until one was ended. What the scheduler has watched is noted.
 """
 
+import importlib
 import re
-from datetime import timedelta
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import service.db.database
 from tests.faults.injection import Fault, Faults, InjectedError, InjectedTimeoutError
 from tests.faults.recovery import WATCHED
 
+HURRY, OVERDUE, PASSED = "hurry", "overdue", "passed"
+_STEP = 0.2
+"""Of a lease, that passes at once: less than the most that the scheduler believes in."""
 _POINTS = {
     "register": r"/workers",
     "claim": r"/workers/[^/]+/claim",
@@ -24,16 +33,71 @@ _POINTS = {
 POINTS = tuple(_POINTS)
 
 
+class Time:
+    """The system's, moved as the files say."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self._passed_seconds = self._overdue_seconds = 0.0
+        self._real_now = service.db.database.utc_now
+
+    def begin(self, directory: Path) -> None:
+        """directory: of the faults. Goes on where an earlier process of the service was."""
+        self.directory = directory
+        with suppress(OSError, ValueError):
+            self._passed_seconds = float((directory / PASSED).read_text())
+
+    def now(self) -> datetime:
+        off = 0.0
+        with suppress(OSError, ValueError):
+            off = float((self.directory / "clock").read_text())
+        return self._real_now() + timedelta(seconds=self._passed_seconds + off)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._passed_seconds
+
+    def of_attempts(self) -> float:
+        return time.monotonic() + self._overdue_seconds
+
+    def hurry(self, lease_seconds: float) -> None:
+        if (self.directory / OVERDUE).exists():
+            self._overdue_seconds += _STEP * lease_seconds
+        if (self.directory / HURRY).exists():
+            self._passed_seconds += _STEP * lease_seconds
+            (self.directory / PASSED).write_text(str(self._passed_seconds))
+
+    def given_up(self, attempts: int) -> None:
+        with suppress(OSError, ValueError):
+            hurry = self.directory / HURRY
+            missing = int(hurry.read_text()) - attempts
+            hurry.write_text(str(missing))
+            if missing <= 0:
+                hurry.unlink()
+
+
+_time = Time()
+
+
+def load() -> None:
+    """Import the service. Its clock comes first, since others take that over by name."""
+    service.db.database.utc_now = _time.now
+    for module in ("service.app", "service.command.serving"):
+        importlib.import_module(module)
+
+
 def main() -> None:
-    # Before the rest of the service is imported, since it takes this function over by name.
-    real_now = service.db.database.utc_now
-    service.db.database.utc_now = lambda: real_now() + _clock_offset(settings.faults_dir)
+    load()
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    import service.app as app_module
     from service.app import create_app, prepare
+    from service.catalogs.iceberg import IcebergCatalogs
     from service.command.serving import run
-    from service.scheduling.background import Background
+    from service.db.database import Database
+    from service.jobs.attempts import RunningAttempt
+    from service.jobs.leases import LeaseObserver
+    from service.scheduling.background import Background, Clock
     from service.settings import Settings
 
     class TestSettings(Settings):
@@ -69,19 +133,31 @@ def main() -> None:
                 await send({"type": "http.response.start", "status": 500, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
 
+    class TestBackground(Background):
+        def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
+            super().__init__(database, settings, catalogs, Clock(_time.now, _time.monotonic))
+            self._timeouts = LeaseObserver(settings.lease_seconds, _time.of_attempts)
+
+        def tick(self) -> None:
+            _time.hurry(settings.lease_seconds)
+            super().tick()
+            if self._renew_at is not None:  # it schedules
+                with (settings.faults_dir / WATCHED).open("a") as watched:
+                    for (job_id, attempt), (_, since) in self._attempts._since.items():
+                        watched.write(f"{job_id} {attempt} {self._attempts._watched_seconds - since}\n")
+
+        def _give_up(self, expired: dict[RunningAttempt, int]) -> None:
+            super()._give_up(expired)
+            _time.given_up(len(expired))
+
+        def _time_out(self, overdue: Collection[RunningAttempt]) -> None:
+            super()._time_out(overdue)
+            (_time.directory / OVERDUE).unlink(missing_ok=True)
+
     settings = TestSettings()
-    tick = Background.tick
-
-    def noted_tick(background: Background) -> None:
-        tick(background)
-        observer = background._attempts
-        if background._renew_at is not None:  # it schedules
-            with (settings.faults_dir / WATCHED).open("a") as watched:
-                for (job_id, attempt), (_, since) in observer._since.items():
-                    watched.write(f"{job_id} {attempt} {observer._watched_seconds - since}\n")
-
-    setattr(Background, "tick", noted_tick)  # noqa: B010 - its `self` has another name
+    _time.begin(settings.faults_dir)
     prepare(settings)
+    setattr(app_module, "Background", TestBackground)  # noqa: B010 - it is a type
     app = create_app(settings)
     run(Injecting(app, Faults(settings.faults, settings.faults_dir)), app.state.stopping, settings)
 
@@ -92,14 +168,3 @@ def _point_of(scope: "object") -> str | None:
         return None
     path = scope["path"].removeprefix("/api/v1")
     return next((point for point, pattern in _POINTS.items() if re.fullmatch(pattern, path)), None)
-
-
-def _clock_offset(directory: Path) -> timedelta:
-    try:
-        return timedelta(seconds=float((directory / "clock").read_text()))
-    except (OSError, ValueError):
-        return timedelta()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The real worker with a job that only pretends: `python -m tests.faults.stub_worker`. No Spark.
+"""The real worker with a job that only pretends: tests.faults.forked runs it. No Spark.
 
 What it does to its "table" is a line in a journal, one file a table. It reads that first, as a conversion
 looks for its job id in the history. STUB_JOURNAL names the directory, STUB_SECONDS how long a job takes.
@@ -6,6 +6,7 @@ While there is a file `hold` in that directory, no job ends.
 """
 
 import fcntl
+import importlib
 import logging
 import os
 import signal
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from worker.contract.control_plane import Assignment
     from worker.spark.tasks import TaskRunner
 
-JOURNAL = Path(os.environ["STUB_JOURNAL"])
-HOLD = JOURNAL / "hold"
-SECONDS = float(os.environ.get("STUB_SECONDS", "0.1"))
-
 
 @dataclass
 class Usage:
@@ -39,11 +36,12 @@ def run_job(
     job_id, attempt = assignment.job.id, assignment.attempt
     base = reporter.grant_row_addresses(10, 0)
     note("addresses", f"{assignment.table.table_uuid} {base} {job_id} {attempt}")
-    while HOLD.exists():
+    hold, seconds = _journal() / "hold", float(os.environ["STUB_SECONDS"])
+    while hold.exists():
         time.sleep(0.02)
     for step in range(4):
         reporter.progress("work", step, 4, "steps")
-        time.sleep(SECONDS / 4)
+        time.sleep(seconds / 4)
     is_repeated = any(line.split()[0] == job_id for line in journal(assignment.table.id))
     if not is_repeated:
         reporter.confirm_lease()
@@ -53,7 +51,7 @@ def run_job(
 
 def commit(table_id: str, job_id: str, attempt: int) -> None:
     """As atomic as a commit to Iceberg, which refuses what would remove the same deletes again."""
-    with (JOURNAL / table_id).open("a+") as file:
+    with (_journal() / table_id).open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if any(line.split()[0] == job_id for line in file):
@@ -62,20 +60,23 @@ def commit(table_id: str, job_id: str, attempt: int) -> None:
             file.write(f"{job_id} {attempt}\n")
 
 
+def _journal() -> Path:
+    return Path(os.environ["STUB_JOURNAL"])
+
+
 def journal(table_id: str) -> list[str]:
-    path = JOURNAL / table_id
+    path = _journal() / table_id
     return path.read_text().splitlines() if path.exists() else []
 
 
 def note(name: str, line: str) -> None:
-    with (JOURNAL / name).open("a") as file:
+    with (_journal() / name).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{line}\n")
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+def load() -> None:
+    """Import the worker, without what takes seconds: Spark above all."""
     _stand_in("worker.jobs.pipeline", run_job=run_job)
     _stand_in("worker.attempt.job", Usage=Usage)
     _stand_in("worker.attempt.outcome", Outcome=SimpleNamespace)
@@ -84,16 +85,19 @@ def main() -> None:
     _stand_in("worker.spark.tasks", TaskRunner=object)
     _stand_in("worker.spark.jvm_watch", JvmWatch=object)
     _stand_in("worker.spark.session", create_spark=None)
+    # Jobs take a moment here, so what lies between two tries is short, too.
+    for name in ("worker.agent.reporter", "worker.agent.worker"):
+        vars(importlib.import_module(name))["RETRY_SECONDS"] = 0.2
+    importlib.import_module("worker.agent.main")
 
-    import worker.agent.reporter
-    import worker.agent.worker
+
+def main() -> None:
     from worker.agent.main import WorkerSettings
     from worker.agent.worker import Worker
     from worker.contract.control_plane import ControlPlane
 
-    # Jobs take a moment here, so what lies between two tries is short, too.
-    for module in (worker.agent.reporter, worker.agent.worker):
-        vars(module)["RETRY_SECONDS"] = 0.2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = WorkerSettings()
     control_plane = ControlPlane(settings.url, settings.api_key)
     stub = Worker(control_plane, cast("TaskRunner", SimpleNamespace(is_usable=True)))
@@ -105,11 +109,6 @@ def main() -> None:
 
 
 def _stand_in(name: str, **content: Any) -> None:
-    """For what takes seconds to import, Spark above all."""
     module = ModuleType(name)
     module.__dict__.update(content)
     sys.modules[name] = module
-
-
-if __name__ == "__main__":
-    main()

@@ -4,14 +4,16 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import fastavro
 from pyarrow import fs as pafs
 from pyspark.sql import SparkSession
 
-from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.factories import TableBuilder, visible_rows
 from tests.jobs import Jobs
 from worker.index.key_set_index import database_name
 from worker.io.storage import Storage
@@ -36,12 +38,45 @@ def table_with_deletes(
     return table
 
 
+@dataclass
+class Named:
+    """Names of files that a table's snapshots name, read from the files themselves."""
+
+    manifests: set[str] = field(default_factory=set)
+    """And their lists."""
+    files: set[str] = field(default_factory=set)
+    """Of data and deletes."""
+    equality_deletes: set[str] = field(default_factory=set)
+    """Of these, the equality deletes of the current snapshot."""
+
+    @classmethod
+    def by(cls, table: TableBuilder, properties: Mapping[str, str] | None = None) -> Self:
+        storage, metadata, named = Storage(properties), table.metadata, cls()
+
+        @cache
+        def records(location: str) -> list[Any]:
+            return list(fastavro.reader(io.BytesIO(storage.read(location))))
+
+        for snapshot in metadata.snapshots:
+            named.manifests.add(_name(snapshot.manifest_list))
+            for manifest in records(snapshot.manifest_list):
+                named.manifests.add(_name(manifest["manifest_path"]))
+                live = [one["data_file"] for one in records(manifest["manifest_path"]) if one["status"] < 2]
+                named.files |= {_name(file["file_path"]) for file in live}
+                if snapshot.snapshot_id == metadata.current_snapshot_id:
+                    equality = [file for file in live if file["content"] == 2]
+                    named.equality_deletes |= {_name(file["file_path"]) for file in equality}
+        return named
+
+
+def _name(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
 def assert_every_manifest_is_named(table: TableBuilder) -> None:
     """Each manifest is there that some snapshot names, and no other."""
-    named = table.spark.sql(f"SELECT path FROM {table.identifier}.all_manifests").collect()
-    named += table.spark.sql(f"SELECT manifest_list FROM {table.identifier}.snapshots").collect()
     written = local(table.metadata_location).parent.glob("*.avro")
-    assert {path.name for path in written} == {row[0].rpartition("/")[2] for row in named}
+    assert {path.name for path in written} == Named.by(table).manifests
 
 
 def assert_nothing_is_left(table: TableBuilder, properties: Mapping[str, str] | None = None) -> None:
@@ -49,8 +84,9 @@ def assert_nothing_is_left(table: TableBuilder, properties: Mapping[str, str] | 
 
     properties: of the store, if it is not a local one.
     """
-    assert equality_delete_files(table.spark, table.identifier) == []
-    assert orphans(table, properties) == set()
+    named = Named.by(table, properties)
+    assert named.equality_deletes == set()
+    assert _ours(table, properties) - named.files == set()
 
 
 def assert_next_attempt_converts(
@@ -71,11 +107,17 @@ def orphans(table: TableBuilder, properties: Mapping[str, str] | None = None) ->
 
     properties: of the store, if it is not a local one.
     """
-    named = table.spark.sql(f"SELECT DISTINCT file_path FROM {table.identifier}.all_delete_files").collect()
+    return _ours(table, properties) - Named.by(table, properties).files
+
+
+def _ours(table: TableBuilder, properties: Mapping[str, str] | None) -> set[str]:
+    return {name for name in _present(table, properties) if name.startswith("icestream-")}
+
+
+def _present(table: TableBuilder, properties: Mapping[str, str] | None) -> set[str]:
     filesystem, path = Storage(properties).resolve(table.metadata.location)
     found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    written = {info.base_name for info in found if info.base_name.startswith("icestream-")}
-    return written - {row[0].rpartition("/")[2] for row in named}
+    return {info.base_name for info in found if info.is_file}
 
 
 def strays(table: TableBuilder, warehouse: str, properties: Mapping[str, str] | None = None) -> set[str]:
@@ -115,18 +157,11 @@ def strays(table: TableBuilder, warehouse: str, properties: Mapping[str, str] | 
 
 def unnamed(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:
     """Names of files in the table's location that neither its metadata nor any snapshot names."""
-    queries = (
-        "SELECT file_path FROM {}.all_data_files",
-        "SELECT file_path FROM {}.all_delete_files",
-        "SELECT path FROM {}.all_manifests",
-        "SELECT manifest_list FROM {}.snapshots",
-        "SELECT file FROM {}.metadata_log_entries",
-    )
-    named = {row[0] for query in queries for row in table.spark.sql(query.format(table.identifier)).collect()}
-    filesystem, path = Storage(properties).resolve(table.metadata.location)
-    found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    present = {info.base_name for info in found if info.is_file and not info.base_name.endswith(".crc")}
-    return present - {path.rpartition("/")[2] for path in named} - {"version-hint.text"}
+    named = Named.by(table, properties)
+    logged = {_name(entry.metadata_file) for entry in table.metadata.metadata_log}
+    present = {name for name in _present(table, properties) if not name.endswith(".crc")}
+    of_metadata = {_name(table.metadata_location), "version-hint.text"} | logged
+    return present - named.manifests - named.files - of_metadata
 
 
 def assert_no_content_is_unnamed(table: TableBuilder) -> None:

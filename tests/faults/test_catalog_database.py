@@ -22,6 +22,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs, SqlCatalog
 from tests.service.postgresql import running_server
+from tests.thorough import by_turns
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -56,7 +57,7 @@ def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPat
     return location
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def table(request: pytest.FixtureRequest, spark: SparkSession, warehouse: str) -> TableBuilder:
     name = f"database.db.t{next(_numbers)}"
     return table_with_deletes(spark, name, request.param, ROWS)
@@ -92,10 +93,11 @@ OUTAGES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "code"), OUTAGES)
+@pytest.mark.parametrize(("table", "outage"), by_turns(OUTAGES), indirect=["table"])
 def test_a_database_that_is_away_in_a_commit_costs_an_attempt(
-    mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+    outage: tuple[Mode, str], jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
+    mode, code = outage
     jobs.reporter.before_commit = lambda: proxy.set(mode)
     with pytest.raises(JobError) as failed:
         jobs.run("convert", job_id="broken")

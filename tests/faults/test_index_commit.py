@@ -73,7 +73,12 @@ def azure() -> Iterator[ObjectStore]:
         yield store
 
 
-@pytest.fixture(params=["local", "s3", "google", pytest.param("azure", marks=pytest.mark.thorough)])
+STORES = ("local", "s3", "google", "azure")
+
+
+@pytest.fixture(
+    params=[*STORES[:2], *(pytest.param(name, marks=pytest.mark.thorough) for name in STORES[2:])]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(tmp_path.as_uri(), {})
@@ -406,6 +411,9 @@ def test_a_store_without_exclusive_writes_is_refused() -> None:
         Storage().create("hdfs://host/x", b"")
 
 
+@pytest.mark.parametrize(
+    "place", [*STORES[:3], pytest.param(STORES[3], marks=pytest.mark.thorough)], indirect=True
+)
 def test_a_file_is_created_once(place: Place) -> None:
     location = f"{place.location}/deep/in/snapshot-1"
     assert place.storage.create(location, b"first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -13,11 +12,11 @@ from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
-from tests.faults.cluster import KEEP_SECONDS, Cluster
+from tests.faults.cluster import Cluster
 from tests.faults.injection import Fault, release
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
+from tests.faults.subjects import Subject, prepare
 from tests.faults.tables import commits_by_job, orphans, strays, table_with_deletes, unnamed
-from tests.faults.test_worker import Subject, prepare
 from tests.jobs import Jobs, SqlCatalog
 from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
@@ -272,7 +271,6 @@ def test_a_job_whose_store_is_cut_off_is_done_by_an_attempt_after_that(
         assert any("files that attempt 1" in decision for decision in job["result"]["decisions"])
         return
     for _ in range(2):
-        time.sleep(KEEP_SECONDS)  # what is younger stays
         cluster.run(subject.table_id, "compact")
     assert strays(subject.table, INDEX_WAREHOUSE, store) == set()
 

@@ -23,7 +23,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs
 from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
-from tests.thorough import by_turns
+from tests.thorough import thorough_unless
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -66,7 +66,14 @@ def jobs(spark: SparkSession, rest: RestCatalog, proxy: Proxy, table: TableBuild
     return Jobs(spark, catalog, table.identifier, tmp_path)
 
 
-@pytest.mark.parametrize("status", [None, 500, 503, 504])
+@pytest.mark.parametrize(
+    ("table", "status"),
+    thorough_unless(
+        {(2, None), (3, 503)}.__contains__,
+        [(version, status) for version in (2, 3) for status in (None, 500, 503, 504)],
+    ),
+    indirect=["table"],
+)
 def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     status: int | None, jobs: Jobs, proxy: Proxy, rest: RestCatalog, table: TableBuilder, spark: SparkSession
 ) -> None:
@@ -86,23 +93,28 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
 
 # Away when a job begins, before the commit, in the middle of it, and after it with the answer.
 OUTAGES = [
-    ("plan", CUT, "catalog_unreachable"),
-    ("plan", HANG, "catalog_unreachable"),
-    ("plan", answer(503), "catalog_unreachable"),
-    ("commit", CUT, "commit_failed"),
-    ("commit", HANG, "commit_failed"),
-    ("commit", answer(503), "commit_failed"),
-    ("commit", lose(OURS, then=CUT), "commit_state_unknown"),
-    ("commit", lose(OURS, then=HANG), "commit_state_unknown"),
-    ("commit", lose(OURS, then=answer(503)), "commit_state_unknown"),
+    (2, "plan", CUT, "catalog_unreachable"),
+    (2, "plan", HANG, "catalog_unreachable"),
+    (3, "plan", answer(503), "catalog_unreachable"),
+    (3, "commit", CUT, "commit_failed"),
+    (2, "commit", HANG, "commit_failed"),
+    (3, "commit", answer(503), "commit_failed"),
+    (2, "commit", lose(OURS, then=CUT), "commit_state_unknown"),
+    (3, "commit", lose(OURS, then=HANG), "commit_state_unknown"),
+    (2, "commit", lose(OURS, then=answer(503)), "commit_state_unknown"),
 ]
+# The rest by `make thorough`: clients wait and try again.
+USUAL = {("plan", HANG), ("commit", CUT), ("commit", lose(OURS, then=answer(503)))}
 
 
-@pytest.mark.parametrize(("table", "outage"), by_turns(OUTAGES), indirect=["table"])
+@pytest.mark.parametrize(
+    ("table", "moment", "mode", "code"),
+    thorough_unless(lambda case: case[1:3] in USUAL, OUTAGES),
+    indirect=["table"],
+)
 def test_a_catalog_that_is_away_costs_an_attempt(
-    outage: tuple[str, Mode, str], jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+    moment: str, mode: Mode, code: str, jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
-    moment, mode, code = outage
     if moment == "plan":
         proxy.set(mode)
     else:

@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog
-from tests.faults.cluster import LEASE_SECONDS, Cluster
+from tests.faults.cluster import Cluster
+from tests.faults.control_plane import LEASE_SECONDS
 from tests.faults.injection import Fault
-from tests.faults.test_worker import Subject, prepare
+from tests.faults.subjects import Subject, prepare
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.integration
@@ -62,6 +63,8 @@ def test_both_jobs_of_a_process_that_ends_are_done_by_the_next_one(
     pid = process.pid
     process.send(ends)
     wait_until(lambda: process.pid != pid, "the process to end")
+    if ends == signal.SIGKILL:
+        cluster.lose_attempts(2)
     jobs = [cluster.wait_for_job(job_id) for job_id in job_ids]
     for subject, job in zip(subjects, jobs, strict=True):
         subject.check_end(kind, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import venv
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog
-from tests.faults.cluster import KEEP_SECONDS, PYTHON_DAEMON, Cluster
+from tests.faults.cluster import PYTHON_DAEMON, Cluster
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
+from tests.faults.subjects import Subject
 from tests.faults.tables import strays
-from tests.faults.test_worker import Subject
 from tests.patience import PATIENCE_SECONDS
 from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
 
@@ -68,7 +67,6 @@ def test_jobs_survive_executors_that_are_killed(
         assert stage["task_seconds"] > 0
         assert stage["tasks_in_driver"] == 0
     for _ in range(2):
-        time.sleep(KEEP_SECONDS)  # what is younger stays
         cluster.run(subject.table_id, "compact")
     assert strays(subject.table, cluster.index_place.as_uri()) == set()
     assert "Spark's executors run tasks with the same packages" in worker.log

@@ -112,7 +112,7 @@ def rows_after(appends: int, upserts: int) -> dict[tuple[int, int], int]:
     return dict.fromkeys([*values.items(), *((NEW + number, number) for number in range(appends))], 1)
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [3, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_one_retry_at_most(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -171,7 +171,7 @@ def attempts_needed(jobs: Jobs, job_id: str) -> int:
     return attempt
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_after_it(
     exactly: Exactness, format_version: int
 ) -> None:

@@ -5,11 +5,12 @@ ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker k
 Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
 written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
 `delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `drop`, `leftovers` (found,
-to be removed).
+to be removed). A file `limits` beside it gives limits of the worker's to whoever claims a job then.
 """
 
 import errno
 import functools
+import json
 import os
 import re
 import resource
@@ -38,6 +39,9 @@ from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPl
 from worker.index.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.io.storage import Storage
 from worker.spark.tasks import TaskRunner
+
+JVM_SILENCE_SECONDS = 12.0  # and not a minute
+HUNG_SECONDS = worker.agent.reporter.HUNG_SECONDS
 
 Failure = Callable[[], Exception]
 Sort = Callable[[pa.Table], pa.Table]
@@ -115,6 +119,16 @@ def choose_place(runner: TaskRunner) -> None:
         runner.local_rows = worker.spark.tasks.LOCAL_ROWS
 
 
+def take_limits() -> None:
+    """What the worker waits for a minute for, it may wait for shorter: see `Cluster.limits`."""
+    try:
+        limits = json.loads(Path(os.environ[FAULTS_FILE_VARIABLE]).with_name("limits").read_text())
+    except FileNotFoundError:
+        limits = {}
+    worker.spark.jvm_watch.JVM_SILENCE_SECONDS = limits.get("jvm_silence_seconds", JVM_SILENCE_SECONDS)
+    worker.agent.reporter.HUNG_SECONDS = limits.get("hung_seconds", HUNG_SECONDS)
+
+
 def part_of_index(table: RunTable) -> str:
     return "entries" if "/entries_" in table.location else "dictionary"
 
@@ -132,6 +146,15 @@ class Commit:
 
 
 def inject() -> None:
+    claim = ControlPlane.claim
+
+    @functools.wraps(claim)
+    def claim_within_limits(*arguments: Any, **named: Any) -> Any:
+        assignment = claim(*arguments, **named)
+        take_limits()
+        return assignment
+
+    setattr(ControlPlane, "claim", claim_within_limits)  # noqa: B010 - its `self` has another name
     wrap(ControlPlane, "claim", "claim", no_service)
     run = TaskRunner.run
 
@@ -171,10 +194,9 @@ if __name__ == "__main__":
     # Stacks, of which a job has dozens, leave what a test lets a worker take to the job's data.
     threading.stack_size(1024**2)
     inject()
-    # Clean-up runs after seconds, not an hour.
-    worker.index.compaction.KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "3600"))
-    # And a JVM is hung after seconds, not a minute.
-    worker.spark.jvm_watch.JVM_SILENCE_SECONDS = float(os.environ.get("JVM_SILENCE_SECONDS", "60"))
-    # So is a job that outlives its attempt.
-    worker.agent.reporter.HUNG_SECONDS = float(os.environ.get("HUNG_SECONDS", "60"))
+    # What no commit names is cleaned up at once, and not after an hour: nobody else works on a job's table.
+    worker.index.compaction.KEEP_SECONDS = 0.0
+    for module in (worker.agent.reporter, worker.agent.worker):
+        vars(module)["RETRY_SECONDS"] = 0.2
+    take_limits()
     sys.exit(worker.agent.main.main())

@@ -1,0 +1,131 @@
+"""Tables that jobs of a cluster's workers are run on, and what must hold of each after any job."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.faults.cluster import Cluster
+from tests.faults.control_plane import LEASE_SECONDS
+from tests.faults.injection import Fault
+from tests.faults.recovery import TALLY
+from tests.faults.tables import assert_no_content_is_unnamed, assert_nothing_is_left, commits_by_job, strays
+from tests.integration.icestream import Json
+from tests.patience import wait_until
+
+BATCH = 2_000
+
+
+class Subject:
+    """A table with an index, and what must be visible in it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spark: SparkSession,
+        identifier: str,
+        format_version: Any,
+        policy: str = "impatient",
+        *,
+        batch: int = BATCH,
+        store: Mapping[str, str] | None = None,
+    ) -> None:
+        """batch: rows that each `write` adds. store: properties of the table's, if it is not a local one."""
+        self.cluster, self.spark = cluster, spark
+        self._batch, self._store = batch, store
+        self.table = TableBuilder.create(
+            spark, identifier, "id bigint, v bigint", format_version=format_version
+        )
+        self.table.writer = "iceberg" if store else "arrow"
+        self.table_id = cluster.enroll(identifier, key_sets=[["id"]], policy=policy)
+        self.rows: Counter[tuple[int, int]] = Counter()
+        self._next = 0
+        self.write()
+
+    def write(self, files: int = 3) -> None:
+        """Some data files, and deletes of one row in four of these and of older ones."""
+        ids = range(self._next, self._next + self._batch)
+        self._next += self._batch
+        self.table.append(pa.table({"id": ids, "v": ids}), files=files)
+        gone = [i for i in range(self._next) if (i + self._next // self._batch) % 4 == 0]
+        self.table.delete_keys(pa.table({"id": gone}))
+        self.rows.update((i, i) for i in ids)
+        for i in gone:
+            self.rows.pop((i, i), None)
+
+    def check_rows(self) -> None:
+        assert visible_rows(self.spark, self.table.identifier) == self.rows
+
+    def check_end(self, kind: str, job: Json, *, commits: int = 1) -> None:
+        """What holds after any job, however many attempts it took."""
+        assert job["status"] == "succeeded", job
+        TALLY.add(job["attempts"], LEASE_SECONDS)
+        self.check_rows()
+        assert commits_by_job(self.table)[job["id"]] == (commits if kind == "convert" else 0)
+        assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
+        assert job["attempts"][-1]["status"] == "succeeded"
+        assert all(attempt["ended_at"] for attempt in job["attempts"])
+        assert self.cluster.get("/jobs", status="running")["items"] == []
+        assert not [one for one in self.cluster.get("/workers")["items"] if one["job_id"]]
+        events = self.cluster.get(f"/jobs/{job['id']}/events", limit=500)["items"]
+        kinds = Counter(event["kind"] for event in events)
+        assert kinds["job.running"] == len(job["attempts"])
+        if kind == "convert":
+            assert_nothing_is_left(self.table, self._store)
+        if kind in ("index", "rebuild"):
+            (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
+            assert key_set["coverage"] == 1.0
+
+
+def prepare(subject: Subject, kind: str) -> None:
+    """Work for a job of this kind, with an index to look up in."""
+    subject.cluster.inject()
+    subject.write()
+    if kind != "index":
+        subject.cluster.run(subject.table_id, "index")
+    if kind == "compact":
+        subject.write()
+        subject.cluster.run(subject.table_id, "index")
+
+
+def check_drain(cluster: Cluster, subject: Subject, kind: str, fault: Fault) -> None:
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    worker = cluster.worker_of(cluster.get(f"/jobs/{job_id}")["attempts"][0])
+    pid = worker.pid
+    worker.send(signal.SIGTERM)
+    # After STOP_SECONDS, or on its own, it would end without handing anything back.
+    wait_until(lambda: worker.pid != pid, "the worker to end")
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
+
+
+Subjects = Callable[[int], Subject]
+
+
+def check_that_the_index_is_whole_and_its_place_holds_nothing_else(
+    cluster: Cluster, subjects: Subjects
+) -> None:
+    """After whatever a file of tests has done to the tables of both format versions."""
+    cluster.inject()
+    for format_version in (2, 3):
+        subject = subjects(format_version)
+        cluster.run(subject.table_id, "index")
+        cluster.run(subject.table_id, "convert")
+        assert equality_delete_files(subject.spark, subject.table.identifier) == []
+        subject.check_rows()
+        assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+
+        for _ in range(3):
+            cluster.run(subject.table_id, "compact")
+        assert strays(subject.table, cluster.index_place.as_uri()) == set()
+        assert_no_content_is_unnamed(subject.table)
+        subject.check_rows()
