@@ -30,8 +30,9 @@ class Process:
     def start(self) -> None:
         environment = {**os.environ, **self._environment}
         # As a daemon, it ends with whoever started it.
-        self._process = _context.Process(target=_run, args=(self._module, environment, self.log), daemon=True)
-        self._process.start()
+        process = _context.Process(target=_run, args=(self._module, environment, self.log), daemon=True)
+        process.start()
+        self._process = process
         self.starts += 1
 
     @property

@@ -140,7 +140,10 @@ def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_j
         assert service.starts == 1
 
 
-def test_another_replica_takes_over_from_one_that_stands_still(new_world: Callable[..., World]) -> None:
+@pytest.mark.parametrize("ends", [signal.SIGSTOP, signal.SIGKILL])
+def test_another_replica_takes_over_from_one_that_stands_still_or_dies(
+    ends: signal.Signals, new_world: Callable[..., World]
+) -> None:
     world = new_world()
     first, first_port = world.service(kept_alive=False)
     holder = wait_until(lambda: scheduler(world), "a scheduler")
@@ -149,15 +152,16 @@ def test_another_replica_takes_over_from_one_that_stands_still(new_world: Callab
     ids = {world.request(first_port, 0)}
     wait_until(world.at_work, "a job at work")
     assert scheduler(world) == holder
-    first.send(signal.SIGSTOP)
+    first.send(ends)
     worker.kill()
     world.lose_attempt()
     assert scheduler(world) != holder
     world.worker(second_port)
     world.wait_for_jobs(ids)
-    first.send(signal.SIGCONT)
-    ids.add(world.request(first_port, 1))
-    world.wait_for_jobs(ids)
+    if ends == signal.SIGSTOP:
+        first.send(signal.SIGCONT)
+        ids.add(world.request(first_port, 1))
+        world.wait_for_jobs(ids)
     world.check(ids)
     (recovery,) = world.recoveries()
     recovery.check(LEASE_SECONDS)

@@ -6,7 +6,6 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +16,7 @@ import pytest
 from pyiceberg.types import LongType
 
 from tests.faults.proxy import CUT, PASS, Proxy, truncate
+from tests.faults.racers import SCHEMA, Place, race
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3, s3_server
@@ -25,7 +25,7 @@ from worker.index.commit import commit_index, forget_files
 from worker.index.compaction import LiveRowAddresses, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index.dictionary import assign_row_addresses, dictionary_rows
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, open_index
-from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, LiveFiles, RunFile, write_run
+from worker.index.sorted_runs import IndexCommitConflictError, LiveFiles, RunFile, write_run
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import KeyReader
@@ -33,9 +33,8 @@ from worker.table.files import DataFile, DataFiles, PartitionKey
 
 DATABASE = "t_1"
 KEY_SET = KeySet((KeyColumn(1, "id", (1,), LongType(), pa.int64()),))
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 RACERS = 4
-ROUNDS = 12
+ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +42,6 @@ def s3() -> Iterator[S3]:
     with s3_server() as server:
         server.create_bucket("lake")
         yield server
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an index lies; opens in any process."""
-
-    location: str
-    properties: dict[str, str]
-
-    @property
-    def storage(self) -> Storage:
-        return Storage(self.properties)
-
-    @property
-    def warehouse(self) -> IndexWarehouse:
-        return IndexWarehouse(self.location, self.storage)
 
 
 @pytest.fixture(scope="module")
@@ -146,37 +129,15 @@ def fresh(place: Place) -> KeySetIndex:
     return index
 
 
-def race(place: Place, number: int, rounds: int, barrier: Any, wins: Any) -> None:
-    """Every racer commits one run on the snapshot that all of them saw."""
-    table = place.warehouse.open("race", "runs")
-    assert table is not None
-    for turn in range(rounds):
-        rows = pa.table({"id": [turn * 100 + number]}, schema=SCHEMA)
-        runs = write_run(place.storage, table.location, rows, primary_key=["id"])
-        barrier.wait()
-        planned_on = table.live_files()
-        barrier.wait()
-        try:
-            table.commit_files(planned_on, runs)
-        except IndexCommitConflictError:
-            continue
-        wins.put((turn, number))
-
-
 def test_of_racing_processes_one_commits_each_snapshot(place: Place) -> None:
     table = place.warehouse.create("race", "runs", SCHEMA, ["id"], {})
     context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(RACERS), context.Queue()
-    racers = [
-        context.Process(target=race, args=(place, number, ROUNDS, barrier, wins)) for number in range(RACERS)
-    ]
-    for racer in racers:
-        racer.start()
-    for racer in racers:
-        racer.join(PATIENCE_SECONDS)
-        assert racer.exitcode == 0
-    won = sorted(wins.get(timeout=PATIENCE_SECONDS) for _ in range(ROUNDS))
-    assert wins.empty()
+    answers = context.SimpleQueue()
+    host = context.Process(target=race, args=(place, RACERS, ROUNDS, answers))
+    host.start()
+    host.join(PATIENCE_SECONDS)
+    assert host.exitcode == 0
+    won = answers.get()
     assert [turn for turn, _ in won] == list(range(ROUNDS))
     live = table.live_files()
     assert live.paimon_snapshot_id == ROUNDS

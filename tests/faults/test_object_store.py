@@ -175,13 +175,15 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     verified = s3_jobs.run("verify").result
     assert all(key_set["differences"] == 0 for key_set in verified["key_sets"])
 
+    assert unnamed(table, server.properties()) == set()
+    if kind == "convert":  # which writes nothing into the index
+        return
     if stage == "commit_index":
         assert strays(table, s3_jobs.index_location, server.properties())
     monkeypatch.setattr("worker.index.compaction.KEEP_SECONDS", 0)
     for kind in ("index", "compact", "compact"):
         s3_jobs.run(kind)
     assert strays(table, s3_jobs.index_location, server.properties()) == set()
-    assert unnamed(table, server.properties()) == set()
 
 
 @pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
