@@ -51,16 +51,24 @@ $(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
 	@echo "Keeping the classes of Spark, which the tests start many times ..."
 	$(BIN)/python -m tests.class_archive >$(VENV)/spark-classes.log 2>&1 || { cat $(VENV)/spark-classes.log >&2; exit 1; }
 
+# With `--dist` of pyproject.toml.
+PYTEST := $(BIN)/pytest --numprocesses 2
+
 .PHONY: test
-test: install lint $(VENV)/spark-classes.jsa ## Run the linters and the tests (ARGS="-k name" to choose)
+test: install lint $(VENV)/spark-classes.jsa ## Run the linters and the tests, within ten minutes (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
 	scripts/install_helm >/dev/null
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not thorough" $(ARGS)
+	$(PYTEST) -m "not thorough" $(ARGS)
+
+.PHONY: test-all
+test-all: ## Run `make test`, and after it `make thorough`
+	@$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory thorough
 
 .PHONY: thorough
 thorough fault-figures: export ICESTREAM_STORES := gcs,azure
-thorough: emulators ## Run the tests that are too many alike for every change: a worker killed at each of its points
-	@$(BIN)/pytest -m thorough $(ARGS)
+thorough: emulators $(VENV)/spark-classes.jsa ## Run the rest of the tests: combinations, and repeats of faults of real processes
+	@$(PYTEST) -m thorough $(ARGS)
 
 .PHONY: fault-figures
 fault-figures: emulators ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_SECONDS = 900.0
+PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.05
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.progress import Progress
+from tests.progress import STUCK_SECONDS, Progress
 
 PROJECT = Path(__file__).parents[1]
 PLUGIN = """
@@ -37,10 +37,39 @@ import threading
 def test_stuck():
     threading.Event().wait()
 """
+HANGS_AT_ITS_END = """
+import threading
+import time
+from pathlib import Path
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown" and hasattr(report, "node"):  # where it has come from its process
+        while not Path("hangs").exists():
+            time.sleep(0.01)
+        tests.progress.STUCK_SECONDS = 0.1
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workerinput"):
+        wait_at_the_end()
+
+def wait_at_the_end():
+    Path("hangs").touch()
+    threading.Event().wait()
+"""
+# The process has done other tests before, and has more to do.
+DIES = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(20))
+def test_it(number):
+    if number == 5:
+        os._exit(1)
+"""
 
 
-def run(folder: Path, tests: str, *options: str) -> str:
-    (folder / "conftest.py").write_text(PLUGIN)
+def run(folder: Path, tests: str, *options: str, plugin: str = PLUGIN) -> str:
+    (folder / "conftest.py").write_text(plugin)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {PROJECT}\n")
     with (folder / "told").open("w") as told:
@@ -61,10 +90,31 @@ def test_a_test_that_runs_is_named_before_it_ends(workers: int, tmp_path: Path) 
 
 @pytest.mark.integration
 def test_a_stuck_test_fails_with_its_stacks(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    assert pytestconfig.getini("faulthandler_timeout") > 0
+    assert 0 < pytestconfig.getini("faulthandler_timeout") < STUCK_SECONDS
     assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
     options = ["-o", "faulthandler_timeout=1", "-o", "faulthandler_exit_on_timeout=true"]
     told = run(tmp_path, STUCK, "--numprocesses", "1", *options)
     assert "in test_stuck" in told
     assert "crashed while running 'test_it.py::test_stuck'" in told
     assert "1 failed in" in told
+
+
+@pytest.mark.integration
+def test_a_process_that_hangs_between_tests_ends_the_run_with_its_stacks(tmp_path: Path) -> None:
+    told = run(tmp_path, "def test_it(): pass", "--numprocesses", "1", plugin=PLUGIN + HANGS_AT_ITS_END)
+    assert "No test has begun or ended for too long: the run is interrupted" in told
+    assert "in wait_at_the_end" in told
+    assert "KeyboardInterrupt" in told
+
+
+@pytest.mark.integration
+def test_what_a_process_that_dies_has_left_is_run_by_others(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """With its other schedulers, xdist sends empty lists of tests for ever, or runs the fatal one again."""
+    for name in "abcdef":
+        (tmp_path / f"test_{name}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    (option,) = [one for one in pytestconfig.getini("addopts") if one.startswith("--dist=")]
+    told = run(tmp_path, DIES, option, "--numprocesses", "2")
+    assert "crashed while running 'test_it.py::test_it[5]'" in told
+    assert "1 failed, 31 passed in" in told

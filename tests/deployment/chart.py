@@ -62,7 +62,9 @@ def _template(example: str | None, kubernetes: str, values: str) -> str:
 def render(
     example: str | None = "small", kubernetes: str = NEWEST_KUBERNETES, **values: Any
 ) -> list[Manifest]:
-    return [manifest for manifest in yaml.safe_load_all(template(example, kubernetes, **values)) if manifest]
+    # libyaml's loader: the same, ten times as fast.
+    manifests = yaml.load_all(template(example, kubernetes, **values), yaml.CSafeLoader)
+    return [manifest for manifest in manifests if manifest]
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:

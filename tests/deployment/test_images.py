@@ -11,6 +11,7 @@ import sys
 import tomllib
 import venv
 from fnmatch import fnmatch
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ def test_what_is_copied_exists_and_is_not_ignored(image: str) -> None:
                 assert any(fnmatch(source.rstrip("/"), one) or source.startswith(f"{one}/") for one in kept)
 
 
+@cache
 def packages_in_use() -> set[str]:
     """The packages of this repository that the service or the worker is made of, each by its folder."""
     used, waiting = set[str](), {"service", "worker"}

@@ -28,6 +28,7 @@ from service.errors import UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import Answer, Answers, answering, rest_catalog
+from tests.patience import PATIENCE_SECONDS
 from tests.server_process import free_port, serving
 from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both
 from trust.bounds import (
@@ -44,7 +45,8 @@ from trust.bounds import (
 # Who reads a catalog holds no database.
 database_kind = alike_on_both
 
-PATIENCE_SECONDS = 60.0
+PAUSE_SECONDS = 0.1
+"""Less than a catalog has for an answer."""
 MIB = 1024**2
 BUFFERED_BYTES = 32 * MIB
 """More than the kernel holds of a connection."""
@@ -113,7 +115,7 @@ def now_and_then(stream: Stream, connection: socket.socket) -> None:
     stream.send(connection, b"HTTP/1.1 200 OK\r\n\r\n")
     while True:
         stream.send(connection, b" ")
-        time.sleep(0.02)
+        time.sleep(PAUSE_SECONDS)
 
 
 def headers_now_and_then(stream: Stream, connection: socket.socket) -> None:
@@ -121,7 +123,7 @@ def headers_now_and_then(stream: Stream, connection: socket.socket) -> None:
     stream.send(connection, b"HTTP/1.1 200 OK\r\nx: ")
     while True:
         stream.send(connection, b"x")
-        time.sleep(0.02)
+        time.sleep(PAUSE_SECONDS)
 
 
 def string_without_end(stream: Stream, connection: socket.socket) -> None:
@@ -135,7 +137,7 @@ def string_now_and_then(stream: Stream, connection: socket.socket) -> None:
     _begin_string(stream, connection)
     while True:
         stream.send(connection, b"x")
-        time.sleep(0.02)
+        time.sleep(PAUSE_SECONDS)
 
 
 def _begin_string(stream: Stream, connection: socket.socket) -> None:

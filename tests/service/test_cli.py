@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -194,7 +195,7 @@ def test_shells_complete_commands_options_and_values() -> None:
 class Up:
     """A running `icestream up`, with its log."""
 
-    def __init__(self, data_dir: Path, umask: int = -1) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.log = data_dir.with_suffix(".log")
         environment = {**os.environ, "ICESTREAM_BOOTSTRAP_KEY": ADMIN_KEY}
@@ -204,7 +205,7 @@ class Up:
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                umask=umask,
+                umask=0,
             )
         self.link = wait_until(lambda: self._said(r"(http://\S+/login\?token=\S+)"), "the login link")
         self.url = self.link.partition("/login")[0]
@@ -236,6 +237,10 @@ class Up:
             self.url + path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=PATIENCE_SECONDS
         )
 
+    def audit(self, action: str) -> list[dict[str, Any]]:
+        """The newest one first."""
+        return list(self.get(f"/api/v1/audit?action={action}").json()["items"])
+
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(with_signal)
         return self.process.wait(PATIENCE_SECONDS)
@@ -253,47 +258,55 @@ def group(leader: int) -> list[int]:
     return members
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path / "data")
-    yield running
-    running.process.kill()
-    running.process.wait()
-    if running.worker is not None:
-        wait_until(lambda: not group(running.worker or 0), "the worker to end")
-
-
-@pytest.mark.integration
-def test_up_serves_at_once_and_leaves_no_process_behind(up: Up) -> None:
-    assert up.get("/readyz").status_code == 200
-    worker = up.await_worker()
-    wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
-    assert up.stop() == 0
-    assert group(worker) == []
-    assert "Traceback" not in up.log.read_text()
-    assert "spark" not in up.log.read_text().lower(), "what Spark says goes to the worker's log"
-    assert "Spark" in (up.data_dir / "logs" / "worker.log").read_text()
-
-
-@pytest.mark.integration
-def test_other_users_read_nothing_of_what_up_keeps(tmp_path: Path) -> None:
-    up = Up(tmp_path / "data", umask=0)
+@contextmanager
+def running_up(data_dir: Path) -> Iterator[Up]:
+    running = Up(data_dir)
     try:
-        up.await_worker()
-        kept = {path: path.stat().st_mode & 0o777 for path in (up.data_dir, *up.data_dir.rglob("*"))}
+        yield running
     finally:
+        worker = running.worker
+        running.process.kill()
+        running.process.wait()
+        if worker is not None:
+            wait_until(lambda: not group(worker), "the worker to end")
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """For all tests that do not end it."""
+    with running_up(tmp_path_factory.mktemp("up") / "data") as running:
+        yield running
+
+
+@pytest.mark.integration
+def test_up_serves_at_once_leaves_no_process_behind_and_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as up:
+        assert up.get("/readyz").status_code == 200
+        (catalog,) = up.get("/api/v1/catalogs").json()["items"]
+        assert catalog["name"] == "embedded"
+        worker = up.await_worker()
+        wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
         assert up.stop() == 0
+        assert group(worker) == []
+        assert "Traceback" not in up.log.read_text()
+        assert "spark" not in up.log.read_text().lower(), "what Spark says goes to the worker's log"
+        assert "Spark" in (up.data_dir / "logs" / "worker.log").read_text()
+        assert "No service answers" in refusal("login", "--data-dir", str(up.data_dir))
+    with running_up(tmp_path / "data") as again:
+        assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
+        worker = wait_until(lambda: again.worker, "a worker")
+        assert again.stop(signal.SIGINT) == 0, "Ctrl-C stops it as well"
+        assert group(worker) == []
+
+
+@pytest.mark.integration
+def test_other_users_read_nothing_of_what_up_keeps(up: Up) -> None:
+    up.await_worker()
+    kept = {path: path.stat().st_mode & 0o777 for path in (up.data_dir, *up.data_dir.rglob("*"))}
     scratch = up.data_dir / "cache"
     shared = {path for path, mode in kept.items() if mode & 0o077 and scratch not in path.parents}
     assert shared == {up.data_dir / "warehouse"}
     assert {"icestream.db-wal", "catalog.db", "lock", "worker.log"} <= {path.name for path in kept}
-
-
-@pytest.mark.integration
-def test_ctrl_c_stops_up_as_well(up: Up) -> None:
-    worker = up.await_worker()
-    assert up.stop(signal.SIGINT) == 0
-    assert group(worker) == []
 
 
 @pytest.mark.integration
@@ -304,6 +317,7 @@ def test_login_link_works_once(up: Up) -> None:
 
 @pytest.mark.integration
 def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> None:
+    before = up.audit("login_link.create"), up.audit("login_link.use")
     made = CliRunner().invoke(app, ["login", "--data-dir", str(up.data_dir)])
     assert made.exit_code == 0, made.output
     link = made.stdout.strip()
@@ -312,23 +326,9 @@ def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> 
     assert httpx.get(link).cookies
     assert not httpx.get(link).cookies
     assert "icestream login" in httpx.get(link).text
-    (used,) = up.get("/api/v1/audit?action=login_link.use").json()["items"]
-    assert (used["principal"], used["outcome"]) == ("local user", "allowed")
-    assert len(up.get("/api/v1/audit?action=login_link.create").json()["items"]) == 2
-    up.stop()
-    assert "No service answers" in refusal("login", "--data-dir", str(up.data_dir))
-
-
-@pytest.mark.integration
-def test_next_up_goes_on_with_the_same_catalog(up: Up) -> None:
-    (catalog,) = up.get("/api/v1/catalogs").json()["items"]
-    assert catalog["name"] == "embedded"
-    assert up.stop() == 0
-    again = Up(up.data_dir)
-    try:
-        assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
-    finally:
-        assert again.stop() == 0
+    created, used = up.audit("login_link.create"), up.audit("login_link.use")
+    assert [len(created), len(used)] == [len(entries) + 1 for entries in before]
+    assert (used[0]["principal"], used[0]["outcome"]) == ("local user", "allowed")
 
 
 @pytest.mark.integration
@@ -338,18 +338,12 @@ def test_second_up_on_a_data_directory_is_refused(up: Up) -> None:
 
 
 @pytest.mark.integration
-def test_worker_that_dies_is_started_again(up: Up) -> None:
-    first = up.await_worker()
-    os.kill(first, signal.SIGKILL)
-    second = up.await_worker(other_than=first)
-    assert group(first) == []
-    assert "The worker ended (SIGKILL) and is started again in 1 s" in up.log.read_text()
-    assert up.stop() == 0
-    assert group(second) == []
-
-
-@pytest.mark.integration
-def test_worker_ends_when_up_is_killed(up: Up) -> None:
-    worker = up.await_worker()
-    assert up.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: not group(worker), "the worker and its JVM to end")
+def test_worker_that_dies_is_started_again_and_ends_when_up_is_killed(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as up:
+        first = up.await_worker()
+        os.kill(first, signal.SIGKILL)
+        second = up.await_worker(other_than=first)
+        assert group(first) == []
+        assert "The worker ended (SIGKILL) and is started again in 1 s" in up.log.read_text()
+        assert up.stop(signal.SIGKILL) == -signal.SIGKILL
+        wait_until(lambda: not group(second), "the worker and its JVM to end")

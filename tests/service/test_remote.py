@@ -6,9 +6,9 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,16 +132,15 @@ def test_a_name_that_several_tables_have_is_told_with_their_ids(
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.command.calls._WAITS_SECONDS", 0.01)
-    table = enroll(call)
-    job = answer(call("jobs", "request", table["id"], "--kind", "index", "-o", "json"))
-    worker = service.start_worker()
-    assignment = service.claim(worker)
+    job = answer(call("jobs", "request", enroll(call)["id"], "--kind", "index", "-o", "json"))
+    assignment = service.claim(service.start_worker())
     assert assignment is not None
-    done = threading.Timer(0.3, lambda: service.finish(assignment, result={"rows_deleted": 3}))
-    done.start()
+
+    def finish(_: float) -> None:
+        service.finish(assignment, result={"rows_deleted": 3})
+
+    monkeypatch.setattr("service.command.calls.time", SimpleNamespace(sleep=finish))
     waited = call("jobs", "wait", job["id"], "-o", "json")
-    done.join()
     assert answer(waited)["result"] == {"rows_deleted": 3}
     assert "running" in waited.stderr
 

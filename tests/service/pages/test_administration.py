@@ -3,14 +3,18 @@
 import base64
 import html
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlmodel import update
 
 from service.auth.models import Scope
+from service.db.database import utc_now
 from service.records.keys import Role
+from service.records.workers import Worker
 from service.ui.policy_form import read_setting
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -434,9 +438,16 @@ def test_a_list_keeps_its_filters_when_its_order_changes(service: Running, admin
 
 
 def test_workers_are_found_by_name_and_whether_they_are_alive(service: Running, admin: Person) -> None:
-    service.start_worker()
-    assert "w1" in admin.open("/workers?alive=true").text
-    assert "No worker fits" in admin.open("/workers?alive=false").text
+    registered = service.admin.post(
+        "/workers", json={"name": "of-late", "hostname": "h", "pid": 1, "version": "0"}
+    )
+    with service.database.write() as session:
+        # However long ago other tests started theirs, and this one goes on.
+        an_hour = timedelta(hours=1)
+        session.execute(update(Worker).values(last_seen_at=utc_now() - an_hour))
+        session.get_one(Worker, registered.json()["id"]).last_seen_at = utc_now() + an_hour
+    assert "of-late" in admin.open("/workers?alive=true&search=late").text
+    assert "No worker fits" in admin.open("/workers?alive=false&search=late").text
     assert "No worker fits" in admin.open("/workers?search=nobody").text
     why = "Spark's executors can't run this worker's tasks: pyarrow is missing."
     body = {"name": "unable", "hostname": "h", "pid": 1, "version": "0", "problem": why}

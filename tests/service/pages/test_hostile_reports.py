@@ -189,16 +189,7 @@ def post(service: Running, assignment: dict[str, Any], call: str, body: dict[str
     return answer.status_code
 
 
-a_while = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-@a_while
-@given(reported=finished())
-def test_no_report_of_an_end_breaks_a_page(
-    service: Running, person: Person, table: str, reported: tuple[str, dict[str, Any]]
-) -> None:
+def end_with(service: Running, person: Person, table: str, reported: tuple[str, dict[str, Any]]) -> None:
     kind, report = reported
     assignment = claimed(service, service.start_worker(), table, kind)
     job = assignment["job"]["id"]
@@ -210,24 +201,13 @@ def test_no_report_of_an_end_breaks_a_page(
     check_everything(service, person, table, job)
 
 
-@a_while
-@given(report=hostile({"progress": PROGRESS, "events": [EVENT, EVENT | {"kind": "message"}]}))
-def test_no_heartbeat_breaks_a_page(
-    service: Running, person: Person, table: str, report: dict[str, Any]
-) -> None:
+def beat_with(service: Running, person: Person, table: str, report: dict[str, Any]) -> None:
     assignment = claimed(service, service.start_worker(), table, "convert")
     post(service, assignment, "heartbeat", report)
     check_everything(service, person, table, assignment["job"]["id"])
 
 
-@a_while
-@given(
-    kind=_kinds,
-    result=_kinds.flatmap(lambda kind: hostile(RESULTS[kind])),
-    health=hostile(HEALTH),
-    stages=hostile({"stages": [_STAGE]}),
-)
-def test_what_an_earlier_version_took_in_breaks_no_page(
+def find_stored(
     service: Running,
     person: Person,
     table: str,
@@ -252,3 +232,24 @@ def test_what_an_earlier_version_took_in_breaks_no_page(
         for statement, (found, row) in stored.items():
             session.execute(text(statement), {"found": json.dumps(found), "id": row})
     check_everything(service, person, table, job)
+
+
+few = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(few, max_examples=30)
+ends = given(reported=finished())
+beats = given(report=hostile({"progress": PROGRESS, "events": [EVENT, EVENT | {"kind": "message"}]}))
+stored_before = given(
+    kind=_kinds,
+    result=_kinds.flatmap(lambda kind: hostile(RESULTS[kind])),
+    health=hostile(HEALTH),
+    stages=hostile({"stages": [_STAGE]}),
+)
+
+test_no_report_of_an_end_breaks_a_page = few(ends(end_with))
+test_no_heartbeat_breaks_a_page = few(beats(beat_with))
+test_what_an_earlier_version_took_in_breaks_no_page = few(stored_before(find_stored))
+test_none_of_many_reports_of_an_end_breaks_a_page = pytest.mark.thorough(many(ends(end_with)))
+test_none_of_many_heartbeats_breaks_a_page = pytest.mark.thorough(many(beats(beat_with)))
+test_nothing_of_much_that_an_earlier_version_took_in_breaks_a_page = pytest.mark.thorough(
+    many(stored_before(find_stored))
+)
