@@ -46,6 +46,8 @@ class Progress:
         if self._plugins.has_plugin("terminalreporter"):  # what xdist starts has none
             # While a test runs, what is written to file 1 counts as the test's.
             self._output = os.fdopen(os.dup(1), "w")
+            # Of its own: a program in the background ignores SIGINT.
+            signal.signal(signal.SIGUSR1, signal.default_int_handler)
             self._teller.start()
 
     def pytest_sessionfinish(self) -> None:
@@ -89,7 +91,7 @@ class Progress:
                     for process in self._processes.copy().values():
                         with suppress(ProcessLookupError):
                             os.kill(process, signal.SIGABRT)  # which shows its stacks first
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), signal.SIGUSR1)
                     return
 
     def line(self, now: float) -> str:

@@ -2,13 +2,14 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -205,6 +206,27 @@ def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, coroutine).result()
 
 
+class PromptServer(uvicorn.Server):
+    """uvicorn's, without its pauses of a tenth of a second: most tests have a server of their own."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.01)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.005)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+
 @contextmanager
 def running(settings: Settings) -> Iterator[Running]:
     prepare(settings)
@@ -215,9 +237,8 @@ def running(settings: Settings) -> Iterator[Running]:
         port=0,
         log_config=None,
         proxy_headers=False,
-        timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
+    server = PromptServer(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -1,5 +1,6 @@
 """What holds for every call: who may, errors, repeats, pages, audit; and the jobs a user sees."""
 
+import asyncio
 import base64
 import json
 import threading
@@ -23,7 +24,7 @@ from service.jobs.stream import _after, settled
 from service.records.jobs import Event, JobKind
 from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both
+from tests.service.conftest import ADMIN_KEY, ON_BOTH, PLAIN_HTTP, Running, alike_on_both, run_apart
 from tests.service.iceberg_tables import IcebergCatalog
 
 # Most of this is about HTTP; where SQL or locks decide, both databases are asked.
@@ -382,13 +383,22 @@ def test_a_worker_that_hung_up_while_it_waited_is_given_no_job(
 
 
 def test_many_waiting_claims_leave_the_service_responsive(service: Running) -> None:
-    worker = service.start_worker()
-    with ThreadPoolExecutor(60) as pool:
-        waiting = [pool.submit(service.claim, worker, 20) for _ in range(60)]
-        time.sleep(0.5)
-        assert service.admin.get("/jobs").status_code == 200
-        assert not any(each.done() for each in waiting), "answered only after those that wait"
-        assert [each.result() for each in waiting] == [None] * 60
+    path = f"/workers/{service.start_worker()}/claim"
+
+    async def ask() -> None:
+        admin = service.admin
+        async with httpx.AsyncClient(
+            base_url=admin.base_url, headers=admin.headers, timeout=admin.timeout, verify=PLAIN_HTTP
+        ) as client:
+            waiting = [asyncio.create_task(client.post(path, json={"wait_seconds": 60})) for _ in range(60)]
+            await asyncio.sleep(0.5)
+            assert (await client.get("/jobs")).status_code == 200
+            assert not any(each.done() for each in waiting), "answered only after those that wait"
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    run_apart(ask())
 
 
 def test_an_unknown_worker_is_told_to_register(service: Running) -> None:

@@ -14,7 +14,10 @@ from service.auth.service import create_api_key, find_api_key_principal, log_in_
 from service.db.database import Database, utc_now
 from service.http.routing import IdempotentAnswer
 from service.records.keys import ApiKey, BrowserSession, Role
-from tests.service.conftest import ADMIN_KEY, Running
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
+
+# Keys are rows that are found by their hash.
+database_kind = alike_on_both
 
 
 def make(service: Running, name: str = "k", **fields: Any) -> dict[str, Any]:

@@ -16,8 +16,11 @@ from service.discovery import patterns
 from service.discovery.candidates import list_names
 from service.records.catalogs import Catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.service.conftest import Running
+from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+
+# What a pattern matches is decided in Python.
+database_kind = alike_on_both
 
 ODD = [
     "it's",

@@ -22,9 +22,12 @@ from service.records.reports import KeySetReport
 from service.scheduling.scheduler import Action, LastJob, decide
 from service.settings import Settings
 from tests.patience import wait_until
-from tests.service.conftest import Running, running
+from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_scheduler import IDLE, NOW, POLICY
+
+# What a table's health is, is decided in Python; both databases keep it alike.
+database_kind = alike_on_both
 
 _KEY_SET: dict[str, Any] = {
     "equality_field_ids": [1],
@@ -219,7 +222,9 @@ def test_deletes_lag_when_neither_the_policy_nor_the_time_of_two_jobs_explains_t
     assert at_once is (HealthStatus.LAGGING if late else HealthStatus.HEALTHY)
 
 
-@pytest.mark.parametrize("files", [1, 4, 20])
+@pytest.mark.parametrize(
+    "files", [4, pytest.param(1, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
+)
 def test_under_standard_checkpoints_every_five_seconds_leave_a_table_healthy_throughout(files: int) -> None:
     stream = Stream(files)
     # As long as several rounds of indexing and compaction: the next hours are like the first.

@@ -33,7 +33,7 @@ from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, Jo
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from tests.service.conftest import ManualTime
+from tests.service.conftest import ManualTime, alike_on_both
 from tests.service.queue_calls import (
     FATAL,
     RETRYABLE,
@@ -46,6 +46,9 @@ from tests.service.queue_calls import (
     may_be_repeated,
     request,
 )
+
+# Each call alone is tried on both in tests/service/test_queue.py.
+database_kind = alike_on_both
 
 CALLS = ["heartbeat", "announce", "reserve", "finish"]
 WIDER = ["catalog", "system"]

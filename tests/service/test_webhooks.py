@@ -28,8 +28,11 @@ from service.webhooks.service import last_failure_at
 from telemetry.traces import adopt
 from tests.http_server import Answer, HttpServer, Request, answering
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import Running
+from tests.service.conftest import Running, alike_on_both
 from tests.service.queue_calls import add_tables, at_once, request
+
+# What is sent, and when, is decided in Python.
+database_kind = alike_on_both
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SECRET = "whsec_" + base64.b64encode(b"a key of these tests, 32 bytes..").decode()
