@@ -73,7 +73,9 @@ def run(folder: Path, tests: str, *options: str, plugin: str = PLUGIN) -> str:
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {PROJECT}\n")
     with (folder / "told").open("w") as told:
-        subprocess.run([sys.executable, "-m", "pytest", *options], cwd=folder, stdout=told, stderr=told)
+        # Other plugins take seconds to load, in each process.
+        command = [sys.executable, "-m", "pytest", "--disable-plugin-autoload", "-p", "xdist", *options]
+        subprocess.run(command, cwd=folder, stdout=told, stderr=told)
     return (folder / "told").read_text()
 
 

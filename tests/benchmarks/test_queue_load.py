@@ -7,7 +7,8 @@ import pytest
 
 from tests.benchmarks.queue_load import main
 
-pytestmark = pytest.mark.integration
+# Of a command that people run now and then.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 
 def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+# Of a command that people run now and then.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 SECTIONS = [
     "Planner",
