@@ -23,7 +23,7 @@ class JobError(Exception):
 
     code: str
     title: str
-    remedy: str
+    remedy = ""
     retryable = False
 
     def __init__(self, detail: str, remedy: str = "") -> None:
