@@ -103,6 +103,20 @@ def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_lines_of_prose_have_120_characters_at_most() -> None:
+    written_by_programs = re.compile(
+        r"<!-- (.*): written by a benchmark -->.*?<!-- end of \1 -->|```.*?```", re.DOTALL
+    )
+    long = [
+        f"{document.relative_to(ROOT)}: {line}"
+        for document in DOCUMENTS
+        if document.name != "CHANGELOG.md"
+        for line in written_by_programs.sub("", document.read_text()).splitlines()
+        if len(line) > 120 and not line.startswith(("|", "    ", "!["))
+    ]
+    assert long == []
+
+
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert readme.count("\n") <= 120
