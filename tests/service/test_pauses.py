@@ -68,7 +68,7 @@ def test_failed_jobs_pause_their_kind_longer_each_time_and_a_success_ends_it(
 
     let_pass(service, 600)
     assert fail(service, table, worker)["code"] == "failed-2"
-    let_pass(service, 1199)
+    let_pass(service, 900)
     assert decision(service, table)["action"] == "backoff"
 
     # A person waits for nothing, and does not make the pause longer by failing.

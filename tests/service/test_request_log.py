@@ -25,6 +25,7 @@ def test_a_request_is_one_line_without_its_query(
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     monkeypatch.setattr(log, "handlers", [handler])
+    monkeypatch.setattr(log, "propagate", False)  # to what other tests have left
     monkeypatch.setattr(log, "level", logging.INFO)
 
     async def ask() -> list[httpx.Response]:
