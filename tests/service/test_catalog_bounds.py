@@ -30,7 +30,7 @@ from service.settings import Settings
 from tests.http_server import Answer, Answers, answering, rest_catalog
 from tests.patience import PATIENCE_SECONDS
 from tests.server_process import free_port, serving
-from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both
+from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both, run_apart
 from trust.bounds import (
     ANSWER_BYTES,
     LEVELS,
@@ -448,47 +448,34 @@ def test_checks_that_hang_leave_the_service_to_others_and_end_with_their_callers
 ) -> None:
     database = tmp_path / "icestream.db"
     shutil.copy(migrated_sqlite, database)
-    with Stream(now_and_then) as stream, service_process(tmp_path, database) as url:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
-        def client() -> httpx.Client:
-            return httpx.Client(base_url=url, headers=headers, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
-
-        with client() as admin:
+    async def ask(stream: Stream, url: str) -> list[httpx.Response | BaseException]:
+        async with httpx.AsyncClient(
+            base_url=f"{url}/api/v1",
+            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            verify=PLAIN_HTTP,
+            timeout=PATIENCE_SECONDS,
+            limits=httpx.Limits(),
+        ) as client:
             for number in range(8):
-                body = {
-                    "name": f"c{number}",
-                    "type": "rest",
-                    "properties": {"uri": f"http://{stream.address}"},
-                }
-                assert admin.post("/api/v1/catalogs", json=body).status_code == 201
-        callers = [client() for _ in range(60)]
-        busy: list[int] = []
-        with ThreadPoolExecutor(len(callers)) as threads:
+                properties = {"uri": f"http://{stream.address}"}
+                body = {"name": f"c{number}", "type": "rest", "properties": properties}
+                assert (await client.post("/catalogs", json=body)).status_code == 201
+            asked = [asyncio.create_task(client.post(f"/catalogs/c{at % 8}/check")) for at in range(60)]
+            await asyncio.to_thread(stream.wait_until, lambda: stream.opened - stream.ended >= 8)
+            for path in ["/livez", "/readyz", "/api/v1/catalogs"] * 3:
+                assert (await client.get(url + path)).status_code == 200
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while sum(each.done() for each in asked) < len(asked) - 32:  # for which there was no thread
+                    await asyncio.sleep(0.05)
+            for path in ["/livez", "/api/v1/catalogs"]:
+                assert (await client.get(url + path)).status_code == 200
+            for each in asked:
+                each.cancel()
+            return await asyncio.gather(*asked, return_exceptions=True)
 
-            def check(number: int) -> None:
-                with suppress(httpx.HTTPError):
-                    answer = callers[number].post(f"/api/v1/catalogs/c{number % 8}/check")
-                    busy.append(answer.status_code)
-                    assert "retry-after" in answer.headers
-
-            asked = [threads.submit(check, number) for number in range(len(callers))]
-            stream.wait_until(lambda: stream.opened - stream.ended >= 8)
-            with client() as other:
-                for _ in range(3):
-                    assert other.get("/livez").status_code == 200
-                    assert other.get("/readyz").status_code == 200
-                    assert other.get("/api/v1/catalogs").status_code == 200
-            until = time.monotonic() + PATIENCE_SECONDS
-            while len(busy) < len(callers) - 32:  # those for which there was no thread
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            with client() as other:
-                assert other.get("/livez").status_code == 200
-                assert other.get("/api/v1/catalogs").status_code == 200
-            for caller in callers:
-                caller.close()
-            stream.wait_until(lambda: stream.ended == stream.opened)
-        assert set(busy) == {503}
-        for each in asked:
-            each.result()
+    with Stream(now_and_then) as stream, service_process(tmp_path, database) as url:
+        answers = [each for each in run_apart(ask(stream, url)) if isinstance(each, httpx.Response)]
+        stream.wait_until(lambda: stream.ended == stream.opened)
+    assert {each.status_code for each in answers} == {503}
+    assert all("retry-after" in each.headers for each in answers)
