@@ -166,7 +166,10 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
             catalog = _add_catalog(session, f"catalog-{number}", "sql", {})
             names = [f"t{table}" for table in range(jobs // _CATALOGS)]
             _add_tables(session, catalog, names, f"file:///{number}")
-        rows = [Worker(name="w", hostname="h", pid=1, version="0") for _ in range(workers)]
+        rows = [
+            Worker(name="w", hostname="h", pid=1, version="0", registered_by=SYSTEM.key)
+            for _ in range(workers)
+        ]
         session.add_all(rows)
         session.flush()
         for table in session.exec(select(EnrolledTable)):
