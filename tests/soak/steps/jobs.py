@@ -11,6 +11,7 @@ from tests.soak.model import applies
 from worker.process.errors import JobError
 
 LIVE_TWICE = "data_file_live_twice"
+TICKS = ("timestamp", "timestamptz")
 
 
 class JobSteps(Checks):
@@ -32,7 +33,10 @@ class JobSteps(Checks):
             result = self.jobs.run(kind, **declared).result
         except JobError as error:
             # A table without keys, or with float keys alone, has nothing to index.
-            if error.code not in ("no_key_set", "float_key"):
+            foreseen = {"no_key_set", "float_key"}
+            if self._live_orc_ticks:
+                foreseen.add("data_files_unreadable")  # if there is nothing else to index
+            if error.code not in foreseen:
                 raise
             return error.code
         return "; ".join(f"{one['columns']}: {one['files_indexed']} files" for one in result["key_sets"])
@@ -121,6 +125,13 @@ class JobSteps(Checks):
     def _has_orc(self) -> bool:
         return self.setup.file_format == "orc" or self.setup.other_formats
 
+    @property
+    def _live_orc_ticks(self) -> bool:
+        """Whether a live data file in ORC has timestamps that may be keys: far ones can't be told there."""
+        ticks = {i for key_set in self.key_sets for i in key_set if self.kinds[i] in TICKS}
+        files = map(self.model.files.__getitem__, self.model.head.files)
+        return any(file.file_format == "orc" and ticks & file.fields for file in files)
+
     def _foreseen(self, live: set[str]) -> dict[str, str]:
         """Equality delete files that must stay, with the code of the reason."""
         kinds, head = self.kinds, self.model.head
@@ -128,7 +139,7 @@ class JobSteps(Checks):
         for delete in head.deletes:
             if delete.path not in live:
                 continue
-            ticks = {i for i in delete.fields if kinds[i] in ("timestamp", "timestamptz")}
+            ticks = {i for i in delete.fields if kinds[i] in TICKS}
             files = [
                 file
                 for file in map(self.model.files.__getitem__, head.files)
