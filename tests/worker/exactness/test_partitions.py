@@ -285,7 +285,8 @@ WRONG_IN_JAVA = ("uuid", "timestamp_ns", "timestamptz_ns")
 @pytest.mark.parametrize(
     ("iceberg_type", "format_version"),
     thorough_unless(
-        lambda case: case[1] == 3,
+        # All of them as keys, without Spark, are in keys/test_read.py.
+        lambda case: case[1] == 3 and list(VALUES).index(case[0]) % 2 == 0,
         [
             (kind, version)
             for kind in VALUES

@@ -348,6 +348,8 @@ def test_many_keys_of_files_that_cannot_be_read_stay(
     assert result["key_sets"][0]["reason"] == "none of its delete files can be read"
 
 
+# Beside test_more_keys_than_the_driver_holds_are_resolved_by_ranges.
+@pytest.mark.thorough
 def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
     exactly: Exactness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -441,6 +441,8 @@ def test_progress_is_told_in_rows(jobs: Jobs, tampered: Tampered, monkeypatch: p
         assert told[stage] == (180, 180, "rows")
 
 
+# Beside test_stages_give_the_same_answer_as_spark_tasks.
+@pytest.mark.thorough
 def test_spark_tasks_find_the_same(
     spark: SparkSession, jobs: Jobs, tampered: Tampered, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.thorough import first_always
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
@@ -180,7 +181,7 @@ def test_tables_are_found_enrolled_and_converted(
         assert_java_reads_no_metadata_elsewhere(record, assignment, spark, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["catalog", "hadoop", "rest", "hive", "glue"])
+@first_always("kind", ["catalog", "hadoop", "rest", "hive", "glue"])
 def test_no_class_that_a_table_names_is_loaded(
     spark: SparkSession,
     request: pytest.FixtureRequest,
@@ -230,7 +231,7 @@ def timers(spark: SparkSession) -> int:
     # Counting those that run would miss one whose thread has not begun.
     counter = jvm.java.lang.Class.forName("java.util.Timer").getDeclaredField("nextSerialNumber")
     counter.setAccessible(True)
-    had: int = counter.get(None).get()
+    had: int = counter.get(None)
     return had
 
 
