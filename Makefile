@@ -56,7 +56,7 @@ $(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
 PYTEST := $(BIN)/pytest --numprocesses 3
 
 .PHONY: test
-test: install lint $(VENV)/spark-classes.jsa ## Run the linters and the tests, within ten minutes (ARGS="-k name" to choose)
+test: install lint $(VENV)/spark-classes.jsa ## Run the linters, and each rule, refusal and fault once (ARGS="-k name" to choose)
 	@scripts/install_system_packages java jdk maven postgresql chromium
 	scripts/install_helm >/dev/null
 	$(PYTEST) -m "not thorough" $(ARGS)
@@ -83,7 +83,7 @@ emulators: install
 	$(BIN)/python scripts/fetch_jars
 
 .PHONY: fast
-fast: install ## Run the tests that take less than a minute together
+fast: install ## Run the tests without Spark, PostgreSQL, Flink or a browser
 	@$(BIN)/pytest -m "not integration" $(ARGS)
 
 .PHONY: lint
