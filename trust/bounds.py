@@ -185,7 +185,16 @@ def check_size(size: int, most_bytes: int, what: str) -> None:
 
 
 def check_json(content: bytes, what: str) -> None:
-    """Raise LimitExceededError for JSON that a parser would make too much of; other content may be anything.
+    """Raise LimitExceededError for JSON that a parser would make too much of; others may be anything."""
+    if check_values(content, what) > JSON_DEPTH and is_deeper(content, JSON_DEPTH):
+        raise LimitExceededError(
+            f"{what} has objects and lists that lie within each other more than {JSON_DEPTH} times.",
+            "Nothing that Iceberg knows is nested so deep: ask who runs the catalog.",
+        )
+
+
+def check_values(content: bytes, what: str) -> int:
+    """How many objects and lists JSON has. Raises LimitExceededError as `check_json`, whatever their depth.
 
     Only brackets, commas and digits are counted, without parsing: it must be cheap whatever the content is.
     """
@@ -206,11 +215,7 @@ def check_json(content: bytes, what: str) -> None:
                 "If it is the metadata of a table, expire its snapshots; if it is a list, have the catalog "
                 "put less on a page (rest-page-size). Otherwise ask who runs the catalog.",
             )
-    if containers > JSON_DEPTH and is_deeper(content, JSON_DEPTH):
-        raise LimitExceededError(
-            f"{what} has objects and lists that lie within each other more than {JSON_DEPTH} times.",
-            "Nothing that Iceberg knows is nested so deep: ask who runs the catalog.",
-        )
+    return containers
 
 
 def is_deeper(content: bytes, most: int) -> bool:

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import IcestreamError, InvalidError
 from service.http.problem_documents import problem_response
-from trust.bounds import LimitExceededError, check_json, is_deeper
+from trust.bounds import LimitExceededError, check_values, is_deeper
 
 MAX_BODY_BYTES = 1024**2
 MAX_BODY_DEPTH = 64
@@ -29,7 +29,7 @@ def check_shape(body: bytes) -> None:
             limit_depth=MAX_BODY_DEPTH,
         )
     try:
-        check_json(body, "It")
+        check_values(body, "It")
     except LimitExceededError as error:
         raise IcestreamError("body-too-large", str(error), limit_bytes=MAX_REPORT_BYTES) from None
 
