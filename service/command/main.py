@@ -22,6 +22,8 @@ app = typer.Typer(
     name="icestream",
     help="Replaces the equality deletes of Apache Iceberg tables by deletion vectors.",
     no_args_is_help=True,
+    # Descriptions of the API have brackets, which Rich would take for its own markup.
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

@@ -59,6 +59,7 @@ def test_every_call_but_those_of_workers_is_a_command(call: Call) -> None:
         for field in one.fields:
             name = field.python_name
             assert (name.upper() if field.place == "path" else f"--{name.replace('_', '-')}") in shown.output
+            assert all(one in shown.output for one in re.findall(r"\[[a-z]+\]", field.description))
 
 
 def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service: Running) -> None:
