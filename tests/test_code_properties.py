@@ -21,7 +21,7 @@ _NAME = re.compile(r"(?!(org|com|net|sun|software)\.)[a-z][A-Za-z0-9]*([.-][A-Za
 _SUSPICIOUS = re.compile(
     r"(^|[._-])(impl|impls|class|classes|classname|classpath|factory|provider|plugin|plugins|reporter|manager"
     r"|loader|handler|listener|driver|resolver|strategy|supplier|builder|interceptor|extension|extensions"
-    r"|configurer|customizer|mapper|serde|hook|script|command|executable|jar|jars|library|module|signer"
+    r"|class-name|configurer|customizer|mapper|serde|hook|script|command|executable|jar|jars|library|module|signer"
     r"|delegate|type|engine|service|function|callback)[.-]?$|^(py|hadoop|java|jdbc)[.-]",
     re.IGNORECASE,
 )
@@ -63,9 +63,16 @@ IMPORTING = {
     "table/locations.py": "write.py-location-provider.impl",
     "transforms.py": None,
 }
+LOADERS = {
+    "java/util/ServiceLoader",
+    *(f"org/apache/iceberg/common/Dyn{what}$Builder" for what in ("Constructors", "Classes", "Methods")),
+}
+LOADING_METHODS = {"forName", "loadClass", "findClass", "defineClass"}
 LOADING = {
     "CatalogUtil": ("catalog-impl", "io-impl", "metrics-reporter-impl"),
+    "InternalData": (),
     "LocationProviders": ("write.location-provider.impl",),
+    "RewriteTablePathUtil": (),  # a Puffin codec's name
     "aliyun/AliyunClientFactories": ("client.factory-impl",),
     "aliyun/oss/OSSFileIO": (),
     "avro/AvroIO": (),
@@ -76,20 +83,35 @@ LOADING = {
     "aws/AwsClientFactories": ("client.factory",),
     "aws/AwsClientProperties": ("client.credentials-provider",),
     "aws/AwsProperties": ("client.credentials-provider",),
+    "aws/HttpClientProperties": (),  # one of two, by `http-client.type`
     "aws/S3FileIOAwsClientFactories": ("s3.client-factory-impl",),
+    "aws/glue/GlueCatalog": (),
+    "aws/glue/GlueTableOperations": (),
+    "aws/glue/IcebergToGlueConverter": (),
     "aws/s3/S3FileIO": (),
+    "aws/s3/S3FileIOProperties": (),
     "azure/AdlsTokenCredentialProviders": ("adls.token-credential-provider",),
     "azure/adlsv2/ADLSFileIO": (),
     "common/DynClasses": (),
     "common/DynClasses$Builder": (),
     "common/DynConstructors": (),
     "common/DynConstructors$Builder": (),
+    "common/DynFields$Builder": (),
+    "common/DynMethods": (),
+    "common/DynMethods$Builder": (),
     "encryption/EncryptionUtil": ("encryption.kms-impl",),
+    "formats/FormatModelRegistry": (),
     "gcp/GcpKeyManagementClient$ByteStringShim": (),
     "gcp/gcs/GCSFileIO": (),
+    "hive/HiveClientPool": (),
+    "hive/MetastoreUtil": (),
+    "io/ResolvingFileIO": (),  # by the scheme of a location
+    "parquet/ParquetCodecFactory": (),  # by a codec that Parquet knows
     "parquet/ParquetValueReaders$StructLikeReader": (),
+    "puffin/PuffinReader": (),  # a Puffin codec's name
     "rest/HTTPClient": ("rest.client.tls.configurer-impl",),
     "rest/auth/AuthManagers": ("rest.auth.type", "rest.auth.sigv4.delegate-auth-type"),
+    "snowflake/SnowflakeCatalog": (),
     "util/LockManagers": ("lock-impl",),
 }
 
@@ -110,8 +132,8 @@ def java_classes() -> Iterator[tuple[str, bytes]]:
                 yield name.removeprefix("org/apache/iceberg/").removesuffix(".class"), archive.read(name)
 
 
-def constants_of(content: bytes) -> tuple[set[str], set[str]]:
-    """The strings of a class file, and the names of the classes that it refers to (JVM spec, 4.4)."""
+def constants_of(content: bytes) -> tuple[set[str], set[str], set[str]]:
+    """The strings of a class file, and the names of the classes and members it refers to (JVM spec, 4.4)."""
     widths = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4}
     texts: dict[int, str] = {}
     found: dict[int, list[int]] = defaultdict(list)
@@ -127,7 +149,8 @@ def constants_of(content: bytes) -> tuple[set[str], set[str]]:
             found[tag].append(unpack_from(">H", content, offset)[0])
             offset += widths[tag]
         index += 2 if tag in (5, 6) else 1
-    return {texts[one] for one in found[8]}, {texts[one] for one in found[7]}
+    strings, classes, members = ({texts[one] for one in found[tag]} for tag in (8, 7, 12))
+    return strings, classes, members
 
 
 def names_in_pyiceberg() -> set[str]:
@@ -164,8 +187,11 @@ def test_pyiceberg_imports_by_name_where_it_was_looked_up() -> None:
 
 @pytest.mark.integration
 def test_iceberg_loads_by_name_where_it_was_looked_up() -> None:
-    tools = {f"org/apache/iceberg/common/Dyn{what}$Builder" for what in ("Constructors", "Classes")}
-    found = {name for name, content in java_classes() if constants_of(content)[1] & tools}
+    found = set()
+    for name, content in java_classes():
+        _, classes, members = constants_of(content)
+        if classes & LOADERS or members & LOADING_METHODS:
+            found.add(name)
     assert found == LOADING.keys()
     assert all(chooses_code(name) for names in LOADING.values() for name in names)
 

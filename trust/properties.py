@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 V = TypeVar("V")
 _CODE = re.compile(
     # `client.credentials-provider.x` is for the provider.
-    r"(^|[._-])(impl|impls|class|classes|classname|classpath|factory|factories|plugin|plugins|provider|providers"
+    r"(^|[._-])(impl|impls|class|classes|class-?name|classpath|factory|factories|plugin|plugins|provider|providers"
     r"|configurer|extension|extensions|jar|jars)($|\.)",
     re.IGNORECASE,
 )
