@@ -191,7 +191,6 @@ def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: La
     assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (large.rows, 1)
 
 
-@pytest.mark.thorough
 def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large: Large) -> None:
     large.append()
     deleted = large.delete()
