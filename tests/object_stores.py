@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import httpx
 
+from tests.patience import PATIENCE_SECONDS
 from tests.server_process import free_port, serving
 
 # The emulator knows neither the condition on which a file of an index is written nor the ETag of what was.
@@ -85,7 +86,7 @@ def azure_store() -> Iterator[ObjectStore]:
 
 def _create_container(store: ObjectStore) -> None:
     endpoint = store.properties[f"adls.connection-string.{_HOST}"]
-    answer = httpx.put(f"{endpoint}/lake?restype=container&{azure_token()}")
+    answer = httpx.put(f"{endpoint}/lake?restype=container&{azure_token()}", timeout=PATIENCE_SECONDS)
     assert answer.status_code == 201, answer.text
 
 

@@ -32,8 +32,24 @@ expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 def sign_in(context: BrowserContext, service: RunningService, role: Role = Role.ADMIN) -> None:
     """Give a browser a session, without a page that nobody looks at."""
-    session = httpx.get(service.login_link(role), verify=PLAIN_HTTP).cookies[SESSION_COOKIE]
-    context.add_cookies([{"name": SESSION_COOKIE, "value": session, "url": service.url}])
+    answer = httpx.get(service.login_link(role), verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
+    session = {"name": SESSION_COOKIE, "value": answer.cookies[SESSION_COOKIE], "url": service.url}
+    context.add_cookies([session])
+
+
+@pytest.fixture(scope="session")
+def browser(browser: Browser) -> Iterator[Browser]:
+    """One whose pages wait as long as everything else here."""
+    make = browser.new_context
+
+    def patient(**options: Any) -> BrowserContext:
+        context = make(**options)
+        context.set_default_timeout(PATIENCE_SECONDS * 1000)
+        return context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browser, "new_context", patient)
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -310,6 +310,6 @@ def running_service(directory: Path) -> Iterator[RunningService]:
 def _is_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
     assert process.poll() is None, log.read_text()
     try:
-        return httpx.get(f"{url}/readyz", verify=PLAIN_HTTP).is_success
+        return httpx.get(f"{url}/readyz", verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS).is_success
     except httpx.TransportError:
         return False

@@ -11,7 +11,7 @@ from service.auth.principals import SESSION_COOKIE
 from service.records.keys import Role
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import PlayedWorker, RunningService, convert_result, index_report
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 
 pytestmark = pytest.mark.integration
@@ -44,7 +44,7 @@ def test_api_key_leads_to_the_page_that_was_asked_for_and_signing_out_ends_the_s
     page.get_by_role("button", name="Sign out").click()
     expect(page).to_have_url(f"{service.url}/login")
     assert (
-        httpx.get(f"{service.url}/jobs", cookies=session, verify=PLAIN_HTTP)
+        httpx.get(f"{service.url}/jobs", cookies=session, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
         .headers["location"]
         .startswith("/login")
     )
@@ -321,6 +321,7 @@ def test_viewer_sees_everything_and_may_do_nothing(page: Page, service: RunningS
         data={"kind": "convert", "csrf_token": token},
         cookies={SESSION_COOKIE: page.context.cookies()[0]["value"]},
         verify=PLAIN_HTTP,
+        timeout=PATIENCE_SECONDS,
     )
     assert answer.status_code == 403
     assert "Your role does not allow this" in answer.text
@@ -347,12 +348,20 @@ def test_form_of_another_site_is_refused(signed_in: Page, service: RunningServic
     session = {SESSION_COOKIE: signed_in.context.cookies()[0]["value"]}
     for data in ({"kind": "convert"}, {"kind": "convert", "csrf_token": "guessed"}):
         answer = httpx.post(
-            f"{service.url}/tables/{table}/jobs", data=data, cookies=session, verify=PLAIN_HTTP
+            f"{service.url}/tables/{table}/jobs",
+            data=data,
+            cookies=session,
+            verify=PLAIN_HTTP,
+            timeout=PATIENCE_SECONDS,
         )
         assert answer.status_code == 403
     login = {"api_key": service.admin_key}
     answer = httpx.post(
-        f"{service.url}/login", data=login, headers={"Sec-Fetch-Site": "cross-site"}, verify=PLAIN_HTTP
+        f"{service.url}/login",
+        data=login,
+        headers={"Sec-Fetch-Site": "cross-site"},
+        verify=PLAIN_HTTP,
+        timeout=PATIENCE_SECONDS,
     )
     assert answer.status_code == 403
     assert service.get(f"/jobs?table_id={table}")["items"] == []

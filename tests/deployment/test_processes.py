@@ -72,7 +72,10 @@ def answers(pod: Manifest, probe: str, port: int) -> bool:
     request = container(pod)[probe]["httpGet"]
     assert request["port"] == "http"
     try:
-        return httpx.get(f"http://127.0.0.1:{port}{request['path']}", timeout=10).status_code == 200
+        return (
+            httpx.get(f"http://127.0.0.1:{port}{request['path']}", timeout=PATIENCE_SECONDS).status_code
+            == 200
+        )
     except httpx.TransportError:
         return False
 

@@ -35,7 +35,7 @@ from tests.faults.injection import Fault, Faults
 from tests.faults.proxy import Proxy
 from tests.faults.recovery import TALLY, Recovery, read_watched
 from tests.faults.service_build import HURRY
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.queue_calls import add_tables
 
@@ -126,7 +126,9 @@ class World:
 
     def answers(self, port: int, path: str) -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=2, verify=PLAIN_HTTP).is_success
+            return httpx.get(
+                f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_SECONDS, verify=PLAIN_HTTP
+            ).is_success
         except httpx.TransportError:
             return False
 
@@ -169,7 +171,9 @@ class World:
 
         def ask() -> str | None:
             try:
-                answer = httpx.post(path, json=body, headers=headers, timeout=10, verify=PLAIN_HTTP)
+                answer = httpx.post(
+                    path, json=body, headers=headers, timeout=PATIENCE_SECONDS, verify=PLAIN_HTTP
+                )
             except httpx.TransportError:
                 return None
             assert answer.status_code == 202 or answer.status_code >= 500, answer.text

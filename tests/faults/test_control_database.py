@@ -102,12 +102,13 @@ def test_every_fault_at_every_point_loses_no_job(kind: str, new_world: Callable[
     for _ in range(3):
         world.worker(port)
     ids: set[str] = set()
-    number = 0
-    while len(ids) < 30 or any(fired(world.faults_dir, fault) == 0 for fault in faults):
-        assert number < 200, [fault for fault in faults if not fired(world.faults_dir, fault)]
-        ids.add(world.request(port, number))
-        number += 1
-        time.sleep(0.1)
+    numbers = count()
+
+    def has_fired_all() -> bool:
+        ids.add(world.request(port, next(numbers)))
+        return len(ids) >= 30 and all(fired(world.faults_dir, fault) for fault in faults)
+
+    wait_until(has_fired_all, "each fault to come once")
     world.wait_for_jobs(ids)
     world.check(ids, injected=len(faults))
     assert {fired(world.faults_dir, fault) for fault in faults} == {1}

@@ -200,12 +200,12 @@ def test_sigterm_ends_the_service_and_answers_what_is_asked(tmp_path: Path) -> N
 
         def claim(worker_id: str) -> None:
             path = f"/api/v1/workers/{worker_id}/claim"
-            answers.append(http.post(path, json={"wait_seconds": 60}, timeout=70).status_code)
+            answers.append(http.post(path, json={"wait_seconds": 60}).status_code)
 
         polls = [threading.Thread(target=claim, args=[worker["id"]]) for worker in workers]
         for poll in polls:
             poll.start()
-        stream = stack.enter_context(http.stream("GET", "/api/v1/events", timeout=70))
+        stream = stack.enter_context(http.stream("GET", "/api/v1/events"))
         assert stream.status_code == 200
         registered = {worker["id"]: worker["last_seen_at"] for worker in workers}
 
@@ -244,7 +244,12 @@ def real_service(tmp_path: Path) -> Iterator[tuple[httpx.Client, subprocess.Pope
     url = f"http://127.0.0.1:{port}"
     with (
         ExitStack() as stack,
-        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, verify=PLAIN_HTTP) as http,
+        httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            verify=PLAIN_HTTP,
+            timeout=PATIENCE_SECONDS,
+        ) as http,
     ):
         stack.callback(process.wait)
         stack.callback(process.kill)

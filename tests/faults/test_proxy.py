@@ -130,7 +130,7 @@ def test_an_answer_is_truncated(proxy: Proxy) -> None:
 
 def test_http_is_refused_without_the_target(proxy: Proxy) -> None:
     proxy.set(answer(503))
-    with httpx.Client(base_url=f"http://127.0.0.1:{proxy.port}") as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{proxy.port}", timeout=PATIENCE_SECONDS) as client:
         for _ in range(3):
             assert client.post("/x", json={"a": 1}).status_code == 503
 

@@ -21,6 +21,7 @@ from service.http.guards import Anyone
 from service.records.audit import AuditEntry
 from service.records.keys import Role
 from tests.access import CALLERS, DECISIONS
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -205,7 +206,7 @@ def test_a_key_with_scopes_keeps_them_and_opens_no_browser_session(service: Runn
         "'k' is only for audit:read, jobs:write.",
     )
     assert "tables:read" in refused["remedy"]
-    login = httpx.post(f"{service.url}/login", data={"api_key": rotated["key"]})
+    login = httpx.post(f"{service.url}/login", data={"api_key": rotated["key"]}, timeout=PATIENCE_SECONDS)
     assert login.status_code == 401
     assert "a key that has no scopes" in login.text
     (entry,) = service.admin.get("/audit", params={"action": "api_key.create", "target": "k"}).json()["items"]
@@ -273,6 +274,7 @@ def test_a_login_opens_a_session_of_its_own(service: Running) -> None:
             f"{service.url}/login",
             data={"api_key": ADMIN_KEY},
             headers={"Cookie": f"{SESSION_COOKIE}={brought_along}"},
+            timeout=PATIENCE_SECONDS,
         )
         assert login.status_code == 303
         assert login.cookies[SESSION_COOKIE] not in (planted, before)
@@ -286,7 +288,7 @@ def test_a_logout_ends_the_session_wherever_its_cookie_is(service: Running) -> N
     secret = sign_in(service, Role.OPERATOR)
     cookie = {"Cookie": f"{SESSION_COOKIE}={secret}"}
     form = {"csrf_token": csrf_token_of(secret)}
-    answer = httpx.post(f"{service.url}/logout", data=form, headers=cookie)
+    answer = httpx.post(f"{service.url}/logout", data=form, headers=cookie, timeout=PATIENCE_SECONDS)
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert "max-age=0" in answer.headers["set-cookie"].lower()
     copied = service.client_with(cookie)

@@ -371,8 +371,9 @@ def test_a_worker_that_hung_up_while_it_waited_is_given_no_job(
     service: Running, table: dict[str, Any]
 ) -> None:
     dead, alive = service.start_worker(), service.start_worker()
+    hangs_up = httpx.Timeout(PATIENCE_SECONDS, read=0.3)
     with pytest.raises(httpx.ReadTimeout):
-        service.admin.post(f"/workers/{dead}/claim", json={"wait_seconds": 20}, timeout=0.3)
+        service.admin.post(f"/workers/{dead}/claim", json={"wait_seconds": 20}, timeout=hangs_up)
     job = request_job(service, table)
     # Longer than the pause between two looks of a waiting claim.
     time.sleep(1)

@@ -311,8 +311,8 @@ def test_other_users_read_nothing_of_what_up_keeps(up: Up) -> None:
 
 @pytest.mark.integration
 def test_login_link_works_once(up: Up) -> None:
-    assert httpx.get(up.link).cookies
-    assert not httpx.get(up.link).cookies
+    assert httpx.get(up.link, timeout=PATIENCE_SECONDS).cookies
+    assert not httpx.get(up.link, timeout=PATIENCE_SECONDS).cookies
 
 
 @pytest.mark.integration
@@ -323,9 +323,9 @@ def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> 
     link = made.stdout.strip()
     assert link.startswith(f"{up.url}/login?token=")
     assert f"icestream login --data-dir {up.data_dir}" in up.log.read_text()
-    assert httpx.get(link).cookies
-    assert not httpx.get(link).cookies
-    assert "icestream login" in httpx.get(link).text
+    assert httpx.get(link, timeout=PATIENCE_SECONDS).cookies
+    assert not httpx.get(link, timeout=PATIENCE_SECONDS).cookies
+    assert "icestream login" in httpx.get(link, timeout=PATIENCE_SECONDS).text
     created, used = up.audit("login_link.create"), up.audit("login_link.use")
     assert [len(created), len(used)] == [len(entries) + 1 for entries in before]
     assert (used[0]["principal"], used[0]["outcome"]) == ("local user", "allowed")

@@ -43,7 +43,8 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process locks is waited for, but not as long as really."""
-    monkeypatch.setattr("service.db.database._LOCK_SECONDS", 1)
+    for name, seconds in (("LOCK", 1), ("TURN", 4), ("POOL", 5), ("ANSWER", 6.0), ("IDLE", 10)):
+        monkeypatch.setattr(f"service.db.database._{name}_SECONDS", seconds)
 
 
 def test_threads_take_turns_in_the_order_in_which_they_came() -> None:

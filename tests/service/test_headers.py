@@ -11,6 +11,7 @@ from service.app import create_app, prepare
 from service.auth.principals import SESSION_COOKIE
 from service.http.guards import Anyone
 from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, run_apart, running
 
 # Headers come from the application alone.
@@ -47,7 +48,7 @@ def check_headers(answer: httpx.Response) -> None:
 
 
 def test_every_kind_of_answer_has_the_headers(service: Running) -> None:
-    with httpx.Client(base_url=service.url) as browser:
+    with httpx.Client(base_url=service.url, timeout=PATIENCE_SECONDS) as browser:
         for method, path, status in ANSWERS.values():
             answer = browser.request(method, path)
             assert answer.status_code == status
@@ -85,7 +86,7 @@ def test_a_failure_of_the_service_has_them_too(settings: Settings) -> None:
 
 
 def login(url: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/login", data={"api_key": ADMIN_KEY}, headers=headers)
+    return httpx.post(f"{url}/login", data={"api_key": ADMIN_KEY}, headers=headers, timeout=PATIENCE_SECONDS)
 
 
 def cookie_words(answer: httpx.Response) -> set[str]:

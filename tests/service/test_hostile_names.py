@@ -12,6 +12,7 @@ from service.auth.principals import SESSION_COOKIE
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
 from service.records.keys import Role
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_access import sign_in
@@ -48,7 +49,7 @@ def check_page(service: Running, path: str) -> None:
     """What is asked for is shown as text; a path to nowhere is answered with JSON, which is never run."""
     secret = sign_in(service, Role.ADMIN)
     cookie = {"Cookie": f"{SESSION_COOKIE}={secret}"}
-    answer = httpx.get(service.url + path, headers=cookie, verify=PLAIN_HTTP)
+    answer = httpx.get(service.url + path, headers=cookie, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
     assert answer.status_code in (200, 404, 422), (path, answer.status_code)
     if answer.headers["content-type"] == "application/problem+json":
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -120,7 +121,9 @@ def check_filters(service: Running, name: str) -> None:
     ):
         check_page(service, path)
     for target in (name, f"//elsewhere.example/{name}", f"https://elsewhere.example/{name}"):
-        form = httpx.get(f"{service.url}/login", params={"next": target}, verify=PLAIN_HTTP).text
+        form = httpx.get(
+            f"{service.url}/login", params={"next": target}, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS
+        ).text
         assert 'name="next" value="/"' in form, target
 
 

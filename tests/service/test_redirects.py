@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from service.auth.service import create_login_link
 from service.ui.pages import SentForm, local_path
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, Running, alike_on_both
 
 # No SQL is behind it.
@@ -101,7 +102,7 @@ def test_a_page_of_ours_is_where_a_login_leads(target: str) -> None:
 
 
 def test_every_way_to_sign_in_leads_to_a_page_of_ours(service: Running) -> None:
-    with httpx.Client(base_url=service.url, verify=PLAIN_HTTP) as browser:
+    with httpx.Client(base_url=service.url, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS) as browser:
         for target in (one for one in ELSEWHERE if "\x00" not in one):  # which is refused everywhere
             quoted = quote(target, safe="")
             browser.cookies.clear()
@@ -117,7 +118,7 @@ def test_every_way_to_sign_in_leads_to_a_page_of_ours(service: Running) -> None:
 
 
 def test_who_is_led_to_the_login_comes_back_to_a_page_of_ours(service: Running) -> None:
-    with httpx.Client(base_url=service.url, verify=PLAIN_HTTP) as browser:
+    with httpx.Client(base_url=service.url, verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS) as browser:
         for path in ("//host/tables", "///host", "/%2f/host", "/tables//host", "//host", "//host/tables/"):
             answer = browser.get(service.url + path)
             if answer.is_redirect:

@@ -16,6 +16,7 @@ from service.db.database import utc_now
 from service.records.keys import Role
 from service.records.workers import Worker
 from service.ui.policy_form import read_setting
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -496,7 +497,7 @@ def test_a_filter_that_was_left_empty_is_none(service: Running) -> None:
         admin.open("/policies")
         assert admin.send("/policies", search="").status == 200
         assert admin.open("/api-keys?state=&role=&search=").status == 200
-    assert httpx.get(f"{service.url}/policies?search=").status_code == 303
+    assert httpx.get(f"{service.url}/policies?search=", timeout=PATIENCE_SECONDS).status_code == 303
 
 
 def test_a_webhook_is_made_tried_changed_and_removed(

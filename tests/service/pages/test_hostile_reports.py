@@ -234,7 +234,11 @@ def find_stored(
     check_everything(service, person, table, job)
 
 
-few = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    deadline=None,
+    max_examples=5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 many = settings(few, max_examples=30)
 ends = given(reported=finished())
 beats = given(report=hostile({"progress": PROGRESS, "events": [EVENT, EVENT | {"kind": "message"}]}))

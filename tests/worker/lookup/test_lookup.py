@@ -93,7 +93,11 @@ def tables(draw: st.DrawFn) -> tuple[tuple[str, ...], list[Any], list[Any]]:
     return types, files, deletes
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(tables(), st.integers(0, 5), st.booleans(), st.sampled_from([2, 5, 8192]))
 def test_index_and_scan_find_the_rows_of_a_brute_force_join(
     tmp_path_factory: pytest.TempPathFactory,

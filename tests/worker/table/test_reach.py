@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
 from tests.jobs import RecordingReporter
+from tests.patience import PATIENCE_SECONDS
 from tests.service.test_reach import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES, OutOfTimeError
 from trust.egress import Egress, HostNotAllowedError
@@ -65,7 +66,7 @@ def catalog_server() -> Iterator[HttpServer]:
 
 def ask(gateway: RestGateway, path: str = "v1/config", method: str = "GET") -> Any:
     """What Java gets."""
-    return httpx.request(method, f"{gateway.url}/{path}")
+    return httpx.request(method, f"{gateway.url}/{path}", timeout=PATIENCE_SECONDS)
 
 
 def test_java_learns_no_credentials_and_no_address_of_the_catalog(catalog_server: HttpServer) -> None:
@@ -82,7 +83,7 @@ def test_java_learns_no_credentials_and_no_address_of_the_catalog(catalog_server
     )
     assert "x-iceberg-access-delegation" not in headers
     # Nobody else is let through.
-    assert httpx.get(f"{gateway.url}x/v1/config").status_code == 404
+    assert httpx.get(f"{gateway.url}x/v1/config", timeout=PATIENCE_SECONDS).status_code == 404
 
 
 def test_each_address_of_a_catalog_is_tried(
