@@ -33,8 +33,8 @@ expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 def sign_in(context: BrowserContext, service: RunningService, role: Role = Role.ADMIN) -> None:
     """Give a browser a session, without a page that nobody looks at."""
     answer = httpx.get(service.login_link(role), verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS)
-    session = {"name": SESSION_COOKIE, "value": answer.cookies[SESSION_COOKIE], "url": service.url}
-    context.add_cookies([session])
+    session = answer.cookies[SESSION_COOKIE]
+    context.add_cookies([{"name": SESSION_COOKIE, "value": session, "url": service.url}])
 
 
 @pytest.fixture(scope="session")
