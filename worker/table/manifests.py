@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, Literal
 
@@ -51,6 +52,8 @@ from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, Par
 DELETED = 2  # manifest entry status
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
 _READ_THREADS = 8
+_SCHEMAS_KEPT = 64
+_HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _READ_AHEAD = 64  # manifests whose files are held apart at most
 
 
@@ -162,6 +165,7 @@ def is_global(spec: PartitionSpec) -> bool:
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
 
 
+@lru_cache(_SCHEMAS_KEPT)
 def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schema:
     """The columns that planning needs: statistics are skipped but for the bounds of delete files."""
     fields = [
@@ -217,6 +221,12 @@ class _Conversion(AvroSchemaConversion):
         return super()._convert_logical_type(avro_logical_type)
 
 
+@lru_cache(_SCHEMAS_KEPT)
+def _written_schema(header: str) -> Schema:
+    """Most manifests of a table say the same, which takes longer to understand than their entries to read."""
+    return _Conversion().avro_to_iceberg(json.loads(header))
+
+
 class _AvroFile:
     """A metadata file, of which only some columns are decoded.
 
@@ -230,7 +240,9 @@ class _AvroFile:
             with io.new_input(location).open() as source:
                 content = source.read()
             self._blocks = fastavro.block_reader(BytesIO(content))
-            self.schema = _Conversion().avro_to_iceberg(json.loads(self._blocks.metadata["avro.schema"]))
+            header = self._blocks.metadata["avro.schema"]
+            understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
+            self.schema = understand(header)
 
     def rows(self, wanted: Schema) -> Iterator[Any]:
         """Tuples of the columns of `wanted`."""
