@@ -141,7 +141,7 @@ def _enter_copy(copies: Queue[Path]) -> None:
 
 
 def _command(area: Area) -> str:
-    options = ("-x", "-q", "-m", "not thorough", "-p", "no:cacheprovider", "-p", "no:xdist")
+    options = ("-x", "-q", "-m", "not thorough", "-p", "no:cacheprovider")
     return shlex.join((sys.executable, "-m", "pytest", *options, *area.tests))
 
 
@@ -150,7 +150,7 @@ def _unchanged(area: Area) -> float:
     begun = time.monotonic()
     ran = subprocess.run(shlex.split(_command(area)), capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise SystemExit(f"The tests of {area.name} fail without a mutant:\n{ran.stdout}")
+        raise SystemExit(f"The tests of {area.name} fail without a mutant:\n{ran.stdout}{ran.stderr}")
     seconds = time.monotonic() - begun
     _say(f"{area.name}: its tests pass in {seconds:.0f} s")
     return seconds
