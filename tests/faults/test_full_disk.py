@@ -23,6 +23,6 @@ def test_a_full_disk_costs_an_attempt_and_no_row(cases: str, tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_SECONDS,
+        timeout=4 * PATIENCE_SECONDS,  # it is many tests
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
