@@ -1,10 +1,15 @@
 """What holds for all tests, whatever starts them."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sqlalchemy import Dialect, Engine
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.util import LRUCache
 
 from tests.class_archive import java_options
 from tests.patience import PATIENCE_SECONDS
@@ -24,6 +29,19 @@ def patient_database() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("LOCK", "POOL", "ANSWER", "TURN", "IDLE"):
             patch.setattr(f"service.db.database._{name}_SECONDS", int(PATIENCE_SECONDS))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Nearly every test has a database, and so an engine, which would compile each statement anew."""
+    compiled: dict[type[Dialect], LRUCache[Any, Any]] = defaultdict(lambda: LRUCache(2000))
+    of_all = property(lambda engine: compiled[type(engine.dialect)], lambda engine, own: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_compiled_cache", of_all, raising=False)
+        # Statements are kept by their dialect, of which each engine has one of its own.
+        patch.setattr(DefaultDialect, "__hash__", lambda self: hash(type(self)))
+        patch.setattr(DefaultDialect, "__eq__", lambda self, other: type(self) is type(other))
         yield
 
 
