@@ -407,14 +407,15 @@ def test_a_key_is_made_for_some_parts_of_its_role_or_for_all_of_it(service: Runn
 
 def test_the_audit_log_is_filtered_and_paged(service: Running, admin: Person) -> None:
     service.client(Role.VIEWER).post("/tables/nope/pause")
+    service.admin.post("/policies", json={"name": "audited", "settings": {}})
     shown = admin.open("/audit")
     assert "POST /tables/{table_id}/pause" in shown.text
-    assert "catalog.create" in shown.text
+    assert "policy.create" in shown.text
     denied = admin.send("/audit", outcome="denied", principal="viewer")
     assert "reason: forbidden" in denied.text
-    assert "catalog.create" not in denied.text
+    assert "policy.create" not in denied.text
     assert "No entry fits these filters" in admin.open("/audit?principal=nobody").text
-    assert "catalog.create" in admin.open("/audit?since=2020-01-01T00:00").text
+    assert "policy.create" in admin.open("/audit?since=2020-01-01T00:00").text
     admin.send("/audit", since="2020-01-01T00:00", until="2020-01-01T00:01")
     assert "No entry fits these filters" in admin.page.text
     assert 'value="2020-01-01T00:01"' in admin.page.html

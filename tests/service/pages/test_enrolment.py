@@ -10,25 +10,19 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 
 
-@pytest.fixture(scope="module")
-def shop(iceberg: IcebergCatalog) -> IcebergCatalog:
-    """Namespace `shop`: two tables with equality deletes, one without."""
-    for name in ("shop.carts", "shop.orders", "shop.prices"):
-        iceberg.create(name)
-        iceberg.append(name, [1, 2, 3])
-    iceberg.delete_keys("shop.carts", [1])
-    iceberg.delete_keys("shop.orders", [1, 2])
-    return iceberg
-
-
 def enrolled(service: Running, namespace: str) -> dict[str, Any]:
     items = service.admin.get("/tables", params={"namespace": namespace}).json()["items"]
     return {item["name"]: item for item in items}
 
 
 def test_tables_that_hold_equality_deletes_are_found_and_enrolled_together(
-    service: Running, admin: Person, shop: IcebergCatalog
+    service: Running, admin: Person, iceberg: IcebergCatalog
 ) -> None:
+    for name in ("shop.carts", "shop.orders", "shop.prices"):
+        iceberg.create(name)
+        iceberg.append(name, [1, 2, 3])
+    iceberg.delete_keys("shop.carts", [1])
+    iceberg.delete_keys("shop.orders", [1, 2])
     admin.open("/catalogs/local")
     admin.follow("Enrol tables")
     found = admin.send("/candidates", namespace="shop")
@@ -142,7 +136,8 @@ def test_what_is_wrong_with_a_table_is_told_beside_its_field(
     assert typed.items() <= dict(refused.form("/tables/new").fields).items()
 
 
-def test_a_viewer_enrols_nothing(service: Running, shop: IcebergCatalog) -> None:
+@pytest.mark.usefixtures("iceberg")
+def test_a_viewer_enrols_nothing(service: Running) -> None:
     with Person(service, Role.VIEWER) as viewer:
         assert "needs the role operator" in viewer.open("/tables/new").text
         assert not viewer.page.offers("/tables/new")

@@ -23,7 +23,7 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
     """`farm.cows` with three pending equality deletes, and 20 days of measurements."""
     iceberg.create("farm.cows")
@@ -124,10 +124,10 @@ def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[st
 def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
     service: Running, admin: Person, iceberg: IcebergCatalog
 ) -> None:
-    iceberg.create("farm.hens")
-    iceberg.append("farm.hens", [1])
-    iceberg.delete_keys("farm.hens", [1])
-    hens = service.enroll("farm.hens", policy="manual")["id"]
+    iceberg.create("barn.hens")
+    iceberg.append("barn.hens", [1])
+    iceberg.delete_keys("barn.hens", [1])
+    hens = service.enroll("barn.hens", policy="manual")["id"]
     assert (
         "when the table changes, or else some minutes after the first" in admin.open(f"/tables/{hens}").text
     )
@@ -153,8 +153,8 @@ def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
 def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
     service: Running, admin: Person, iceberg: IcebergCatalog
 ) -> None:
-    iceberg.create("farm.geese")
-    geese = service.enroll("farm.geese", policy="manual")
+    iceberg.create("barn.geese")
+    geese = service.enroll("barn.geese", policy="manual")
     admin.open(f"/tables/{geese['id']}")
     assert "Events the latest first Who changed it None yet." in admin.page.text
     paused = admin.send("/pause")
@@ -249,7 +249,7 @@ def test_a_job_is_queued_for_later_with_a_priority(
 def test_a_table_is_removed_with_or_without_its_index(
     service: Running, admin: Person, iceberg: IcebergCatalog, drop_index: bool
 ) -> None:
-    name = f"farm.sheep_{drop_index}".lower()
+    name = f"barn.sheep_{drop_index}".lower()
     iceberg.create(name)
     made = service.enroll(name)
     admin.open(f"/tables/{made['id']}")
