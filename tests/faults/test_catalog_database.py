@@ -34,7 +34,7 @@ UPDATED = b"UPDATE 1"
 _numbers = count(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     with running_server() as url:
         yield url
@@ -48,7 +48,7 @@ def proxy(server: str) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Spark knows the catalog as `database`, by a network of its own that stays well."""
     location = tmp_path_factory.mktemp("database").as_uri()

@@ -50,20 +50,20 @@ def s3_catalog(file: Path, server: S3) -> SqlCatalog:
     return SqlCatalog("s3", properties)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[S3]:
     with s3_server() as server:
         server.create_bucket("lake")
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def proxy(server: S3) -> Iterator[Proxy]:
     with Proxy(server.port) as proxy:
         yield proxy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def catalog_file(spark: SparkSession, server: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Spark knows the catalog as `s3`, by a network of its own that stays well."""
     file = tmp_path_factory.mktemp("s3") / "catalog.db"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from tests.faults.subjects import Subject, prepare
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.integration
+_numbers = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,9 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> list[Subject]:
     """One table of each format version."""
-    return [Subject(cluster, spark, f"{catalog.name}.db.slots{version}", version) for version in (2, 3)]
+    return [
+        Subject(cluster, spark, f"{catalog.name}.db.slots{next(_numbers)}", version) for version in (2, 3)
+    ]
 
 
 @pytest.mark.parametrize(

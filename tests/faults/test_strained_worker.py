@@ -173,7 +173,7 @@ class Large:
         return cast("Json", key_set)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def large(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Large:
     return Large(cluster, spark, f"{catalog.name}.db.large")
 

@@ -45,7 +45,7 @@ class Subject:
         return jobs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def subject(spark: SparkSession, catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     table = TableBuilder.create(
         spark, f"{catalog.name}.db.damaged", "id bigint, value bigint", format_version=3

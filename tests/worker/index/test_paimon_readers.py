@@ -73,7 +73,7 @@ def row(i: int) -> dict[str, Any]:
     return {"region": REGIONS[i % 3], "id": i * 7919 % 251 - 125, **values}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def table(spark: SparkSession, catalog: Catalog) -> TableBuilder:
     name = f"{catalog.name}.db.read_by_paimon"
     table = TableBuilder.create(spark, name, COLUMNS, format_version=3, partitioned_by=["region"])
@@ -83,7 +83,7 @@ def table(spark: SparkSession, catalog: Catalog) -> TableBuilder:
     return table
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def states(
     spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, State]:

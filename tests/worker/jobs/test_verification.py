@@ -103,7 +103,7 @@ class Tampered:
         table.commit_files(live, described, live.files)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def table(spark: SparkSession, catalog: Catalog) -> TableBuilder:
     """Two partitions, six data files, keys of two columns with nulls, and pending deletes."""
     table = TableBuilder.create(
@@ -127,7 +127,7 @@ def row_of(i: int) -> dict[str, Any]:
 DELETED_ROWS = len(range(0, 180, 11))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def indexed(
     spark: SparkSession, catalog: Catalog, table: TableBuilder, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

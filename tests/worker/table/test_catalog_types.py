@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +37,27 @@ from worker.table.catalogs import CatalogUnreachableError, load_table, resolve_s
 pytestmark = pytest.mark.integration
 
 ROWS = 30
+_numbers = count(1)
 EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def make_known(spark: SparkSession, name: str, implementation: str, **settings: str) -> None:
-    """Make a catalog known to Spark."""
+def make_known(spark: SparkSession, kind: str, implementation: str, **settings: str) -> str:
+    """Make a catalog known to Spark, which keeps each that it opened once; its name."""
+    name = f"{kind}{next(_numbers)}"
     given = {"": "org.apache.iceberg.spark.SparkCatalog", ".catalog-impl": implementation}
     given |= {".cache-enabled": "false"} | {f".{key}": value for key, value in settings.items()}
     for key, value in given.items():
         spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
+    return name
 
 
 @pytest.fixture(scope="module")
 def rest(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogRecord]:
     directory = tmp_path_factory.mktemp("rest")
     with rest_server(directory, directory.as_uri()) as uri:
-        make_known(spark, "rest", "org.apache.iceberg.rest.RESTCatalog", uri=uri)
-        yield SqlCatalog("rest", {"uri": uri}, "rest")
+        name = make_known(spark, "rest", "org.apache.iceberg.rest.RESTCatalog", uri=uri)
+        yield SqlCatalog(name, {"uri": uri}, "rest")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +66,8 @@ def hive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with hive_metastore(directory) as uri:
         properties = {"uri": uri, "warehouse": directory.as_uri()}
         no_locks = {"table-default.engine.hive.lock-enabled": "false"}
-        make_known(spark, "hive", "org.apache.iceberg.hive.HiveCatalog", **properties, **no_locks)
-        yield SqlCatalog("hive", properties, "hive")
+        name = make_known(spark, "hive", "org.apache.iceberg.hive.HiveCatalog", **properties, **no_locks)
+        yield SqlCatalog(name, properties, "hive")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +83,8 @@ def glue(spark: SparkSession) -> Iterator[CatalogRecord]:
         endpoint = f"http://127.0.0.1:{server.port}"
         places = {"warehouse": "s3://lake/warehouse", "glue.endpoint": endpoint, "s3.endpoint": endpoint}
         java = {"client.region": "us-east-1", "s3.path-style-access": "true"}
-        make_known(spark, "glue", "org.apache.iceberg.aws.glue.GlueCatalog", **places, **java)
-        yield SqlCatalog("glue", places | {"glue.region": "us-east-1", "s3.region": "us-east-1"}, "glue")
+        name = make_known(spark, "glue", "org.apache.iceberg.aws.glue.GlueCatalog", **places, **java)
+        yield SqlCatalog(name, places | {"glue.region": "us-east-1", "s3.region": "us-east-1"}, "glue")
         system.clearProperty("aws.accessKeyId")
         system.clearProperty("aws.secretAccessKey")
 
@@ -88,8 +92,8 @@ def glue(spark: SparkSession) -> Iterator[CatalogRecord]:
 @pytest.fixture(scope="module")
 def hadoop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CatalogRecord:
     properties = {"warehouse": tmp_path_factory.mktemp("hadoop").as_uri()}
-    make_known(spark, "hadoop", "org.apache.iceberg.hadoop.HadoopCatalog", **properties)
-    return SqlCatalog("hadoop", properties, "hadoop")
+    name = make_known(spark, "hadoop", "org.apache.iceberg.hadoop.HadoopCatalog", **properties)
+    return SqlCatalog(name, properties, "hadoop")
 
 
 @pytest.fixture(scope="module", params=["rest", "hive", "glue"])
@@ -242,8 +246,8 @@ def test_java_asks_glue_with_the_credentials_of_the_record(
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     system: Any = jvm.java.lang.System
-    spark.sql("CREATE NAMESPACE IF NOT EXISTS glue.signed")
-    spark.sql("CREATE TABLE IF NOT EXISTS glue.signed.t (id bigint) USING iceberg")
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {glue.name}.signed")
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {glue.name}.signed.t (id bigint) USING iceberg")
     monkeypatch.setenv("LAKE_KEY_ID", "of-the-record")
     monkeypatch.setenv("LAKE_SECRET", "secret")
     references = {"access-key-id": "env:LAKE_KEY_ID", "secret-access-key": "env:LAKE_SECRET"}
@@ -255,11 +259,11 @@ def test_java_asks_glue_with_the_credentials_of_the_record(
     system.setProperty("aws.disableEc2Metadata", "true")
     try:
         properties = resolve_secrets({**glue.properties, **given})
-        table = load_table(jvm, "glue", "glue", properties, ["signed", "t"])
+        table = load_table(jvm, "glue", glue.name, properties, ["signed", "t"])
         assert table.location().startswith("s3://lake/")
         table.updateProperties().set("a", "b").commit()
         with pytest.raises(CatalogUnreachableError, match="credentials"):
-            load_table(jvm, "glue", "glue", glue.properties, ["signed", "t"])
+            load_table(jvm, "glue", glue.name, glue.properties, ["signed", "t"])
     finally:
         system.clearProperty("aws.disableEc2Metadata")
         for name, value in in_the_jvm.items():
