@@ -137,11 +137,12 @@ class Large:
         self.table.append(pa.table({"id": range(LARGE), "key": keys}), files=16)
         self.rows = LARGE
         settings = {**IMPATIENT, "resources": {"memory_fraction": LARGE_FRACTION}}
-        cluster.post("/policies", {"name": "small", "settings": settings})
-        self.table_id = cluster.enroll(identifier, key_sets=[["key"]], policy="small")
+        policy = self.table.identifier.rpartition(".")[2]
+        cluster.post("/policies", {"name": policy, "settings": settings})
+        self.table_id = cluster.enroll(identifier, key_sets=[["key"]], policy=policy)
 
     def append(self) -> None:
-        """One row, and an index of all."""
+        """One more row, in a sorted run of its own."""
         self.cluster.inject()
         self.cluster.run(self.table_id, "index")
         self.table.append([{"id": self.rows, "key": f"more {self.rows}"}])
@@ -173,14 +174,20 @@ class Large:
         return cast("Json", key_set)
 
 
-@pytest.fixture(scope="session")
-def large(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Large:
-    return Large(cluster, spark, f"{catalog.name}.db.large")
+@pytest.fixture
+def large(cluster: Cluster, spark: SparkSession, catalog: Catalog, request: pytest.FixtureRequest) -> Large:
+    return Large(cluster, spark, f"{catalog.name}.db.{request.function.__name__}")
 
 
-def test_an_index_that_does_not_fit_in_memory_is_built_in_smaller_parts(large: Large) -> None:
+def test_an_index_and_a_conversion_that_do_not_fit_in_memory_work_in_smaller_parts(large: Large) -> None:
     large.run("index")
     assert (large.key_set["entries"], large.key_set["coverage"]) == (large.rows, 1.0)
+    large.append()
+    deleted = large.delete()
+    result = large.run("convert")
+    assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
+    assert result["key_sets"][0]["key_ranges"] > 1
+    assert_nothing_is_left(large.table)
 
 
 @pytest.mark.thorough
@@ -189,13 +196,3 @@ def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: La
     assert large.key_set["sorted_runs"] > 1
     large.run("compact")
     assert (large.key_set["entries"], large.key_set["sorted_runs"]) == (large.rows, 1)
-
-
-def test_a_conversion_that_does_not_fit_in_memory_takes_its_keys_in_ranges(large: Large) -> None:
-    large.append()
-    deleted = large.delete()
-    result = large.run("convert")
-    assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
-    assert result["key_sets"][0]["key_ranges"] > 1
-    assert_nothing_is_left(large.table)
-    assert large.table.spark.table(large.table.identifier).count() == large.rows
