@@ -1,4 +1,7 @@
-"""Which of many cases alike every change is tested with; the rest are left to `make thorough`."""
+"""Which of many cases alike every change is tested with; the rest are left to `make thorough`.
+
+Every rule, refusal, fault and route is tried with every change, by the cheapest test that tries it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -141,7 +141,7 @@ def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_j
         assert service.starts == 1
 
 
-@pytest.mark.parametrize("ends", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("ends", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)])
 def test_another_replica_takes_over_from_one_that_stands_still_or_dies(
     ends: signal.Signals, new_world: Callable[..., World]
 ) -> None:

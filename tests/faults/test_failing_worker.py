@@ -142,6 +142,7 @@ RESTARTS: list[tuple[str, str, When]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "point", "when"), thorough_unless(lambda case: case[1] == "iceberg", RESTARTS)
 )
@@ -173,6 +174,7 @@ def test_a_worker_whose_clock_is_ahead_leaves_the_table_to_its_writer(
     subject.check_end("convert", job)
 
 
+@pytest.mark.thorough
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)
 

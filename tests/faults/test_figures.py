@@ -1,5 +1,9 @@
 """The figures of docs/faults.md: which test is of which fault, and what is told of each."""
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 from tests.faults.figures import DOCUMENT, Figures, faults_by_test, name_of, places, section
 from tests.faults.recovery import FOLLOWED, INJECTED, Tally
 
@@ -12,6 +16,26 @@ def test_each_fault_of_the_document_has_figures_of_its_tests() -> None:
     node_id = "tests/faults/test_killed_worker.py::TestX::test_a_killed_worker[convert-a::b-after]"
     assert fault_of[name_of(node_id)].startswith("a worker dies")
     assert fault_of["test_a_full_disk_costs_an_attempt_and_no_row"] == "a disk is full"
+
+
+def test_each_fault_is_tried_with_every_change() -> None:
+    fault_of = faults_by_test(DOCUMENT.read_text())
+    files = {file for found in places(fault_of).values() for file in found}
+    always = {fault_of[name] for file in files for name in _usual_tests(file) if name in fault_of}
+    assert set(fault_of.values()) - always == set()
+
+
+def _usual_tests(file: Path) -> Iterator[str]:
+    """The tests of a file that are not all left to `make thorough`."""
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                continue
+            if "pytest.mark.thorough" in map(ast.unparse, node.decorator_list):
+                continue
+            yield node.name
+            waiting.append(node)
 
 
 def test_an_attempt_is_followed_from_the_last_that_was_heard_of_it() -> None:

@@ -156,6 +156,7 @@ def test_a_killed_worker_between_two_commits_of_a_job(
     assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     format_version: int, cluster: Cluster, subjects: Subjects

@@ -136,7 +136,9 @@ BREAKS = [
 
 @pytest.mark.parametrize(
     ("kind", "stage", "mode"),
-    thorough_unless(lambda case: case[1] in ("commit_index", "read", "deletes", "commit"), BREAKS),
+    thorough_unless(
+        lambda case: case in (("convert", "read", HANG), ("convert", "commit", answer(503))), BREAKS
+    ),
 )
 def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     kind: str,
@@ -238,6 +240,7 @@ def cluster(proxy: Proxy, catalog_file: Path, tmp_path_factory: pytest.TempPathF
         cluster.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [

@@ -41,13 +41,7 @@ SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes we
 
 @pytest.mark.parametrize(
     ("kind", "point", "when", "skip"),
-    thorough_unless(
-        {
-            ("convert", "iceberg", "before", 0),
-            ("index", "dictionary", "before", 0),
-        }.__contains__,
-        SLEEPS,
-    ),
+    thorough_unless(lambda case: case == ("convert", "iceberg", "before", 0), SLEEPS),
 )
 def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     kind: str, point: str, when: When, skip: int, cluster: Cluster, subjects: Subjects
@@ -89,6 +83,7 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     subject.check_rows()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "later"),
     thorough_unless(
@@ -164,5 +159,6 @@ def test_a_worker_that_wakes_after_the_index_was_dropped_leaves_nothing_in_its_p
     assert cluster.get(f"/jobs/{job_id}")["status"] == "cancelled"
 
 
+@pytest.mark.thorough
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)

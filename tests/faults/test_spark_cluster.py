@@ -72,6 +72,7 @@ def test_jobs_survive_executors_that_are_killed(
     assert "Spark's executors run tasks with the same packages" in worker.log
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:

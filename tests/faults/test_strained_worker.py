@@ -20,7 +20,6 @@ from tests.faults.subjects import Subject, Subjects, check_drain, prepare
 from tests.faults.tables import assert_nothing_is_left, orphans
 from tests.integration.icestream import Json
 from tests.patience import wait_until
-from tests.thorough import thorough_unless
 
 pytestmark = pytest.mark.integration
 
@@ -83,11 +82,10 @@ def on_spark(cluster: Cluster) -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("on_spark")
 class TestOnSpark:
-    @pytest.mark.parametrize(
-        ("kind", "point"), thorough_unless(lambda case: case[0] == "convert", [*KILLED_ON_SPARK.items()])
-    )
+    @pytest.mark.parametrize(("kind", "point"), [*KILLED_ON_SPARK.items()])
     def test_a_process_that_is_killed_is_tried_again_smaller(
         self, kind: str, point: str, cluster: Cluster, subjects: Subjects
     ) -> None:
@@ -102,7 +100,6 @@ class TestOnSpark:
         assert job["attempts"][0]["error"]["code"] == "out_of_memory", job
         assert any("holds 1/2 of the usual" in decision for decision in job["result"]["decisions"])
 
-    @pytest.mark.thorough
     def test_a_worker_that_is_asked_to_stop_hands_its_job_back(
         self, cluster: Cluster, subjects: Subjects
     ) -> None:

@@ -87,6 +87,7 @@ def test_identifier_that_names_no_table_is_refused(
     assert "identifier" in problem["detail"]
 
 
+@pytest.mark.thorough
 def test_job_of_a_dropped_table_fails_and_names_the_table(
     spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:
@@ -98,6 +99,7 @@ def test_job_of_a_dropped_table_fails_and_names_the_table(
     assert len(job["attempts"]) == 1, "another attempt can't help"
 
 
+@pytest.mark.thorough
 def test_job_tries_again_when_its_catalog_is_unreachable_and_recovers_with_it(
     icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.integration
 DuckDBRows = Callable[[TableBuilder], Counter[tuple[Any, ...]]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format_version", "partitioned", "key"),
     thorough_unless(

@@ -18,7 +18,7 @@ from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
-from tests.service.conftest import Running, alike_on_both, running
+from tests.service.conftest import LEFT_TO_THOROUGH, Running, alike_on_both, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
 # Who waits for a catalog holds no database.
@@ -90,7 +90,7 @@ def new_lake(iceberg: IcebergCatalog, request: pytest.FixtureRequest) -> Iterato
         yield make
 
 
-@pytest.mark.parametrize("kind", ["rest", pytest.param("postgresql", marks=pytest.mark.integration)])
+@pytest.mark.parametrize("kind", ["rest", pytest.param("postgresql", marks=LEFT_TO_THOROUGH)])
 def test_a_catalog_that_never_answers_is_unreachable_and_polled_again_later(
     kind: str, polling: Settings, new_lake: Callable[..., Lake]
 ) -> None:

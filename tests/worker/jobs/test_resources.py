@@ -50,7 +50,9 @@ def at_once(runner: TaskRunner) -> int:
     return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
 
 
-@pytest.mark.parametrize("local_rows", [0, 10**9], ids=["spark", "driver"])
+@pytest.mark.parametrize(
+    "local_rows", [pytest.param(0, marks=pytest.mark.thorough, id="spark"), pytest.param(10**9, id="driver")]
+)
 def test_no_more_tasks_run_at_a_time_than_are_allowed(spark: SparkSession, local_rows: int) -> None:
     runner = TaskRunner(spark, local_rows, 4)
     at_once(runner)  # Spark's Python processes have started
