@@ -148,7 +148,7 @@ def keep_up(spark: SparkSession, identifier: str, keep_seconds: float = KEEP_SNA
     before = datetime.now(UTC) - timedelta(seconds=keep_seconds)
     expired = spark.sql(
         f"CALL {catalog}.system.expire_snapshots(table => '{table}', "
-        f"older_than => TIMESTAMP '{before:%Y-%m-%d %H:%M:%S} UTC', retain_last => 1)"
+        f"older_than => TIMESTAMP '{before:%Y-%m-%d %H:%M:%S.%f} UTC', retain_last => 1)"
     ).collect()[0]
     return Upkeep(
         rewritten["rewritten_data_files_count"],
