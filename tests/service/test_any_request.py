@@ -137,8 +137,8 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     url = ""
     if request.param == "postgresql":
         server = request.getfixturevalue("postgresql")
-        on_server(server, "CREATE DATABASE any_request")
-        url = f"{server}/any_request"
+        on_server(server, f"CREATE DATABASE {directory.name}")
+        url = f"{server}/{directory.name}"
     settings = Settings(
         data_dir=directory,
         database_url=url,
