@@ -6,10 +6,10 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from tests.soak.modelled import ModelledTable
+from tests.soak.lookups import LookupChecks
 
 
-class Checks(ModelledTable):
+class Checks(LookupChecks):
     """What readers show must be the rows of the model."""
 
     def _check(self, rng: Random, *, before: bool = False) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -40,7 +41,10 @@ class History(WriterSteps, SchemaSteps, MaintenanceSteps, SparkSteps, JobSteps):
     def take(self, step: Step) -> None:
         """Do one step; `lines` say what it did."""
         self.lines.append(f"{step.kind} ...")
-        self.lines[-1] = f"{step.kind}: {self._with_short_names(self.do(step))}"
+        said = self.do(step)
+        self.lines[-1] = f"{step.kind}: {self._with_short_names(said)}, then a lookup ..."
+        looked_up = self.look_up(Random(step.seed + 1))
+        self.lines[-1] = f"{step.kind}: {self._with_short_names(said)}; {looked_up}"
 
     def _with_short_names(self, said: str) -> str:
         """Names of data files differ from run to run; their numbers don't."""

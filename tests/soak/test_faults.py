@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from tests.soak.history import History
 from tests.soak.seeds import run_seed
 from tests.soak.world import World
 from tests.thorough import first_always
@@ -19,6 +21,8 @@ from worker.keys.key_set import NULL_MASK
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
+from worker.query.places import Coverage
+from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
 pytestmark = pytest.mark.integration
@@ -86,12 +90,50 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def _overlook_equality_deletes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PendingKeys, "newest_delete", lambda _, keys, __: np.zeros(keys.num_rows, np.int64))
+
+
+def _overlook_position_deletes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TableSnapshot, "skipped", lambda _, files: dict.fromkeys(files))
+
+
+def _overlook_what_is_not_indexed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Coverage, "_scan", lambda *_: iter(()))
+
+
+def _overlook_the_index(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Coverage, "_look_up", lambda *_: iter(()))
+
+
+LOOKUP_FAULTS: dict[str, Fault] = {
+    "equality deletes are overlooked": _overlook_equality_deletes,
+    "position deletes are overlooked": _overlook_position_deletes,
+    "what is not indexed is overlooked": _overlook_what_is_not_indexed,
+    "the index is overlooked": _overlook_the_index,
+}
+
+
 @first_always("fault", list(FAULTS))
 def test_a_fault_is_found(world: World, fault: str) -> None:
     """A seed shows rows that contradict the model, and only with the fault."""
+
+    def conversions_alone(patch: pytest.MonkeyPatch) -> None:
+        FAULTS[fault](patch)
+        patch.setattr(History, "look_up", lambda *_: "")
+
+    _find(world, conversions_alone)
+
+
+@first_always("fault", list(LOOKUP_FAULTS))
+def test_a_fault_of_lookups_is_found(world: World, fault: str) -> None:
+    _find(world, LOOKUP_FAULTS[fault])
+
+
+def _find(world: World, make: Fault) -> None:
     for seed in range(200):
         with pytest.MonkeyPatch.context() as patch:
-            FAULTS[fault](patch)
+            make(patch)
             failure = run_seed(world, seed)
         if failure and isinstance(failure.error.cause, AssertionError) and run_seed(world, seed) is None:
             return

@@ -145,23 +145,30 @@ class KeyReader:
     ) -> pa.RecordBatch:
         """columns: by field id, those of the file, or the parent structs of those that it lacks."""
         arrays: list[pa.Array] = []
-        schema = self.key_set.schema
-        masks = [pa.repeat(pa.scalar(0, pa.int32()), rows)] * (len(schema) - len(self.key_set.columns))
-        for at, column in enumerate(self.key_set.columns):
+        for column in self.key_set.columns:
             read = columns.get(column.field_id)
             if column.field_id in projected:
-                array = _repeated(column, projected[column.field_id].value, read, rows)
+                arrays.append(_repeated(column, projected[column.field_id].value, read, rows))
             else:
-                array = to_key_type(read, column)
-            if array.null_count:
-                mask, bit = divmod(at, MASK_BITS)
-                null_bit = pc.if_else(
-                    array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32())
-                )
-                masks[mask] = pc.bit_wise_or(masks[mask], null_bit)
-                array = array.fill_null(placeholder(column.key_type))
-            arrays.append(array)
-        return pa.RecordBatch.from_arrays([masks[0], *arrays, *masks[1:]], schema=schema)
+                arrays.append(to_key_type(read, column))
+        return key_batch(self.key_set, arrays)
+
+
+def key_batch(key_set: KeySet, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Keys as `KeySet.schema` has them: nulls are marked in the masks, and have placeholders.
+
+    arrays: of the key columns, in their key types.
+    """
+    schema, rows = key_set.schema, len(arrays[0])
+    masks = [pa.repeat(pa.scalar(0, pa.int32()), rows)] * (len(schema) - len(key_set.columns))
+    filled = []
+    for at, (column, array) in enumerate(zip(key_set.columns, arrays, strict=True)):
+        if array.null_count:
+            mask, bit = divmod(at, MASK_BITS)
+            null_bit = pc.if_else(array.is_null(), pa.scalar(1 << bit, pa.int32()), pa.scalar(0, pa.int32()))
+            masks[mask] = pc.bit_wise_or(masks[mask], null_bit)
+        filled.append(array.fill_null(placeholder(column.key_type)) if array.null_count else array)
+    return pa.RecordBatch.from_arrays([masks[0], *filled, *masks[1:]], schema=schema)
 
 
 def _refuse_timestamps(

@@ -32,6 +32,7 @@ from worker.process.errors import Reason
 from worker.table.files import DataFile, DataFiles
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
+ANY_AGE = 2**62  # above every data sequence number
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
 _READ_BYTES = 256 * 1024**2  # the same bound for wide keys
@@ -125,6 +126,19 @@ class DeleteKeys:
             for partition_id, number, keys in batches
         ]
         return cls(_distinct(pa.concat_tables(tables).combine_chunks()) if tables else full.empty_table())
+
+    @classmethod
+    def numbered(cls, keys: pa.RecordBatch) -> DeleteKeys:
+        """Keys that are looked for whatever the age of their rows, in every partition.
+
+        keys: `KeySet.schema`; of equal ones, the last. The numbers of matches, less ANY_AGE, are their rows.
+        """
+        columns = {
+            PARTITION_ID: pa.repeat(pa.scalar(GLOBAL, pa.int64()), keys.num_rows),
+            **dict(zip(keys.schema.names, keys.columns, strict=True)),
+            MAX_SEQUENCE_NUMBER: pa.array(np.arange(keys.num_rows) + ANY_AGE),
+        }
+        return cls(_distinct(pa.table(columns)))
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -405,6 +419,10 @@ class LiveRows:
 
     def of(self, found: RowAddressMatches) -> Matches:
         """Entries of other files are dropped, as are addresses that no committed file owns."""
+        return self.numbered(found)[0]
+
+    def numbered(self, found: RowAddressMatches) -> tuple[Matches, Int64Array]:
+        """The same, and of each match the sequence number of the key that it matched."""
         rows = owners(self._base_addresses, self._record_counts, found.row_addresses)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
@@ -413,7 +431,7 @@ class LiveRows:
         rows, known = np.repeat(rows, copies), np.repeat(known, copies)
         keep = found.sequence_numbers[known] > self._data_sequence_numbers[files]
         rows, known, files = rows[keep], known[keep], files[keep]
-        return Matches(
+        matches = Matches(
             self._ordinals[files],
             found.row_addresses[known] - self._base_addresses[rows],
             found.row_groups_read,
@@ -421,6 +439,7 @@ class LiveRows:
             found.bytes_read,
             found.rows_read,
         )
+        return matches, found.sequence_numbers[known]
 
 
 def lookup_tasks(

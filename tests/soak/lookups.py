@@ -1,0 +1,99 @@
+"""Where lookups find the keys of a table, against the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date, datetime
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+from pyiceberg.serializers import FromInputFile
+
+from tests.soak.drawing import MEASURE
+from tests.soak.model import Position, State
+from tests.soak.modelled import ModelledTable
+from worker.index.key_set_index import database_name, open_index
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage
+from worker.keys.schema_fields import resolve_key_set
+from worker.query.asked import keys_of_json
+from worker.query.errors import UnreadableError
+from worker.query.places import Coverage
+from worker.query.snapshot import TableSnapshot, snapshot_of
+
+Found = tuple[tuple[Any, ...], str, int, bool]  # key, data file, position, live
+
+
+class LookupChecks(ModelledTable):
+    """A lookup finds each row of a key, says whether it is live, and finds nothing else."""
+
+    def look_up(self, rng: Random) -> str:
+        """Asks for every key of a key set that some row of a snapshot has."""
+        snapshot_id, state = self.table.snapshot_id, self.model.head
+        usable = [key_set for key_set in self.usable_key_sets(self.schema) if MEASURE not in key_set]
+        if snapshot_id is None or not usable:
+            return "nothing to look up"
+        fields = rng.choice(usable)
+        if rng.random() < 0.3:
+            snapshot_id = rng.choice(list(self.model.snapshots))
+            state = self.model.snapshots[snapshot_id]
+        storage = Storage()
+        metadata = FromInputFile.table_metadata(storage.io.new_input(self.table.metadata_location))
+        key_set = resolve_key_set(metadata, fields)
+        # Fields are in ascending order in a key set.
+        expected = self._expected(state, key_set.equality_field_ids)
+        asked = [*{key: None for key, *_ in expected}]
+        keys = [
+            {column.name: _json(value) for column, value in zip(key_set.columns, key, strict=True)}
+            for key in asked
+        ]
+        database = database_name(str(metadata.table_uuid), "main")
+        index = open_index(IndexWarehouse(self.jobs.index_location, storage), database, key_set)
+        try:
+            snapshot = TableSnapshot(storage, metadata, snapshot_of(metadata, snapshot_id=snapshot_id))
+            places = Coverage(snapshot, key_set, index).find(keys_of_json(key_set, keys))
+        except UnreadableError as error:
+            # Float keys, and timestamps in ORC, can't be told.
+            if any(MEASURE in one.fields for one in state.deletes) or self._has_orc_files(state):
+                return f"no lookup: {error}"
+            raise
+        files = places.data_files.select(places.ordinals)
+        found = Counter(
+            (asked[key], file.path, position, deleted is None)
+            for key, file, position, deleted in zip(
+                places.keys.tolist(), files, places.positions.tolist(), places.deleted_by, strict=True
+            )
+        )
+        if found != expected:
+            more, fewer = [*(found - expected).elements()], [*(expected - found).elements()]
+            raise AssertionError(
+                f"a lookup of {key_set} at {snapshot_id}: {len(more)} too many {more[:5]}, "
+                f"{len(fewer)} missing {fewer[:5]}"
+            )
+        return f"{len(keys)} keys of {key_set} looked up, {places.data_files_scanned} files scanned"
+
+    def _expected(self, state: State, fields: tuple[int, ...]) -> Counter[Found]:
+        expected: Counter[Found] = Counter()
+        for path, sequence_numbers in state.files.items():
+            file = self.model.files[path]
+            for sequence_number in sequence_numbers:
+                visible: set[Position] = set(self.model.visible_of(state, path, sequence_number))
+                for position, row in enumerate(file.rows):
+                    key = self.model.key(file, row, fields)
+                    expected[key, path, position, (path, position) in visible] += 1
+        return expected
+
+    def _has_orc_files(self, state: State) -> bool:
+        return any(self.model.files[path].file_format == "orc" for path in state.files) or any(
+            delete.file_format == "orc" for delete in state.deletes
+        )
+
+
+def _json(value: Any) -> Any:
+    """A key's value as Iceberg writes it in JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value

@@ -1,0 +1,161 @@
+"""Keys that somebody asks for, in JSON or Arrow, as the key's columns have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+from pyiceberg import types
+
+from worker.keys.key_set import KeyColumn, KeyColumnError, KeySet
+from worker.keys.read import key_batch
+from worker.keys.values import from_single_value, to_key_type
+from worker.query.errors import InvalidKeyError
+
+_DAY = r"(?P<day>[+-]?\d{4,6}-\d\d-\d\d)"
+_TIME = r"(?P<time>\d\d:\d\d(:\d\d(\.(?P<fraction>\d{1,9}))?)?)"
+_ZONE = r"(?P<zone>Z|[+-]\d\d:\d\d)"
+_INTEGER = re.compile(r"[+-]?\d{1,20}")
+_FORMS = {
+    types.DateType: re.compile(_DAY),
+    types.TimeType: re.compile(_TIME),
+    types.TimestampType: re.compile(f"{_DAY}T{_TIME}"),
+    types.TimestampNanoType: re.compile(f"{_DAY}T{_TIME}"),
+    types.TimestamptzType: re.compile(f"{_DAY}T{_TIME}{_ZONE}"),
+    types.TimestamptzNanoType: re.compile(f"{_DAY}T{_TIME}{_ZONE}"),
+}
+_BITS = {types.IntegerType: 31, types.LongType: 63}
+_TICKS_A_MINUTE = {types.TimestamptzType: 60 * 10**6, types.TimestamptzNanoType: 60 * 10**9}
+_FINE_YEARS = (1678, 2261)  # whole ones that nanoseconds can tell in 64 bits
+
+
+def keys_of_json(key_set: KeySet, keys: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """From column names and values, which are as Iceberg writes single values in JSON.
+
+    Integers may be text too, since not every reader of JSON keeps 64 bits. Raises InvalidKeyError.
+    """
+    names = set(key_set.column_names)
+    for at, key in enumerate(keys):
+        if key.keys() != names:
+            raise InvalidKeyError(
+                f"Key {at} has the columns {', '.join(sorted(key)) or 'none'}, "
+                f"not {', '.join(key_set.column_names)}."
+            )
+    arrays = []
+    for column in key_set.columns:
+        values = [_value(column, at, key[column.name]) for at, key in enumerate(keys)]
+        arrays.append(pa.array(values, column.key_type))
+    return key_batch(key_set, arrays)
+
+
+def keys_of_arrow(key_set: KeySet, keys: pa.Table) -> pa.RecordBatch:
+    """From columns of the same names, of types that widen to the key's. Raises InvalidKeyError."""
+    if sorted(keys.column_names) != sorted(key_set.column_names):
+        raise InvalidKeyError(
+            f"The keys have the columns {', '.join(keys.column_names) or 'none'}, "
+            f"not {', '.join(key_set.column_names)}."
+        )
+    arrays = []
+    for column in key_set.columns:
+        chunks = keys[column.name].combine_chunks()
+        array = chunks if isinstance(chunks, pa.Array) else pa.concat_arrays(chunks.chunks)
+        try:
+            arrays.append(to_key_type(array, column))
+        except KeyColumnError as error:
+            raise InvalidKeyError(f"Column {column.name} ({column.iceberg_type}): {error}.") from error
+    return key_batch(key_set, arrays)
+
+
+def _value(column: KeyColumn, at: int, given: Any) -> Any:
+    if given is None:
+        return None
+    for kind, parse in _PARSERS.items():
+        if isinstance(column.iceberg_type, kind):
+            try:
+                return parse(given, column)
+            except (ValueError, TypeError, OverflowError, InvalidOperation) as error:
+                raise InvalidKeyError(
+                    f"Key {at}: column {column.name} is of type {column.iceberg_type}, and {given!r} is none"
+                    f" of its values: {error}."
+                ) from error
+    raise AssertionError(column.iceberg_type)  # no key has such a type
+
+
+def _boolean(given: Any, _: KeyColumn) -> bool:
+    known = {True: True, False: False, "true": True, "false": False}
+    if not isinstance(given, bool | str) or given not in known:
+        raise ValueError("it is neither true nor false")
+    return known[given]
+
+
+def _integer(given: Any, column: KeyColumn) -> int:
+    if isinstance(given, str) and _INTEGER.fullmatch(given):
+        given = int(given)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError("it is no whole number")
+    if not -(1 << _BITS[type(column.iceberg_type)]) <= given < 1 << _BITS[type(column.iceberg_type)]:
+        raise OverflowError("it is out of range")
+    return given
+
+
+def _decimal(given: Any, column: KeyColumn) -> Decimal:
+    if not isinstance(given, str | int) or isinstance(given, bool):
+        raise TypeError("it is neither text nor a whole number")
+    assert isinstance(column.iceberg_type, types.DecimalType)
+    value = Decimal(given)
+    if not value.is_finite() or value != round(value, column.iceberg_type.scale):
+        raise ValueError(f"it has no exact value of {column.iceberg_type.scale} decimal places")
+    if value.adjusted() >= column.iceberg_type.precision - column.iceberg_type.scale:
+        raise OverflowError(f"it has more than {column.iceberg_type.precision} digits")
+    return value
+
+
+def _text(given: Any, _: KeyColumn) -> str:
+    if not isinstance(given, str):
+        raise TypeError("it is no text")
+    given.encode()  # a lone surrogate is no text that a file can hold
+    return given
+
+
+def _bytes(given: Any, column: KeyColumn) -> bytes:
+    found = bytes.fromhex(_text(given, column))
+    if isinstance(column.iceberg_type, types.FixedType) and len(found) != len(column.iceberg_type):
+        raise ValueError(f"it has {len(found)} bytes")
+    return found
+
+
+def _uuid(given: Any, column: KeyColumn) -> bytes:
+    return UUID(_text(given, column)).bytes
+
+
+def _moment(given: Any, column: KeyColumn) -> int:
+    form = _FORMS[type(column.iceberg_type)].fullmatch(_text(given, column))
+    if form is None:
+        raise ValueError("it has another form")
+    found = form.groupdict()
+    is_fine = isinstance(column.iceberg_type, types.TimestampNanoType | types.TimestamptzNanoType)
+    if (found.get("fraction") or "")[9 if is_fine else 6 :].strip("0"):
+        raise ValueError("the column holds no such small part of a second")
+    if is_fine and not _FINE_YEARS[0] <= int(found["day"].rsplit("-", 2)[0]) <= _FINE_YEARS[1]:
+        raise OverflowError("it is out of range")
+    zone = found.get("zone") or ""
+    ticks: int = from_single_value(given.removesuffix(zone), column)
+    if zone in ("", "Z"):
+        return ticks
+    minutes = int(zone[1:3]) * 60 + int(zone[4:])
+    return ticks - (-1 if zone[0] == "-" else 1) * minutes * _TICKS_A_MINUTE[type(column.iceberg_type)]
+
+
+_PARSERS: Mapping[Any, Callable[[Any, KeyColumn], Any]] = {
+    types.BooleanType: _boolean,
+    types.IntegerType | types.LongType: _integer,
+    types.DecimalType: _decimal,
+    types.StringType: _text,
+    types.FixedType | types.BinaryType: _bytes,
+    types.UUIDType: _uuid,
+    tuple(_FORMS): _moment,
+}

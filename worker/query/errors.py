@@ -1,0 +1,51 @@
+"""Why a question is not answered. An answer is whole, or there is none."""
+
+from worker.process.errors import JobError
+
+
+class QuestionError(JobError):
+    """What is asked, or what is there to answer it with, is not as it must be."""
+
+    status = 400
+
+
+class InvalidKeyError(QuestionError):
+    code = "invalid_key"
+    title = "A key is not of the table's key columns"
+    remedy = "Give each key column a value of its type, as Iceberg writes it in JSON, or null."
+
+
+class UnknownKeyColumnsError(QuestionError):
+    code = "unknown_key_columns"
+    title = "The table has no such key"
+    remedy = "Name columns of the table's schema, or leave `key_columns` away where it has one key set."
+
+
+class UnknownSnapshotError(QuestionError):
+    code = "unknown_snapshot"
+    title = "The table has no such snapshot or branch"
+    remedy = "Name a snapshot that has not expired, or a branch or tag that is there."
+    status = 404
+
+
+class NotCoveredError(QuestionError):
+    code = "not_covered"
+    title = "The index does not cover enough of the table"
+    remedy = "Run a job of kind `index`, or wait for the next one, and ask again."
+    status = 409
+
+
+class UnreadableError(QuestionError):
+    code = "unreadable"
+    title = "A file that the answer needs can't be read"
+    status = 409
+
+
+class OutdatedError(QuestionError):
+    """What was known of the table is gone: the next look finds what is there now."""
+
+    code = "outdated"
+    title = "The table changed meanwhile"
+    remedy = "Ask again."
+    status = 503
+    retryable = True

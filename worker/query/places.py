@@ -1,0 +1,178 @@
+"""Where the rows of some keys lie, and whether they are live: index | scan -> deletes.
+
+Invariant: an answer is about every row of the snapshot that has one of the keys. Data files that the index
+does not cover are read, and beyond a bound of these the question is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from worker.index.key_set_index import KeySetIndex
+from worker.io.sorting import Int64Array
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader, key_reader, missing_file
+from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
+from worker.process.plurals import counted
+from worker.query.errors import NotCoveredError, UnreadableError
+from worker.query.snapshot import PendingKeys, TableSnapshot
+from worker.table.files import DataFile, DataFiles
+
+SCANNED_ROWS = 5_000_000
+"""Of data files that the index does not cover: read for one question at most."""
+SCANNED_FILES = 200
+_ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
+DELETION_VECTOR, POSITION_DELETE, EQUALITY_DELETE = "deletion_vector", "position_delete", "equality_delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows that have one of the keys asked for, one each: which of the keys, where, and what deletes it.
+
+    data_files: of the snapshot, which `ordinals` index. deleted_by: None for a live row.
+    """
+
+    keys: Int64Array
+    data_files: DataFiles
+    ordinals: Int64Array
+    positions: Int64Array
+    deleted_by: list[str | None]
+    data_files_scanned: int
+    rows_scanned: int
+
+
+class Coverage:
+    """What an index knows of a snapshot, and what is left to be scanned."""
+
+    def __init__(self, table: TableSnapshot, key_set: KeySet, index: KeySetIndex | None) -> None:
+        self._table = table
+        self._index = index
+        self._reader: KeyReader = key_reader(table.metadata, table.storage, key_set)
+        data_files = table.files.data_files
+        covered = np.zeros(len(data_files), np.bool_)
+        if index is not None:
+            covered = index.dictionary.covers(data_files)
+            self._rows = LiveRows(index.dictionary, data_files, np.flatnonzero(covered))
+        self._scanned = np.flatnonzero(~covered)
+
+    @property
+    def key_set(self) -> KeySet:
+        return self._reader.key_set
+
+    def find(self, asked: pa.RecordBatch) -> Places:
+        """asked: keys as `KeySet.schema`; equal ones may repeat, and each of them is answered.
+
+        Raises NotCoveredError, UnreadableError, FileNotFoundError for a file of the index that is gone, and
+        OSError (a retry can help).
+        """
+        left = self._table.files.data_files.select(self._scanned)
+        if len(left) > SCANNED_FILES or left.record_count > SCANNED_ROWS:
+            why = "there is no index of this key" if self._index is None else "they are not indexed yet"
+            raise NotCoveredError(
+                f"{left.record_count:,} rows in {counted(len(left), 'data file')} would have to be read,"
+                f" since {why}; at most {SCANNED_ROWS:,} in {SCANNED_FILES:,} are."
+            )
+        wanted = DeleteKeys.numbered(asked)
+        parts = [(np.empty(0, np.int64),) * 3, *chain(self._look_up(wanted), self._scan(wanted))]
+        ordinals, positions, numbers = map(np.concatenate, zip(*parts, strict=True))
+        keys, rows = _repeated(asked, wanted, numbers)
+        places = Places(
+            keys,
+            self._table.files.data_files,
+            ordinals[rows],
+            positions[rows],
+            [None] * len(rows),
+            len(left),
+            left.record_count,
+        )
+        _mark_deleted(self._table, self.key_set, asked, places)
+        return places
+
+    def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+        if self._index is None:
+            return
+        for task in lookup_tasks(self._index.storage, self._index.entries.files, wanted, 1):
+            matches, numbers = self._rows.numbered(task.run(wanted))
+            yield matches.ordinals, matches.positions, numbers - ANY_AGE
+
+    def _scan(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+        for ordinal in self._scanned.tolist():
+            start = 0
+            for keys in _readable(self._reader, self._table.files.data_files[ordinal]):
+                rows, numbers = wanted.find(keys, _ANYWHERE)
+                yield np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE
+                start += keys.num_rows
+
+
+def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader.read_data_file(file)
+    except KeyColumnError as error:
+        raise UnreadableError(str(error), error.remedy) from error
+    except FileNotFoundError as error:
+        raise UnreadableError(str(error), missing_file(error).remedy) from error
+
+
+def _repeated(
+    asked: pa.RecordBatch, wanted: DeleteKeys, numbers: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """(key asked for, row found) for each found row and each of the equal keys that it has.
+
+    numbers: of the key that each row was found by, which is the last of equal ones.
+    """
+    keys, last = wanted.find(asked, _ANYWHERE)
+    keys, last = keys[order := np.argsort(last, kind="stable")], last[order] - ANY_AGE
+    low, high = (np.searchsorted(last, numbers, side=side) for side in ("left", "right"))
+    counts = high - low
+    rows = np.repeat(np.arange(len(numbers)), counts)
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = keys[np.repeat(low, counts) + offsets]
+    order = np.lexsort((rows, found))
+    return found[order], rows[order]
+
+
+def _mark_deleted(table: TableSnapshot, key_set: KeySet, asked: pa.RecordBatch, places: Places) -> None:
+    """Says of each row what deletes it: as readers do, position deletes and all equality deletes."""
+    used = np.unique(places.ordinals).tolist()
+    files = dict(zip(used, places.data_files.select(used), strict=True))
+    skipped = table.skipped(files.values())
+    order = np.argsort(places.ordinals, kind="stable")
+    starts = np.searchsorted(places.ordinals[order], [*used, np.iinfo(np.int64).max]).tolist()
+    for at, ordinal in enumerate(used):
+        rows, file = order[starts[at] : starts[at + 1]], files[ordinal]
+        if (found := skipped[file]) is not None:
+            positions, by_vector = found
+            for row in rows.tolist():
+                if int(places.positions[row]) in positions:
+                    places.deleted_by[row] = DELETION_VECTOR if by_vector else POSITION_DELETE
+        for pending in table.pending:
+            live = rows[[places.deleted_by[row] is None for row in rows.tolist()]]
+            if not len(live):
+                break
+            if not pending.may_hit(file):
+                continue
+            if pending.key_set == key_set:
+                keys = asked.take(pa.array(places.keys[live]))
+            else:
+                keys = _keys_at(pending, file, places.positions[live])
+            newest = pending.newest_delete(keys, file.partition)
+            for row in live[newest > file.data_sequence_number].tolist():
+                places.deleted_by[row] = EQUALITY_DELETE
+
+
+def _keys_at(pending: PendingKeys, file: DataFile, positions: Int64Array) -> pa.RecordBatch:
+    """The keys of another key set that some rows of a data file have."""
+    parts, taken, start = [], [], 0
+    for keys in _readable(pending.reader, file):
+        here = np.flatnonzero((positions >= start) & (positions < start + keys.num_rows))
+        parts.append(keys.take(pa.array(positions[here] - start)))
+        taken.append(here)
+        start += keys.num_rows
+    table = pa.Table.from_batches(parts, pending.key_set.schema).combine_chunks()
+    order = np.argsort(np.concatenate(taken), kind="stable")
+    return table.take(pa.array(order)).to_batches()[0]

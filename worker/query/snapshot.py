@@ -1,0 +1,162 @@
+"""One snapshot of a table, and what answers need of it: read once, and shared by all questions.
+
+Invariant: all of it follows from the location of the table's metadata, so that any number of processes
+answer alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyroaring import BitMap64
+
+from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
+from worker.io.sorting import Int64Array
+from worker.io.storage import Storage
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader, key_reader, missing_file
+from worker.keys.schema_fields import resolve_key_set
+from worker.lookup.index_lookup import GLOBAL, DeleteKeys
+from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError
+from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey, SnapshotFiles
+from worker.table.manifests import read_snapshot_files
+
+NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
+_NO_DELETES = -2  # the number of a partition that no delete is of
+PENDING_KEYS = 4_000_000
+"""Of equality deletes of one key set that are held at most."""
+
+
+class TableSnapshot:
+    """A snapshot (None: of an empty table) with its live files, and the deletes that hit them."""
+
+    def __init__(self, storage: Storage, metadata: TableMetadata, snapshot: Snapshot | None) -> None:
+        """Reads the manifests. Raises as `read_snapshot_files`."""
+        self.storage = storage
+        self.metadata = metadata
+        self.snapshot = snapshot
+        self.files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
+        self._by_path: dict[str, list[DeleteFile]] = defaultdict(list)
+        self._by_partition: dict[PartitionKey, list[DeleteFile]] = defaultdict(list)
+        for delete in self.files.position_deletes:
+            if delete.referenced_data_file is not None:
+                self._by_path[delete.referenced_data_file].append(delete)
+            else:
+                self._by_partition[delete.partition].append(delete)
+        self._skipped: dict[DataFile, tuple[BitMap64, bool] | None] = {}
+        self._pending: dict[tuple[int, ...], PendingKeys] = {}
+
+    @cached_property
+    def pending(self) -> list[PendingKeys]:
+        """The equality deletes of each key set, as far as any are live. Raises UnreadableError."""
+        by_key_set: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
+        for delete in self.files.equality_deletes:
+            by_key_set[delete.equality_ids].append(delete)
+        return [PendingKeys.read(self, ids, deletes) for ids, deletes in sorted(by_key_set.items())]
+
+    def skipped(self, files: Iterable[DataFile]) -> Mapping[DataFile, tuple[BitMap64, bool] | None]:
+        """The positions of each data file that readers skip by position deletes, and whether it is a deletion
+        vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
+        unknown = [file for file in dict.fromkeys(files) if file not in self._skipped]
+        if unknown:
+            deletes = dict.fromkeys(
+                delete
+                for file in unknown
+                for delete in (*self._by_path.get(file.path, ()), *self._by_partition.get(file.partition, ()))
+            )
+            try:
+                found = existing_deletes(self.storage, unknown, deletes)
+            except UnreadableDeleteFileError as error:
+                raise UnreadableError(str(error), "Restore the file.") from error
+            for file in unknown:
+                one = found.get(file)
+                is_vector = one is not None and one.deletion_vector is not None
+                self._skipped[file] = None if one is None else (one.positions, is_vector)
+        return self._skipped
+
+
+@dataclass(frozen=True, slots=True)
+class PendingKeys:
+    """The equality deletes of one key set, and the data files that they may hit.
+
+    numbers: a number for each partition that a delete is of. newest: the highest data sequence number of a
+    delete of each; under None, of those that apply in every partition.
+    """
+
+    reader: KeyReader
+    keys: DeleteKeys
+    numbers: Mapping[PartitionKey, int]
+    newest: Mapping[PartitionKey | None, int]
+
+    @classmethod
+    def read(
+        cls, table: TableSnapshot, field_ids: Sequence[int], deletes: Sequence[DeleteFile]
+    ) -> PendingKeys:
+        """Raises UnreadableError, NotCoveredError for too many keys, or OSError (a retry can help)."""
+        if (count := sum(delete.record_count for delete in deletes)) > PENDING_KEYS:
+            raise NotCoveredError(
+                f"{count:,} equality deletes wait to be converted, and {PENDING_KEYS:,} are held at most.",
+                "Run a job of kind `convert`, and ask again.",
+            )
+        numbers: dict[PartitionKey, int] = {}
+        newest: dict[PartitionKey | None, int] = defaultdict(int)
+        batches = []
+        try:
+            key_set = resolve_key_set(table.metadata, field_ids)
+            reader = key_reader(table.metadata, table.storage, key_set)
+            for delete in deletes:
+                is_global = delete.partition.spec_id in table.files.global_spec_ids
+                number = GLOBAL if is_global else numbers.setdefault(delete.partition, len(numbers))
+                scope = None if is_global else delete.partition
+                newest[scope] = max(newest[scope], delete.data_sequence_number)
+                batches += [
+                    (number, delete.data_sequence_number, batch) for batch in reader.read_delete_file(delete)
+                ]
+        except KeyColumnError as error:
+            raise UnreadableError(f"An equality delete can't be told: {error}", error.remedy) from error
+        except FileNotFoundError as error:
+            raise UnreadableError(str(error), missing_file(error).remedy) from error
+        return cls(reader, DeleteKeys.of(batches, key_set.schema), numbers, newest)
+
+    @property
+    def key_set(self) -> KeySet:
+        return self.reader.key_set
+
+    def may_hit(self, file: DataFile) -> bool:
+        """Whether a delete of these may apply to a row of a data file."""
+        return file.data_sequence_number < max(self.newest.get(file.partition, 0), self.newest.get(None, 0))
+
+    def newest_delete(self, keys: pa.RecordBatch, partition: PartitionKey) -> Int64Array:
+        """Of each row, the highest data sequence number that deletes its key in its partition, or else 0.
+
+        keys: of rows of one partition, as `KeySet.schema`.
+        """
+        found = np.zeros(keys.num_rows, np.int64)
+        rows, numbers = self.keys.find(keys, self.numbers.get(partition, _NO_DELETES))
+        np.maximum.at(found, rows, numbers)
+        return found
+
+
+def snapshot_of(
+    metadata: TableMetadata, *, branch: str = "main", snapshot_id: int | None = None
+) -> Snapshot | None:
+    """The snapshot that is asked for; None for an empty table. Raises UnknownSnapshotError."""
+    if snapshot_id is not None:
+        found = metadata.snapshot_by_id(snapshot_id)
+        if found is None:
+            raise UnknownSnapshotError(f"The table has no snapshot {snapshot_id}.")
+        return found
+    reference = metadata.refs.get(branch)
+    if reference is None:
+        if branch == "main":
+            return None
+        known = ", ".join(sorted(metadata.refs)) or "none yet"
+        raise UnknownSnapshotError(f"The table has no branch or tag {branch!r}; it has {known}.")
+    return metadata.snapshot_by_id(reference.snapshot_id)
