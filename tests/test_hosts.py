@@ -10,7 +10,7 @@ from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.errors import InvalidError
 from service.settings import Settings
 from tests.http_server import answering
-from trust.egress import AmbiguousHostError, Egress, HostNotAllowedError, hosts_of
+from trust.egress import AmbiguousHostError, Egress, HostNotAllowedError, hosts_of, origin
 from trust.rest_answers import RestAnswers, SentElsewhereError
 
 ALLOWED = "10.9.9.9"
@@ -77,6 +77,19 @@ def test_no_answer_of_a_catalog_and_no_record_names_a_store_so(odd: str) -> None
 
 def _json(said: object) -> bytes:
     return json.dumps(said).encode()
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("http://lake.example/v1", "http://Lake.example.:80/v2"),
+        ("https://lake.example", "https://lake.example:443/"),
+    ],
+)
+def test_a_port_that_is_not_named_is_the_schemes(url: str, same: str) -> None:
+    assert origin(url) == origin(same) is not None
+    others = {origin(f"{scheme}://lake.example:{port}") for scheme in ("http", "https") for port in (80, 443)}
+    assert len(others) == 4 > len(others - {origin(url)}) == 3
 
 
 def test_hosts_are_found_wherever_they_are_named() -> None:
