@@ -4,9 +4,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.deployment.chart import ROOT
 from tests.patience import PATIENCE_SECONDS
@@ -75,10 +76,18 @@ def read(name: str) -> Dockerfile:
     return Dockerfile(arguments, stages)
 
 
-def build(stage: Stage, into: Path, *, path: Sequence[Path] = (), java_home: Path | None = None) -> None:
+def build(
+    stage: Stage,
+    into: Path,
+    *,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    path: Sequence[Path] = (),
+    java_home: Path | None = None,
+) -> None:
     """Runs a stage's instructions with `into` in the place of `/`, for folders that the stage itself makes.
 
-    path: comes first on PATH, as what the base image brings. java_home: stands for the JRE that is copied.
+    arguments: of the file, which the stage may ask for. path: comes first on PATH, as what the base image
+    brings. java_home: stands for the JRE that is copied.
     """
     environment = os.environ | {"PATH": ":".join([*map(str, path), os.environ["PATH"]])}
     directory = into
@@ -89,6 +98,8 @@ def build(stage: Stage, into: Path, *, path: Sequence[Path] = (), java_home: Pat
 
     for one in stage.instructions:
         match one.keyword:
+            case "ARG":
+                environment |= {one.text: arguments[one.text]}
             case "ENV":
                 environment |= {name: inside(value) for name, value in variables(one).items()}
             case "WORKDIR":

@@ -235,7 +235,8 @@ def test_the_steps_of_a_dockerfile_make_something_that_starts(image: str, tmp_pa
     assert java
     venv.create(tmp_path / "base", with_pip=True)
     home = Path(java).resolve().parents[1]
-    build(read(image).stage("build"), tmp_path, path=[tmp_path / "base" / "bin"], java_home=home)
+    file, base = read(image), [tmp_path / "base" / "bin"]
+    build(file.stage("build"), tmp_path, arguments=file.arguments, path=base, java_home=home)
     made = tmp_path / "opt" / "icestream"
     said = subprocess.run(
         [made / "bin" / "icestream", "--help"], stdout=subprocess.PIPE, text=True, check=True
