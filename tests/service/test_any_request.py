@@ -79,7 +79,10 @@ class Known:
 
     def ids(self, case: schemathesis.Case[Any]) -> dict[str, Any]:
         """For all parameters of a request's path."""
-        ids = {parameter.name: self.id(parameter.name) for parameter in case.operation.path_parameters}
+        names = [parameter.name for parameter in case.operation.path_parameters]
+        for name in names:
+            self.id(name)
+        ids = {name: self.id(name) for name in names}  # of which a later one may have made an earlier anew
         if case.path.endswith("/jobs/{job_id}/retry"):  # which only a job can be that has ended
             self.service.admin.post(f"/jobs/{ids['job_id']}/cancel")
         return ids
@@ -108,7 +111,8 @@ class Known:
         self._ids["job_id"] = self._post(f"/tables/{self._ids['table_id']}/jobs", body)["id"]
 
     def _make_attempt(self, number: str) -> None:
-        """A running one, of the job of the same request."""
+        """A running one, of a job that no request before has ended."""
+        self._make_job_id(number)
         while True:
             assigned = self.service.claim(self.service.start_worker())
             assert assigned is not None
