@@ -20,6 +20,7 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_reach import metadata_of
 from worker.contract.control_plane import Assignment, ControlPlane
 from worker.table import catalogs
+from worker.table.record_properties import resolve_secrets
 from worker.table.rest_gateway import open_gateway
 
 # What is said and logged is the same whatever the database; what is stored is looked for in both.
@@ -217,14 +218,14 @@ def fail_at_work(
     """A worker decides, logs and fails, each with all that the catalog says."""
 
     def fail(assignment: Assignment, _: object, reporter: Any, __: object) -> None:
-        given = catalogs.resolve_secrets(assignment.catalog.properties)
+        given = resolve_secrets(assignment.catalog.properties)
         gateway = open_gateway("c", tuple(given.items()), assignment.egress)
         _, _, refusal = gateway.ask("GET", "v1/refused", {}, b"")
         assert b"MARK-" not in refusal  # Java is handed no more
         reporter.decide(f"the job decided {refusal.decode()}")
         # Another one than this attempt's.
         monkeypatch.setenv("CATALOG_SECRET", secret[:-1])
-        changed = catalogs.resolve_secrets(assignment.catalog.properties)
+        changed = resolve_secrets(assignment.catalog.properties)
         no_jvm: Any = None
         with pytest.raises(catalogs.CatalogUnreachableError) as refused:
             catalogs.load_table(no_jvm, "rest", "c", changed, ["db", "t"], egress=assignment.egress)

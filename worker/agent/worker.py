@@ -47,7 +47,7 @@ from worker.process.errors import (
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 from worker.spark.tasks import TaskRunner
-from worker.table.catalogs import secrets_of
+from worker.table.record_properties import secrets_of
 
 log = logging.getLogger("icestream.worker")
 

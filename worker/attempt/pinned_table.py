@@ -19,6 +19,7 @@ from worker.process.errors import JobError
 from worker.table import catalogs
 from worker.table.files import DataFiles, SnapshotFiles
 from worker.table.manifests import MissingMetadataError, UnsupportedTableError, read_snapshot_files
+from worker.table.record_properties import index_file_io_properties, resolve_secrets
 
 NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
 
@@ -75,7 +76,7 @@ def pin_table(job: Job) -> PinnedTable:
 def catalog_properties(assignment: Assignment) -> dict[str, str]:
     """Of the record, with what its references stand for."""
     known = assignment.catalog.properties
-    return catalogs.resolve_secrets(known, assignment.allowed_secrets, assignment.own_files)
+    return resolve_secrets(known, assignment.allowed_secrets, assignment.own_files)
 
 
 def index_storage(assignment: Assignment, tables: Storage) -> Storage:
@@ -83,7 +84,7 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
 
     Raises SecretUnresolvedError, HostNotAllowedError, and OSError for an unknown host.
     """
-    given = catalogs.index_file_io_properties(catalog_properties(assignment), assignment.index.warehouse)
+    given = index_file_io_properties(catalog_properties(assignment), assignment.index.warehouse)
     if not given:
         return tables
     assignment.egress.check(given)

@@ -37,7 +37,7 @@ from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
-from worker.table.catalogs import given_file_io_properties
+from worker.table.record_properties import given_file_io_properties
 
 EXAMPLES = 10
 """Data files that a result names, of those that could not be read."""

@@ -5,9 +5,7 @@ is the one place that knows how Java says the same.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -18,15 +16,14 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
-from stores.places import FILE_IO, of_index, of_tables
+from stores.places import of_tables
 from trust.bounds import LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
-from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
-from worker.process.errors import JobError
 from worker.process.slots import ALONE, Slot
+from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
 CATALOG_NAME = "catalog_name"
@@ -64,18 +61,6 @@ _NO_FILES, _MISSING_FILE = (
 )
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
-
-
-class CatalogError(JobError):
-    """A table can't be opened; the text names the cause."""
-
-    code = "catalog_unreachable"
-    title = "The catalog can't be used"
-    remedy = "Check the catalog, correct its address or credentials, then retry."
-
-
-class SecretUnresolvedError(CatalogError):
-    """A property refers to an environment variable or a file that this process does not have."""
 
 
 class CodeNotAllowedError(CatalogError):
@@ -246,78 +231,6 @@ def _has_class(jvm: JVMView, name: str) -> bool:
     return isinstance(found, JavaClass)  # or a package, as which py4j takes any other name
 
 
-def resolve_secrets(
-    properties: Mapping[str, str], allowed: Sequence[str] | None = None, own: Sequence[str] = ()
-) -> dict[str, str]:
-    """Replaces `env:NAME` by the variable's value and `file:/path` by the file's text, stripped.
-
-    `warehouse` and `uri` are places, so `file:/path` stays one there. allowed: beginnings of the variables,
-    and directories of the files, that may be read; None for all but Icestream's own settings. own: files of
-    the service itself. The service checked the record when it was written, perhaps under other settings.
-    Raises SecretUnresolvedError.
-    """
-    for key, value in properties.items():
-        if allowed is not None and not _may_resolve(key, value, allowed):
-            raise SecretUnresolvedError(
-                f"Catalog property {key} refers to {value}, which the service has not given to catalogs "
-                "(ICESTREAM_ALLOWED_SECRETS)."
-            )
-    return {key: _resolve(key, value, allowed, own) for key, value in properties.items()}
-
-
-def _may_resolve(key: str, value: str, allowed: Sequence[str]) -> bool:
-    return not is_reference(key, value) or may_read(value, allowed)
-
-
-def secrets_of(properties: Mapping[str, str]) -> set[str]:
-    """What references stand for, and the parts of it that are secret: nothing of it is to be logged or told.
-
-    What can't be resolved is no secret yet.
-    """
-    secrets: set[str] = set()
-    for key, value in properties.items():
-        with suppress(SecretUnresolvedError):
-            secret = _resolve(key, value)
-            if secret == value or (key in PLACES and not _holds_secret(secret)):
-                continue
-            # Of id:secret, and of a database's address, drivers show parts.
-            password = _password(secret)
-            secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
-    return secrets
-
-
-def _holds_secret(place: str) -> bool:
-    """Whether an address says more than a place: without a user and a query it is part of files' names."""
-    return "@" in place or "?" in place
-
-
-def _password(secret: str) -> str:
-    try:
-        return urlsplit(secret).password or ""
-    except ValueError:
-        return ""
-
-
-def _resolve(key: str, value: str, allowed: Sequence[str] | None = None, own: Sequence[str] = ()) -> str:
-    if value.startswith("env:"):
-        variable = value.removeprefix("env:")
-        if is_own_setting(value):
-            raise SecretUnresolvedError(f"Catalog property {key} refers to a setting of Icestream itself.")
-        if variable not in os.environ:
-            raise SecretUnresolvedError(
-                f"Catalog property {key} refers to the environment variable {variable}, which is not set."
-            )
-        return os.environ[variable]
-    if is_reference(key, value):
-        try:
-            return read_secret(value, allowed, own)
-        except SecretUnreadableError as error:
-            raise SecretUnresolvedError(
-                f"Catalog property {key} refers to {value}, but that file {error}."
-            ) from None
-    return value
-
-
 def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[str, str]:
     """PyIceberg's properties of a catalog as Iceberg Java understands them, its class included.
 
@@ -419,39 +332,7 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     """
     java_io = java_table.io()
     java = _string_map(java_io, java_io.properties())
-    return _python_properties(java | _storage_credentials(java_io, java_table.location()))
-
-
-def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
-    return _of_files(properties)
-
-
-def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str) -> dict[str, str]:
-    """What `Storage` needs for the files of indexes; empty if a record says nothing of them.
-
-    properties: the catalog's, secrets resolved.
-    """
-    return _python_properties(of_index(properties, index_warehouse))
-
-
-def _python_properties(java: Mapping[str, str]) -> dict[str, str]:
-    """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
-    # An empty one stands for a record's that is not to be used beside what a catalog vends.
-    python = {key: value for key, value in _of_files(java).items() if value}
-    if "s3.path-style-access" in python:
-        by_path = python.pop("s3.path-style-access").lower() == "true"
-        python["s3.force-virtual-addressing"] = "false" if by_path else "true"
-    if "client.region" in python:
-        python.setdefault("s3.region", python["client.region"])
-    return python
-
-
-def _of_files(properties: Mapping[str, str]) -> dict[str, str]:
-    given = {key: value for key, value in properties.items() if key.startswith(FILE_IO)}
-    warehouse = properties.get("warehouse", "")
-    # Tells whose account credentials are for.
-    return given | {"warehouse": warehouse} if azure_host(warehouse) else given
+    return python_properties(java | _storage_credentials(java_io, java_table.location()))
 
 
 def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:

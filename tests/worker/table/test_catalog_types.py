@@ -32,7 +32,8 @@ from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.errors import JobError
 from worker.spark.tasks import TaskRunner
-from worker.table.catalogs import CatalogUnreachableError, load_table, resolve_secrets
+from worker.table.catalogs import CatalogUnreachableError, load_table
+from worker.table.record_properties import resolve_secrets
 
 pytestmark = pytest.mark.integration
 

@@ -23,15 +23,14 @@ from tests.rest_catalog import running_rest_catalog
 from tests.service.postgresql import running_server
 from worker.table.catalogs import (
     CatalogUnreachableError,
-    SecretUnresolvedError,
     StoreNotSupportedError,
     TableNotFoundError,
     file_io_properties,
     java_message,
     java_properties,
     load_table,
-    resolve_secrets,
 )
+from worker.table.record_properties import SecretUnresolvedError, resolve_secrets
 
 
 class TestSecrets:
