@@ -16,10 +16,11 @@ from service.db.database import Database
 from service.metrics import render_metrics
 from service.settings import Settings
 from worker.agent.main import WorkerSettings
+from worker.lookup_server.main import LookupSettings
 from worker.spark.jars import SparkSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
-SETTINGS: tuple[type[BaseModel], ...] = (Settings, WorkerSettings, SparkSettings)
+SETTINGS: tuple[type[BaseModel], ...] = (Settings, WorkerSettings, SparkSettings, LookupSettings)
 _OF_THE_MACHINE = {"worker_name": "the host's name"}
 """Defaults that differ from machine to machine."""
 
@@ -41,6 +42,12 @@ All settings are environment variables. `icestream up` and `icestream serve` rea
 ## Workers
 
 {worker}
+
+## Lookup servers
+
+`icestream lookup` reads these.
+
+{lookup}
 
 The [command line](cli.md) finds the service by `ICESTREAM_URL` and `ICESTREAM_API_KEY` too.
 
@@ -108,7 +115,9 @@ def render() -> dict[str, str]:
     """Name -> the page as it is checked in."""
     programs, calls = _commands()
     return {
-        "settings.md": _SETTINGS.format(service=_settings(SETTINGS[:1]), worker=_settings(SETTINGS[1:])),
+        "settings.md": _SETTINGS.format(
+            service=_settings(SETTINGS[:1]), worker=_settings(SETTINGS[1:3]), lookup=_settings(SETTINGS[3:])
+        ),
         "cli.md": _COMMANDS.format(programs=programs, calls=calls),
         "metrics.md": _METRICS.format(metrics=_metrics()),
     }

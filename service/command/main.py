@@ -114,6 +114,12 @@ def worker() -> None:
 
 
 @app.command()
+def lookup() -> None:
+    """Start a lookup server, which needs no JVM; ICESTREAM_LOOKUP_TOKEN is what the service shows it."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker.lookup_server.main"])  # noqa: S606
+
+
+@app.command()
 def migrate(down_to: DownTo = None) -> None:
     """Bring the control database to this version's schema, or back to an older one."""
     from service.app import prepare

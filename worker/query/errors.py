@@ -21,6 +21,12 @@ class UnknownKeyColumnsError(QuestionError):
     remedy = "Name columns of the table's schema, or leave `key_columns` away where it has one key set."
 
 
+class UnknownColumnsError(QuestionError):
+    code = "unknown_columns"
+    title = "The table has no such column"
+    remedy = "Select columns of the snapshot's schema, by their dotted names."
+
+
 class UnknownSnapshotError(QuestionError):
     code = "unknown_snapshot"
     title = "The table has no such snapshot or branch"

@@ -50,7 +50,7 @@ class Coverage:
     """What an index knows of a snapshot, and what is left to be scanned."""
 
     def __init__(self, table: TableSnapshot, key_set: KeySet, index: KeySetIndex | None) -> None:
-        self._table = table
+        self.table = table
         self._index = index
         self._reader: KeyReader = key_reader(table.metadata, table.storage, key_set)
         data_files = table.files.data_files
@@ -64,13 +64,18 @@ class Coverage:
     def key_set(self) -> KeySet:
         return self._reader.key_set
 
+    @property
+    def files_left(self) -> int:
+        """Data files that the index does not cover: they are read for each question."""
+        return len(self._scanned)
+
     def find(self, asked: pa.RecordBatch) -> Places:
         """asked: keys as `KeySet.schema`; equal ones may repeat, and each of them is answered.
 
         Raises NotCoveredError, UnreadableError, FileNotFoundError for a file of the index that is gone, and
         OSError (a retry can help).
         """
-        left = self._table.files.data_files.select(self._scanned)
+        left = self.table.files.data_files.select(self._scanned)
         if len(left) > SCANNED_FILES or left.record_count > SCANNED_ROWS:
             why = "there is no index of this key" if self._index is None else "they are not indexed yet"
             raise NotCoveredError(
@@ -83,14 +88,14 @@ class Coverage:
         keys, rows = _repeated(asked, wanted, numbers)
         places = Places(
             keys,
-            self._table.files.data_files,
+            self.table.files.data_files,
             ordinals[rows],
             positions[rows],
             [None] * len(rows),
             len(left),
             left.record_count,
         )
-        _mark_deleted(self._table, self.key_set, asked, places)
+        _mark_deleted(self.table, self.key_set, asked, places)
         return places
 
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
@@ -103,7 +108,7 @@ class Coverage:
     def _scan(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
         for ordinal in self._scanned.tolist():
             start = 0
-            for keys in _readable(self._reader, self._table.files.data_files[ordinal]):
+            for keys in _readable(self._reader, self.table.files.data_files[ordinal]):
                 rows, numbers = wanted.find(keys, _ANYWHERE)
                 yield np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE
                 start += keys.num_rows

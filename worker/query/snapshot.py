@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
@@ -52,6 +53,15 @@ class TableSnapshot:
                 self._by_partition[delete.partition].append(delete)
         self._skipped: dict[DataFile, tuple[BitMap64, bool] | None] = {}
         self._pending: dict[tuple[int, ...], PendingKeys] = {}
+
+    @property
+    def schema(self) -> Schema:
+        """The one that the snapshot was written with."""
+        known = {schema.schema_id: schema for schema in self.metadata.schemas}
+        written = None if self.snapshot is None else self.snapshot.schema_id
+        return known.get(
+            self.metadata.current_schema_id if written is None else written, self.metadata.schema()
+        )
 
     @cached_property
     def pending(self) -> list[PendingKeys]:

@@ -1,0 +1,182 @@
+"""A lookup server, asked over HTTP about a table that PyIceberg wrote and that has no index yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from starlette.applications import Starlette
+
+from worker.lookup_server.app import create_app
+from worker.query import places
+
+TOKEN = "a-token-of-these-tests"
+ROWS = pa.table(
+    {
+        "id": pa.array([1, 2, 3, None], pa.int64()),
+        "name": ["one", "two", "three", "none"],
+        "tags": [["a", "b"], [], None, ["c"]],
+        "at": pa.array([0, 1, None, 3], pa.timestamp("us", "UTC")),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the service says of it."""
+    directory = tmp_path_factory.mktemp("lake")
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{directory}/catalog.db", warehouse=directory.as_uri())
+    catalog.create_namespace("db")
+    made = catalog.create_table("db.t", ROWS.schema)
+    made.append(ROWS)
+    made.append(ROWS.slice(1, 1))
+    catalog.close()
+    return {
+        "metadata_location": made.metadata_location,
+        "properties": {"uri": "sqlite:////nowhere.db", "warehouse": directory.as_uri()},
+        "index": {"warehouse": f"{directory.as_uri()}/index"},
+        "allowed_locations": [directory.as_uri()],
+        "allowed_hosts": [],
+        "allowed_secrets": [],
+    }
+
+
+class Server:
+    """An app, asked as over HTTP."""
+
+    def __init__(self, app: Starlette, token: str) -> None:
+        self._app = app
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def request(self, method: str, path: str, **what: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://lookup", headers=self._headers
+            ) as client:
+                return await client.request(method, path, **what)
+
+        return asyncio.run(send())
+
+    def post(self, path: str, json: Any) -> httpx.Response:
+        return self.request("POST", path, json=json)
+
+
+@pytest.fixture(scope="module")
+def server() -> Server:
+    return Server(create_app(TOKEN), TOKEN)
+
+
+def ask(server: Server, table: dict[str, Any], *keys: dict[str, Any], **further: Any) -> httpx.Response:
+    question = {"keys": keys, "key_columns": ["id"], **further}
+    return server.post("/lookups", json={"table": table, "question": question})
+
+
+def test_each_key_is_answered_with_all_its_rows(server: Server, table: dict[str, Any]) -> None:
+    keys: list[dict[str, Any]] = [{"id": 2}, {"id": None}, {"id": "2"}, {"id": 99}]
+    answer = ask(server, table, *keys, select=["name", "tags", "at"])
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["data_files_from_index"], told["data_files_scanned"], told["rows_scanned"]) == (0, 2, 5)
+    assert [one["key"] for one in told["results"]] == keys
+    rows = [[match["row"] for match in one["matches"]] for one in told["results"]]
+    two = {"name": "two", "tags": [], "at": "1970-01-01T00:00:00.000001+00:00"}
+    assert rows == [
+        [two, two],
+        [{"name": "none", "tags": ["c"], "at": "1970-01-01T00:00:00.000003+00:00"}],
+        [two, two],
+        [],
+    ]
+    assert {(match["position"], match["live"]) for match in told["results"][0]["matches"]} == {
+        (1, True),
+        (0, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ({"keys": [{"id": 1.5}]}, "invalid_key", "Key 0: column id is of type long"),
+        ({"keys": [{"id": 2**63}]}, "invalid_key", "out of range"),
+        ({"keys": [{"id": True}]}, "invalid_key", "no whole number"),
+        ({"keys": [{"id": 1}, {"name": "x"}]}, "invalid_key", "Key 1 has the columns name, not id"),
+        ({"key_columns": ["nothing"]}, "unknown_key_columns", "no column 'nothing'"),
+        ({"key_columns": None}, "unknown_key_columns", "no key set yet"),
+        ({"key_columns": ["tags"]}, "unknown_key_columns", "can't be a key"),
+        ({"select": ["nothing"]}, "unknown_columns", "nothing"),
+        ({"snapshot_id": 17}, "unknown_snapshot", "no snapshot 17"),
+        ({"branch": "dev"}, "unknown_snapshot", "no branch or tag 'dev'; it has main"),
+        ({"keys": []}, "malformed", "keys"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_its_reason(
+    asked: dict[str, Any], code: str, said: str, server: Server, table: dict[str, Any]
+) -> None:
+    question = {"keys": [{"id": 1}], "key_columns": ["id"], **asked}
+    answer = server.post("/lookups", json={"table": table, "question": question})
+    assert 400 <= answer.status_code < 500
+    assert (answer.json()["code"], said in answer.json()["detail"]) == (code, True), answer.text
+    assert answer.json()["remedy"]
+
+
+def test_more_than_may_be_scanned_is_refused(
+    server: Server, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SCANNED_ROWS", 4)
+    answer = ask(server, table, {"id": 1})
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_covered")
+    assert "5 rows in 2 data files" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metadata_location": "file:///etc/passwd"},
+        {"allowed_locations": ["file:///elsewhere"]},
+        {"properties": {"warehouse": "s3://lake", "s3.endpoint": "http://169.254.169.254"}},
+        {"properties": {"warehouse": "s3://lake", "s3.secret-access-key": "env:HOME"}},
+    ],
+)
+def test_nothing_is_opened_that_the_service_does_not_allow(
+    changed: dict[str, Any], server: Server, table: dict[str, Any]
+) -> None:
+    answer = ask(server, table | changed, {"id": 1})
+    assert answer.status_code == 409, answer.text
+    assert answer.json()["code"] in ("not_allowed", "catalog_unreachable")
+
+
+def test_only_the_service_is_answered(table: dict[str, Any]) -> None:
+    stranger = Server(create_app(TOKEN), "another")
+    assert ask(stranger, table, {"id": 1}).status_code == 401
+    assert stranger.request("GET", "/livez").status_code == 200
+
+
+def test_metadata_that_is_gone_is_asked_for_again(server: Server, table: dict[str, Any]) -> None:
+    gone = table["metadata_location"].replace(".metadata.json", "-gone.metadata.json")
+    answer = ask(server, table | {"metadata_location": gone}, {"id": 1})
+    assert (answer.status_code, answer.json()["code"]) == (503, "outdated")
+    assert int(answer.headers["Retry-After"]) > 0
+    assert Path(gone.removeprefix("file://")).exists() is False
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_without_a_token_no_server_starts(token: str) -> None:
+    environment = os.environ | {"ICESTREAM_LOOKUP_TOKEN": token}
+    command = [sys.executable, "-m", "worker.lookup_server.main"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "ICESTREAM_LOOKUP_TOKEN" in ended.stderr) == (1, True)
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_server_holds_neither_spark_nor_a_database() -> None:
+    code = "import sys, worker.lookup_server.main; print(*sys.modules, sep='\\n')"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"pyspark", "py4j", "fastapi", "sqlmodel"} & set(loaded.split())

@@ -1,0 +1,144 @@
+"""The lookup server's HTTP: one question a request, from the service alone.
+
+An answer follows from the request, so that any number of servers answer alike. What is kept in memory only
+makes the next answer faster.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from trust.bounds import LimitExceededError, check_json
+from trust.egress import AmbiguousHostError, HostNotAllowedError
+from trust.locations import LocationNotAllowedError
+from worker.contract.lookups import LookupRequest
+from worker.io.storage import Storage
+from worker.process.errors import JobError
+from worker.process.redaction import Redaction
+from worker.query.answers import Answers, Question, TablePlace
+from worker.query.asked import keys_of_json
+from worker.query.errors import QuestionError
+from worker.query.report import report
+from worker.query.rows import rows_at, selected
+from worker.table.record_properties import (
+    index_file_io_properties,
+    resolve_secrets,
+    secrets_of,
+    table_file_io_properties,
+)
+
+log = logging.getLogger(__name__)
+BODY_BYTES = 16 * 1024**2
+RETRY_SECONDS = 1
+NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
+
+
+def create_app(token: str, answers: Answers | None = None) -> Starlette:
+    """token: that the service shows with each request; no other request is answered."""
+    known = answers or Answers()
+
+    async def look_up(request: Request) -> Response:
+        shown = request.headers.get("authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+            remedy = "Give the service and its lookup servers the same ICESTREAM_LOOKUP_TOKEN."
+            return _problem(401, "unauthorized", "The token is another one", "", remedy)
+        try:
+            asked = await _read(request)
+        except (ValidationError, LimitExceededError, ValueError) as error:
+            remedy = "Run the service and its lookup servers in the same version."
+            return _problem(400, "malformed", "The request can't be understood", str(error), remedy)
+        return await run_in_threadpool(_answer, known, asked)
+
+    async def live(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(routes=[Route("/lookups", look_up, methods=["POST"]), Route("/livez", live)])
+
+
+async def _read(request: Request) -> LookupRequest:
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > BODY_BYTES:
+            raise ValueError(f"it has more than {BODY_BYTES:,} bytes")
+    check_json(bytes(content), "The request")
+    return LookupRequest.model_validate_json(bytes(content))
+
+
+def _answer(answers: Answers, asked: LookupRequest) -> Response:
+    try:
+        told = answer(answers, asked)
+    except QuestionError as error:
+        return _refusal(error.status, error, asked)
+    except JobError as error:
+        return _refusal(503 if error.retryable else 409, error, asked)
+    except NOT_ALLOWED as error:
+        why = _redacted(asked, f"{type(error).__name__}: {error}")
+        remedy = "Allow it by ICESTREAM_ALLOWED_HOSTS or ICESTREAM_ALLOWED_LOCATIONS, or move the files."
+        return _problem(409, "not_allowed", "The table leads to where nothing may be read", why, remedy)
+    except OSError as error:
+        why = _redacted(asked, f"{type(error).__name__}: {error}")
+        log.warning("A store did not answer: %s", why)
+        return _problem(503, "store_unavailable", "A store does not answer", why, "Ask again.")
+    return Response(json.dumps(told, allow_nan=False), media_type="application/json")
+
+
+def answer(answers: Answers, asked: LookupRequest) -> dict[str, Any]:
+    """Raises QuestionError, JobError, or OSError (a retry can help)."""
+    question = asked.question
+    place = _place(asked)
+    coverage, places = answers.find(
+        place,
+        Question(
+            question.branch,
+            question.snapshot_id,
+            None if question.key_columns is None else tuple(question.key_columns),
+        ),
+        lambda key_set: keys_of_json(key_set, question.keys),
+    )
+    if question.select is None:
+        return report(coverage, question.keys, places, None, None)
+    schema = selected(coverage.table, question.select)
+    return report(coverage, question.keys, places, rows_at(coverage.table, places, schema), schema)
+
+
+def _place(asked: LookupRequest) -> TablePlace:
+    table = asked.table
+    record = resolve_secrets(table.properties, table.allowed_secrets, table.own_files)
+    of_tables = table_file_io_properties(record)
+    of_indexes = index_file_io_properties(record, table.index.warehouse) or of_tables
+    for properties in (of_tables, of_indexes):
+        table.egress.check(properties)
+    limits = table.location_limits
+    return TablePlace(
+        table.metadata_location,
+        Storage(of_tables | limits),
+        table.index.warehouse,
+        Storage(of_indexes | limits),
+        table.branch,
+        tuple(map(tuple, table.key_sets)),
+    )
+
+
+def _refusal(status: int, error: JobError, asked: LookupRequest) -> Response:
+    return _problem(status, error.code, error.title, _redacted(asked, error.detail), error.remedy)
+
+
+def _redacted(asked: LookupRequest, words: str) -> str:
+    return Redaction(secrets_of(asked.table.properties)).text(words)
+
+
+def _problem(status: int, code: str, title: str, detail: str, remedy: str) -> Response:
+    body = {"code": code, "title": title, "detail": detail, "remedy": remedy}
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else {}
+    return JSONResponse(body, status, headers)

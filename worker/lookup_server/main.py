@@ -1,0 +1,47 @@
+"""`icestream lookup`: starts a lookup server."""
+
+from __future__ import annotations
+
+import sys
+
+import uvicorn
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from telemetry.logs import LogFormat, configure_logs, every_line
+from worker.lookup_server.app import create_app
+from worker.process.redaction import Redaction
+
+
+class LookupSettings(BaseSettings):
+    """From the environment: ICESTREAM_LOOKUP_TOKEN, and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="ICESTREAM_", use_attribute_docstrings=True)
+
+    lookup_token: str = Field(min_length=16)
+    """What the service shows with each question, of 16 characters at least."""
+    lookup_host: str = "127.0.0.1"
+    """Address to listen on."""
+    lookup_port: int = Field(8020, ge=0, le=65_535)
+    """Port to listen on; 0 takes any."""
+    log_format: LogFormat = "text"
+    """How each line of the log is written: `text`, or `json` for an object each line."""
+
+
+def main() -> int:
+    try:
+        settings = LookupSettings()  # the token comes from the environment
+    except ValidationError as error:
+        first = error.errors()[0]
+        sys.exit(f"ICESTREAM_{str(first['loc'][0]).upper()} is not valid: {first['msg']}.")
+    configure_logs(settings.log_format)
+    app = create_app(settings.lookup_token)
+    with every_line(Redaction([settings.lookup_token]).text):
+        uvicorn.run(
+            app, host=settings.lookup_host, port=settings.lookup_port, log_config=None, server_header=False
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,251 @@
+"""Answers questions about tables, and keeps what several of them need: metadata, snapshots and indexes.
+
+Invariant: what is kept follows from its name, but for the index. Of that, an older state covers fewer files
+and says nothing wrong; it is looked at again when it leaves files to be scanned, or when its files are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+
+from worker.index.key_set_index import (
+    DamagedIndexError,
+    KeySetIndex,
+    database_name,
+    indexed_key_sets,
+    open_index,
+)
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
+from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
+from worker.query.places import Coverage, Places
+from worker.query.snapshot import TableSnapshot, snapshot_of
+
+T = TypeVar("T")
+KEPT_BYTES = 512 * 1024**2
+_DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
+_LOOK_AGAIN_SECONDS = 1.0
+"""At an index that leaves files to be scanned: a job may have indexed them meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where a table's metadata and its index lie, and how they are opened.
+
+    branch: whose index it is. declared: key sets by column names, that the table was enrolled with.
+    """
+
+    metadata_location: str
+    tables: Storage
+    index_warehouse: str
+    indexes: Storage
+    branch: str = "main"
+    declared: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Of which snapshot, and by which key; None: the branch's head, and the table's only key set."""
+
+    branch: str | None = None
+    snapshot_id: int | None = None
+    key_columns: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True)
+class _OpenIndex:
+    index: KeySetIndex | None
+    looked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_old(self) -> bool:
+        return time.monotonic() - self.looked_at > _LOOK_AGAIN_SECONDS
+
+
+class Kept:
+    """Values by name, each made once, as many as fit: the least recently used go first. Thread-safe."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._making: dict[Hashable, threading.Lock] = {}
+
+    def get(self, name: Hashable, make: Callable[[], T], size_of: Callable[[T], int]) -> T:
+        """Raises what `make` raises."""
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            try:
+                with self._lock:
+                    if name in self._values:
+                        self._values.move_to_end(name)
+                        found: T = self._values[name][0]
+                        return found
+                made = make()
+                self._keep(name, made, size_of(made))
+                return made
+            finally:
+                with self._lock:
+                    self._making.pop(name, None)
+
+    def forget(self, name: Hashable) -> None:
+        with self._lock:
+            self._bytes -= self._values.pop(name, (None, 0))[1]
+
+    def _keep(self, name: Hashable, made: Any, size_bytes: int) -> None:
+        self.forget(name)
+        with self._lock:
+            self._values[name] = (made, size_bytes)
+            self._bytes += size_bytes
+            while self._bytes > self._most_bytes:
+                _, (_, freed) = self._values.popitem(last=False)
+                self._bytes -= freed
+
+
+class Answers:
+    """Answers about any number of tables."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept = Kept(kept_bytes)
+
+    def coverage(self, place: TablePlace, question: Question) -> Coverage:
+        """What there is to answer a question with. Raises QuestionError, JobError, or OSError (a retry can
+        help)."""
+        metadata = self._metadata(place)
+        branch = place.branch if question.branch is None else question.branch
+        snapshot = snapshot_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
+        snapshot_id = None if snapshot is None else snapshot.snapshot_id
+        name = (place.tables, place.metadata_location, snapshot_id)
+        table = self._kept.get(
+            ("snapshot", *name), lambda: TableSnapshot(place.tables, metadata, snapshot), _snapshot_bytes
+        )
+        key_set = self._key_set(place, metadata, question.key_columns)
+        opened = self._index(place, metadata, key_set)
+        coverage = self._covered(name, table, key_set, opened.index)
+        if coverage.files_left and opened.is_old:
+            self._forget_index(place, metadata, key_set)
+            again = self._index(place, metadata, key_set)
+            coverage = self._covered(name, table, key_set, again.index)
+        return coverage
+
+    def find(
+        self, place: TablePlace, question: Question, keys: Callable[[KeySet], Any]
+    ) -> tuple[Coverage, Places]:
+        """Finds keys, which `keys` types by the key set that the question turns out to be about.
+
+        Raises QuestionError, JobError, or OSError (a retry can help).
+        """
+        coverage = self.coverage(place, question)
+        asked = keys(coverage.key_set)
+        try:
+            return coverage, coverage.find(asked)
+        except FileNotFoundError:
+            # Compacted away under it: the index that is there now has the same entries in other files.
+            self._forget_index(place, self._metadata(place), coverage.key_set)
+        coverage = self.coverage(place, question)
+        try:
+            return coverage, coverage.find(asked)
+        except FileNotFoundError as error:
+            raise OutdatedError(str(error)) from error
+
+    def _metadata(self, place: TablePlace) -> TableMetadata:
+        def read() -> tuple[TableMetadata, int]:
+            file = place.tables.io.new_input(place.metadata_location)
+            return FromInputFile.table_metadata(file), len(file)
+
+        try:
+            return self._kept.get(
+                ("metadata", place.tables, place.metadata_location),
+                read,
+                lambda one: _METADATA_FACTOR * one[1],
+            )[0]
+        except FileNotFoundError as error:
+            raise OutdatedError(str(error)) from error
+
+    def _covered(
+        self, name: tuple[Hashable, ...], table: TableSnapshot, key_set: KeySet, index: KeySetIndex | None
+    ) -> Coverage:
+        state = (
+            None
+            if index is None
+            else (
+                index.files_table.location,
+                index.files.paimon_snapshot_id,
+                index.entries.paimon_snapshot_id,
+            )
+        )
+        return self._kept.get(
+            ("coverage", *name, key_set.equality_field_ids, state),
+            lambda: Coverage(table, key_set, index),
+            lambda _: 60 * len(table.files.data_files) + 1_000,
+        )
+
+    def _key_set(self, place: TablePlace, metadata: TableMetadata, columns: Sequence[str] | None) -> KeySet:
+        """The one that is asked by, or else the table's only one. Raises UnknownKeyColumnsError."""
+        schema = metadata.schema()
+        try:
+            if columns is not None:
+                return resolve_key_set(metadata, field_ids_of(schema, columns))
+            declared = {field_ids_of(schema, one) for one in place.declared}
+        except KeyColumnError as error:
+            raise UnknownKeyColumnsError(str(error), error.remedy) from error
+        known = declared or {*indexed_key_sets(self._warehouse(place), _database(place, metadata))}
+        if not known and schema.identifier_field_ids:
+            known = {tuple(sorted(schema.identifier_field_ids))}
+        if len(known) != 1:
+            names = "; ".join(", ".join(column_names_of(metadata, one)) for one in sorted(known))
+            raise UnknownKeyColumnsError(
+                f"The table has several key sets: {names}." if known else "The table has no key set yet.",
+                "Name the key by its columns, as `key_columns`.",
+            )
+        return resolve_key_set(metadata, *known)
+
+    def _index(self, place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> _OpenIndex:
+        def look() -> _OpenIndex:
+            try:
+                return _OpenIndex(open_index(self._warehouse(place), _database(place, metadata), key_set))
+            except DamagedIndexError as error:
+                raise UnreadableError(
+                    f"The index can't be read: {error}.", "The next job of kind `index` makes it anew."
+                ) from error
+
+        return self._kept.get(_index_name(place, metadata, key_set), look, _index_bytes)
+
+    def _forget_index(self, place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> None:
+        self._kept.forget(_index_name(place, metadata, key_set))
+
+    def _warehouse(self, place: TablePlace) -> IndexWarehouse:
+        return self._kept.get(
+            ("warehouse", place.indexes, place.index_warehouse),
+            lambda: IndexWarehouse(place.index_warehouse, place.indexes),
+            lambda _: 10_000,
+        )
+
+
+def _database(place: TablePlace, metadata: TableMetadata) -> str:
+    return database_name(str(metadata.table_uuid), place.branch)
+
+
+def _index_name(place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> Hashable:
+    return ("index", place.indexes, place.index_warehouse, _database(place, metadata), key_set)
+
+
+def _snapshot_bytes(table: TableSnapshot) -> int:
+    files = table.files
+    return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files) + 10_000
+
+
+def _index_bytes(opened: _OpenIndex) -> int:
+    return 10_000 if opened.index is None else _DATA_FILE_BYTES * len(opened.index.dictionary) + 100_000

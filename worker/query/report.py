@@ -1,0 +1,77 @@
+"""An answer as JSON: values as Iceberg writes single values (spec, Appendix D)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg import types
+from pyiceberg.conversions import to_json
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, PrimitiveType
+
+from worker.query.places import Coverage, Places
+
+
+def report(
+    coverage: Coverage,
+    keys: Sequence[Mapping[str, Any]],
+    places: Places,
+    rows: pa.Table | None,
+    schema: Schema | None,
+) -> dict[str, Any]:
+    """keys: as they were asked. rows: of `schema`, one for each place; None if none were asked for."""
+    matches: list[list[dict[str, Any]]] = [[] for _ in keys]
+    table = coverage.table
+    specs = {spec.spec_id: [field.name for field in spec.fields] for spec in table.metadata.partition_specs}
+    shown = _rows(rows, schema) if rows is not None and schema is not None else None
+    files = places.data_files.select(places.ordinals)
+    for at, (key, file) in enumerate(zip(places.keys.tolist(), files, strict=True)):
+        names = specs[file.partition.spec_id]
+        match = {
+            "data_file": file.path,
+            "position": int(places.positions[at]),
+            "partition": dict(zip(names, json.loads(file.partition.values), strict=True)),
+            "data_sequence_number": file.data_sequence_number,
+            "live": places.deleted_by[at] is None,
+            "deleted_by": places.deleted_by[at],
+        }
+        matches[key].append(match if shown is None else match | {"row": shown[at]})
+    return {
+        "snapshot_id": None if table.snapshot is None else table.snapshot.snapshot_id,
+        "key_columns": coverage.key_set.column_names,
+        "data_files_from_index": len(places.data_files) - places.data_files_scanned,
+        "data_files_scanned": places.data_files_scanned,
+        "rows_scanned": places.rows_scanned,
+        "results": [{"key": key, "matches": found} for key, found in zip(keys, matches, strict=True)],
+    }
+
+
+def _rows(rows: pa.Table, schema: Schema) -> list[dict[str, Any]]:
+    columns = {
+        field.name: [_json(field.field_type, value) for value in rows[field.name].to_pylist()]
+        for field in schema.fields
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _json(kind: IcebergType, value: Any) -> Any:
+    if value is None:
+        return None
+    match kind:
+        case types.StructType(fields=fields):
+            return {field.name: _json(field.field_type, value[field.name]) for field in fields}
+        case types.ListType(element_type=element):
+            return [_json(element, one) for one in value]
+        case types.MapType(key_type=key_type, value_type=value_type):
+            pairs = value.items() if isinstance(value, Mapping) else value
+            return [{"key": _json(key_type, key), "value": _json(value_type, one)} for key, one in pairs]
+        case types.FloatType() | types.DoubleType():
+            return value if value == value and abs(value) != float("inf") else str(value)
+        case types.LongType() | types.IntegerType() | types.BooleanType() | types.StringType():
+            return value
+        case PrimitiveType():
+            return to_json(kind, value)
+    raise AssertionError(kind)

@@ -1,0 +1,114 @@
+"""Rows of data files at known positions, in the columns that are asked for.
+
+Columns are found as PyIceberg finds them: by field id, with defaults and partition values for what a file
+lacks (Iceberg spec, "Column Projection").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_json
+from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import ListType, MapType
+
+from worker.io.file_formats import check_size
+from worker.io.sorting import Int64Array
+from worker.query.errors import UnknownColumnsError, UnreadableError
+from worker.query.places import Places
+from worker.query.snapshot import TableSnapshot
+from worker.table.files import DataFile
+
+
+def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
+    """The columns by dotted names, of the schema that the snapshot was written with.
+
+    Raises UnknownColumnsError.
+    """
+    schema = table.schema
+    try:
+        return schema.select(*columns)
+    except ValueError as error:
+        raise UnknownColumnsError(f"{error}.") from error
+
+
+def rows_at(table: TableSnapshot, places: Places, schema: Schema) -> pa.Table:
+    """A row for each place, in their order.
+
+    Raises UnreadableError, or OSError (a retry can help).
+    """
+    parts = [schema_to_pyarrow(schema, include_field_ids=False).empty_table()]
+    order = np.argsort(places.ordinals, kind="stable")
+    ordinals = places.ordinals[order]
+    starts = np.flatnonzero(np.diff(ordinals, prepend=-1))
+    for rows in np.split(order, starts[1:]) if len(order) else []:
+        file = places.data_files[int(places.ordinals[rows[0]])]
+        parts.append(_read(table, file, places.positions[rows], schema))
+    found = pa.concat_tables(parts, promote_options="permissive")
+    return found.take(pa.array(np.argsort(order, kind="stable")))
+
+
+def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+    if file.file_format != "parquet" or file.encrypted:
+        raise UnreadableError(
+            f"{file.path} is {'encrypted' if file.encrypted else file.file_format.upper()}; rows are read"
+            " from Parquet files.",
+            "Ask for places alone (without `select`), or rewrite the file (rewrite_data_files).",
+        )
+    try:
+        return _read_parquet(table, file, positions, schema)
+    except FileNotFoundError as error:
+        raise UnreadableError(str(error), "Restore the file.") from error
+    except (pa.ArrowException, ValueError) as error:
+        raise UnreadableError(f"{file.path}: {error}", "Restore the file.") from error
+
+
+def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+    with table.storage.open_input(file.path) as source:
+        check_size(source, file.file_size_bytes)
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+        ends = np.cumsum(groups)
+        of_group = np.searchsorted(ends, positions, side="right")
+        wanted = np.unique(of_group)
+        in_file = pyarrow_to_schema(
+            parquet.schema_arrow, table.metadata.name_mapping(), format_version=table.metadata.format_version
+        )
+        # Lists and maps follow from what is in them.
+        leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
+        projected = prune_columns(in_file, leaves, select_full_types=False)
+        names = [field.name for field in projected.fields]
+        read = parquet.read_row_groups(wanted.tolist(), columns=names or None, use_threads=False)
+        # From the row's place in the file to its place in the row groups that were read.
+        begins = np.concatenate([[0], np.cumsum(np.array(groups)[wanted])])[:-1]
+        here = positions - (ends[of_group] - np.array(groups)[of_group])
+        taken = read.take(pa.array(here + begins[np.searchsorted(wanted, of_group)])).combine_chunks()
+    constants = _constants(table, file, schema, projected)
+    batches = taken.select(names).to_batches() or [
+        pa.RecordBatch.from_pydict({name: [] for name in names}, taken.select(names).schema)
+    ]
+    return pa.Table.from_batches(
+        [
+            _to_requested_schema(schema, projected, batch, projected_missing_fields=constants)
+            for batch in batches
+        ]
+    )
+
+
+def _constants(table: TableSnapshot, file: DataFile, schema: Schema, projected: Schema) -> dict[int, Any]:
+    """Values of the partition's columns that the file lacks, by field id."""
+    spec = table.metadata.specs()[file.partition.spec_id]
+    values = json.loads(file.partition.values)
+    found = {}
+    for at, field in enumerate(spec.fields):
+        is_missing = field.source_id in schema.field_ids and field.source_id not in projected.field_ids
+        if isinstance(field.transform, IdentityTransform) and is_missing and values[at] is not None:
+            found[field.source_id] = from_json(schema.find_type(field.source_id), values[at])  # type: ignore[arg-type]
+    return found
