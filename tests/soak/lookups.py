@@ -13,13 +13,15 @@ from pyiceberg.serializers import FromInputFile
 from tests.soak.drawing import MEASURE
 from tests.soak.model import Position, State
 from tests.soak.modelled import ModelledTable
+from tests.soak.values import shown
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.schema_fields import resolve_key_set
 from worker.query.asked import keys_of_json
 from worker.query.errors import UnreadableError
-from worker.query.places import Coverage
+from worker.query.places import Coverage, Places
+from worker.query.rows import rows_at
 from worker.query.snapshot import TableSnapshot, snapshot_of
 
 Found = tuple[tuple[Any, ...], str, int, bool]  # key, data file, position, live
@@ -71,7 +73,26 @@ class LookupChecks(ModelledTable):
                 f"a lookup of {key_set} at {snapshot_id}: {len(more)} too many {more[:5]}, "
                 f"{len(fewer)} missing {fewer[:5]}"
             )
-        return f"{len(keys)} keys of {key_set} looked up, {places.data_files_scanned} files scanned"
+        rows = self._check_found_rows(snapshot, places)
+        return f"{len(keys)} keys of {key_set} looked up, {places.data_files_scanned} files scanned, {rows}"
+
+    def _check_found_rows(self, snapshot: TableSnapshot, places: Places) -> str:
+        """What the rows hold, in the columns that the snapshot had."""
+        schema = snapshot.schema
+        try:
+            rows = rows_at(snapshot, places, schema)
+        except UnreadableError as error:
+            if self.setup.other_formats or self.setup.file_format != "parquet":
+                return f"no rows: {error}"
+            raise
+        kinds = [str(field.field_type) for field in schema.fields]
+        fields = [field.field_id for field in schema.fields]
+        files = places.data_files.select(places.ordinals)
+        for row, file, position in zip(rows.to_pylist(), files, places.positions.tolist(), strict=True):
+            found = tuple(shown(kind, value) for kind, value in zip(kinds, row.values(), strict=True))
+            expected = self.model.row((file.path, position), fields)
+            assert found == expected, f"row {position} of {file.path} is {found}, not {expected}"
+        return f"{rows.num_rows} rows"
 
     def _expected(self, state: State, fields: tuple[int, ...]) -> Counter[Found]:
         expected: Counter[Found] = Counter()

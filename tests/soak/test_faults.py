@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from tests.soak.history import History
@@ -21,7 +22,8 @@ from worker.keys.key_set import NULL_MASK
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
-from worker.query.places import Coverage
+from worker.query.places import Coverage, Places
+from worker.query.rows import rows_at
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
@@ -106,11 +108,20 @@ def _overlook_the_index(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coverage, "_look_up", lambda *_: iter(()))
 
 
+def _show_other_rows(patch: pytest.MonkeyPatch) -> None:
+    def others(table: TableSnapshot, places: Places, schema: Schema) -> pa.Table:
+        rows = rows_at(table, places, schema)
+        return rows.take(list(range(rows.num_rows))[::-1])
+
+    patch.setattr("tests.soak.lookups.rows_at", others)
+
+
 LOOKUP_FAULTS: dict[str, Fault] = {
     "equality deletes are overlooked": _overlook_equality_deletes,
     "position deletes are overlooked": _overlook_position_deletes,
     "what is not indexed is overlooked": _overlook_what_is_not_indexed,
     "the index is overlooked": _overlook_the_index,
+    "rows of other places are shown": _show_other_rows,
 }
 
 

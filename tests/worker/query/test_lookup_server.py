@@ -15,6 +15,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from starlette.applications import Starlette
 
+from tests.patience import PATIENCE_SECONDS
+from tests.server_process import free_port, serving
 from worker.lookup_server.app import create_app
 from worker.query import places
 
@@ -174,6 +176,21 @@ def test_without_a_token_no_server_starts(token: str) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, "ICESTREAM_LOOKUP_TOKEN" in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr
+
+
+def test_the_command_starts_a_server(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("ICESTREAM_LOOKUP_TOKEN", TOKEN)
+    monkeypatch.setenv("ICESTREAM_LOOKUP_PORT", str(port))
+    question = {"keys": [{"id": 3}], "key_columns": ["id"], "select": ["name"]}
+    with serving([f"{sys.prefix}/bin/icestream", "lookup"], port):
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/lookups",
+            json={"table": table, "question": question},
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=PATIENCE_SECONDS,
+        )
+    assert [match["row"] for match in answer.json()["results"][0]["matches"]] == [{"name": "three"}]
 
 
 def test_a_server_holds_neither_spark_nor_a_database() -> None:
