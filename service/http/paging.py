@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query, Request
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
+from pydantic import Field as ModelField
 from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
 from sqlalchemy.orm import Mapped, QueryableAttribute
 from sqlmodel import Session
@@ -30,10 +31,13 @@ Item = TypeVar("Item")
 class Page(Message, Generic[Item]):
     """A part of a list."""
 
-    items: list[Item]
-    """The items are in the order of `sort`."""
-    next_cursor: str | None
-    """The next page is asked for with this as `cursor`; null on the last one."""
+    # Docstrings would be looked for again for each type of items, and take a fifth of the service's start.
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+    items: list[Item] = ModelField(description="The items are in the order of `sort`.")
+    next_cursor: str | None = ModelField(
+        description="The next page is asked for with this as `cursor`; null on the last one."
+    )
 
 
 @dataclass(frozen=True)
