@@ -16,7 +16,7 @@ from tests.test_documents import commands
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Run = Callable[..., Result]
-PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "login", "openapi", "--install-completion")
+PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "lookup", "login", "openapi", "--install-completion")
 """What is no call of the API; tests/service/test_cli.py starts them."""
 ENDLESS = ("jobs follow-events",)
 REGISTERS = "catalogs create"
