@@ -185,6 +185,7 @@ def test_an_index_and_a_conversion_that_do_not_fit_in_memory_work_in_smaller_par
     assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (deleted, deleted)
     assert result["key_sets"][0]["key_ranges"] > 1
     assert_nothing_is_left(large.table)
+    assert large.table.spark.table(large.table.identifier).count() == large.rows
 
 
 @pytest.mark.thorough
