@@ -17,11 +17,9 @@ from worker.index.key_set_index import database_name
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.table import catalogs
-from worker.table.files import DataFiles, SnapshotFiles
+from worker.table.files import NO_FILES, SnapshotFiles
 from worker.table.manifests import MissingMetadataError, UnsupportedTableError, read_snapshot_files
-from worker.table.record_properties import index_file_io_properties, resolve_secrets
-
-NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
+from worker.table.record_properties import index_storage_of, resolve_secrets
 
 
 class BranchNotFoundError(JobError):
@@ -84,11 +82,7 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
 
     Raises SecretUnresolvedError, HostNotAllowedError, and OSError for an unknown host.
     """
-    given = index_file_io_properties(catalog_properties(assignment), assignment.index.warehouse)
-    if not given:
-        return tables
-    assignment.egress.check(given)
-    return Storage(given | assignment.location_limits)
+    return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
 def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:

@@ -51,20 +51,20 @@ class UnknownToServiceError(ControlPlaneError):
     """The service does not know the worker or the job that a call names."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-B = TypeVar("B", bound=_Body)
+B = TypeVar("B", bound=Body)
 
 
-class AssignedJob(_Body):
+class AssignedJob(Body):
     id: str
     kind: str
     dry_run: bool = False
 
 
-class AssignedTable(_Body):
+class AssignedTable(Body):
     id: str
     identifier: list[str]
     table_uuid: str = ""
@@ -73,34 +73,34 @@ class AssignedTable(_Body):
     seen_equality_field_ids: list[list[int]] = []
 
 
-class AssignedCatalog(_Body):
+class AssignedCatalog(Body):
     name: str
     type: str
     properties: dict[str, str]
 
 
-class AssignedIndex(_Body):
+class AssignedIndex(Body):
     warehouse: str
 
 
-class AssignedConvertPolicy(_Body):
+class AssignedConvertPolicy(Body):
     max_delete_files_per_commit: int = 0
     """Equality delete files that one commit removes at most; 0 for no bound."""
 
 
-class AssignedResources(_Body):
+class AssignedResources(Body):
     max_tasks: int = 0
     """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
     memory_fraction: float = 1.0
     """Of what a job usually holds in memory at once."""
 
 
-class AssignedPolicy(_Body):
+class AssignedPolicy(Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
     resources: AssignedResources = AssignedResources()
 
 
-class PreviousAttempt(_Body):
+class PreviousAttempt(Body):
     status: str = ""
     error: dict[str, Any] | None = None
 
@@ -115,12 +115,12 @@ class PreviousAttempt(_Body):
         return was_lost or self.told_lack_of_memory
 
 
-class AttemptId(_Body):
+class AttemptId(Body):
     job_id: str
     attempt: int
 
 
-class AnnouncedPlan(_Body):
+class AnnouncedPlan(Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
@@ -142,21 +142,9 @@ class EndedAttempt(AttemptId):
     plans: list[AnnouncedPlan]
 
 
-class Assignment(_Body):
-    """A job that this worker holds the lease of."""
+class Limits(Body):
+    """What the service lets a catalog, its tables and their metadata lead to."""
 
-    job: AssignedJob
-    traceparent: str | None = None
-    attempt: int
-    previous_attempts: list[PreviousAttempt] = []
-    leftovers: list[EndedAttempt] = []
-    lease_seconds: float
-    timeout_seconds: float = 0
-    """After which the attempt ends; 0 for any time."""
-    table: AssignedTable
-    catalog: AssignedCatalog
-    index: AssignedIndex
-    policy: AssignedPolicy = AssignedPolicy()
     allowed_locations: list[str] | None = None
     allowed_hosts: list[str] | None = None
     allowed_secrets: list[str] | None = None
@@ -175,21 +163,38 @@ class Assignment(_Body):
         return roots | ({OWN_FILES: "\n".join(self.own_files)} if self.own_files else {})
 
 
-class _Registered(_Body):
+class Assignment(Limits):
+    """A job that this worker holds the lease of."""
+
+    job: AssignedJob
+    traceparent: str | None = None
+    attempt: int
+    previous_attempts: list[PreviousAttempt] = []
+    leftovers: list[EndedAttempt] = []
+    lease_seconds: float
+    timeout_seconds: float = 0
+    """After which the attempt ends; 0 for any time."""
+    table: AssignedTable
+    catalog: AssignedCatalog
+    index: AssignedIndex
+    policy: AssignedPolicy = AssignedPolicy()
+
+
+class _Registered(Body):
     id: str
 
 
-class _Caller(_Body):
+class _Caller(Body):
     name: str
     role: str
 
 
-class _HeartbeatAnswer(_Body):
+class _HeartbeatAnswer(Body):
     now: AwareDatetime
     cancel_requested: bool
 
 
-class _RowAddressRange(_Body):
+class _RowAddressRange(Body):
     base_address: int
 
 

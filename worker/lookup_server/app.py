@@ -25,13 +25,12 @@ from worker.contract.lookups import LookupRequest
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.redaction import Redaction
-from worker.query.answers import Answers, Question, TablePlace
-from worker.query.asked import keys_of_json
+from worker.query.answers import Answers, TablePlace
 from worker.query.errors import QuestionError
 from worker.query.report import report
 from worker.query.rows import rows_at, selected
 from worker.table.record_properties import (
-    index_file_io_properties,
+    index_storage_of,
     resolve_secrets,
     secrets_of,
     table_file_io_properties,
@@ -96,16 +95,7 @@ def _answer(answers: Answers, asked: LookupRequest) -> Response:
 def answer(answers: Answers, asked: LookupRequest) -> dict[str, Any]:
     """Raises QuestionError, JobError, or OSError (a retry can help)."""
     question = asked.question
-    place = _place(asked)
-    coverage, places = answers.find(
-        place,
-        Question(
-            question.branch,
-            question.snapshot_id,
-            None if question.key_columns is None else tuple(question.key_columns),
-        ),
-        lambda key_set: keys_of_json(key_set, question.keys),
-    )
+    coverage, places = answers.find(_place(asked), question)
     if question.select is None:
         return report(coverage, question.keys, places, None, None)
     schema = selected(coverage.table, question.select)
@@ -116,15 +106,13 @@ def _place(asked: LookupRequest) -> TablePlace:
     table = asked.table
     record = resolve_secrets(table.properties, table.allowed_secrets, table.own_files)
     of_tables = table_file_io_properties(record)
-    of_indexes = index_file_io_properties(record, table.index.warehouse) or of_tables
-    for properties in (of_tables, of_indexes):
-        table.egress.check(properties)
-    limits = table.location_limits
+    table.egress.check(of_tables)
+    tables = Storage(of_tables | table.location_limits)
     return TablePlace(
         table.metadata_location,
-        Storage(of_tables | limits),
+        tables,
         table.index.warehouse,
-        Storage(of_indexes | limits),
+        index_storage_of(record, table.index.warehouse, table, tables),
         table.branch,
         tuple(map(tuple, table.key_sets)),
     )

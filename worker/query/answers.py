@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
+from worker.contract.lookups import AskedKeys
 from worker.index.key_set_index import (
     DamagedIndexError,
     KeySetIndex,
@@ -27,6 +28,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
+from worker.query.asked import keys_of_json
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, snapshot_of
@@ -51,15 +53,6 @@ class TablePlace:
     indexes: Storage
     branch: str = "main"
     declared: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Of which snapshot, and by which key; None: the branch's head, and the table's only key set."""
-
-    branch: str | None = None
-    snapshot_id: int | None = None
-    key_columns: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +113,7 @@ class Answers:
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept = Kept(kept_bytes)
 
-    def coverage(self, place: TablePlace, question: Question) -> Coverage:
+    def coverage(self, place: TablePlace, question: AskedKeys) -> Coverage:
         """What there is to answer a question with. Raises QuestionError, JobError, or OSError (a retry can
         help)."""
         metadata = self._metadata(place)
@@ -140,25 +133,19 @@ class Answers:
             coverage = self._covered(name, table, key_set, again.index)
         return coverage
 
-    def find(
-        self, place: TablePlace, question: Question, keys: Callable[[KeySet], Any]
-    ) -> tuple[Coverage, Places]:
-        """Finds keys, which `keys` types by the key set that the question turns out to be about.
-
-        Raises QuestionError, JobError, or OSError (a retry can help).
-        """
-        coverage = self.coverage(place, question)
-        asked = keys(coverage.key_set)
-        try:
-            return coverage, coverage.find(asked)
-        except FileNotFoundError:
-            # Compacted away under it: the index that is there now has the same entries in other files.
-            self._forget_index(place, self._metadata(place), coverage.key_set)
-        coverage = self.coverage(place, question)
-        try:
-            return coverage, coverage.find(asked)
-        except FileNotFoundError as error:
-            raise OutdatedError(str(error)) from error
+    def find(self, place: TablePlace, question: AskedKeys) -> tuple[Coverage, Places]:
+        """Raises QuestionError, JobError, or OSError (a retry can help)."""
+        for is_last in (False, True):
+            coverage = self.coverage(place, question)
+            asked = keys_of_json(coverage.key_set, question.keys)
+            try:
+                return coverage, coverage.find(asked)
+            except FileNotFoundError as error:
+                if is_last:
+                    raise OutdatedError(str(error)) from error
+                # Compacted away under it: the index of now has the same entries in other files.
+                self._forget_index(place, self._metadata(place), coverage.key_set)
+        raise AssertionError
 
     def _metadata(self, place: TablePlace) -> TableMetadata:
         def read() -> tuple[TableMetadata, int]:

@@ -1,4 +1,4 @@
-"""Keys that somebody asks for, in JSON or Arrow, as the key's columns have them."""
+"""Keys that somebody asks for, in JSON, as the key's columns have them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uuid import UUID
 import pyarrow as pa
 from pyiceberg import types
 
-from worker.keys.key_set import KeyColumn, KeyColumnError, KeySet
+from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import key_batch
-from worker.keys.values import from_single_value, to_key_type
+from worker.keys.values import from_single_value
 from worker.query.errors import InvalidKeyError
 
 _DAY = r"(?P<day>[+-]?\d{4,6}-\d\d-\d\d)"
@@ -49,24 +49,6 @@ def keys_of_json(key_set: KeySet, keys: Sequence[Mapping[str, Any]]) -> pa.Recor
     for column in key_set.columns:
         values = [_value(column, at, key[column.name]) for at, key in enumerate(keys)]
         arrays.append(pa.array(values, column.key_type))
-    return key_batch(key_set, arrays)
-
-
-def keys_of_arrow(key_set: KeySet, keys: pa.Table) -> pa.RecordBatch:
-    """From columns of the same names, of types that widen to the key's. Raises InvalidKeyError."""
-    if sorted(keys.column_names) != sorted(key_set.column_names):
-        raise InvalidKeyError(
-            f"The keys have the columns {', '.join(keys.column_names) or 'none'}, "
-            f"not {', '.join(key_set.column_names)}."
-        )
-    arrays = []
-    for column in key_set.columns:
-        chunks = keys[column.name].combine_chunks()
-        array = chunks if isinstance(chunks, pa.Array) else pa.concat_arrays(chunks.chunks)
-        try:
-            arrays.append(to_key_type(array, column))
-        except KeyColumnError as error:
-            raise InvalidKeyError(f"Column {column.name} ({column.iceberg_type}): {error}.") from error
     return key_batch(key_set, arrays)
 
 

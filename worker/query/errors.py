@@ -1,5 +1,10 @@
 """Why a question is not answered. An answer is whole, or there is none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worker.keys.key_set import KeyColumnError
+from worker.keys.read import missing_file
 from worker.process.errors import JobError
 
 
@@ -45,6 +50,17 @@ class UnreadableError(QuestionError):
     code = "unreadable"
     title = "A file that the answer needs can't be read"
     status = 409
+
+
+@contextmanager
+def told_as_unreadable(of_what: str = "") -> Iterator[None]:
+    """of_what: before the reason why a key can't be told."""
+    try:
+        yield
+    except KeyColumnError as error:
+        raise UnreadableError(f"{of_what}{error}", error.remedy) from error
+    except FileNotFoundError as error:
+        raise UnreadableError(str(error), missing_file(error).remedy) from error
 
 
 class OutdatedError(QuestionError):

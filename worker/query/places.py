@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from worker.index.key_set_index import KeySetIndex
 from worker.io.sorting import Int64Array
-from worker.keys.key_set import KeyColumnError, KeySet
-from worker.keys.read import KeyReader, key_reader, missing_file
+from worker.keys.key_set import KeySet
+from worker.keys.read import KeyReader, key_reader
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.plurals import counted
-from worker.query.errors import NotCoveredError, UnreadableError
+from worker.query.errors import NotCoveredError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
@@ -115,12 +115,8 @@ class Coverage:
 
 
 def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
-    try:
+    with told_as_unreadable():
         yield from reader.read_data_file(file)
-    except KeyColumnError as error:
-        raise UnreadableError(str(error), error.remedy) from error
-    except FileNotFoundError as error:
-        raise UnreadableError(str(error), missing_file(error).remedy) from error
 
 
 def _repeated(

@@ -21,15 +21,15 @@ from pyroaring import BitMap64
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
-from worker.keys.key_set import KeyColumnError, KeySet
-from worker.keys.read import KeyReader, key_reader, missing_file
+from worker.keys.key_set import KeySet
+from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
-from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError
-from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey, SnapshotFiles
+from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError, told_as_unreadable
+from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
+from worker.table.plan import by_key_set
 
-NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
 _NO_DELETES = -2  # the number of a partition that no delete is of
 PENDING_KEYS = 4_000_000
 """Of equality deletes of one key set that are held at most."""
@@ -52,7 +52,6 @@ class TableSnapshot:
             else:
                 self._by_partition[delete.partition].append(delete)
         self._skipped: dict[DataFile, tuple[BitMap64, bool] | None] = {}
-        self._pending: dict[tuple[int, ...], PendingKeys] = {}
 
     @property
     def schema(self) -> Schema:
@@ -66,10 +65,7 @@ class TableSnapshot:
     @cached_property
     def pending(self) -> list[PendingKeys]:
         """The equality deletes of each key set, as far as any are live. Raises UnreadableError."""
-        by_key_set: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
-        for delete in self.files.equality_deletes:
-            by_key_set[delete.equality_ids].append(delete)
-        return [PendingKeys.read(self, ids, deletes) for ids, deletes in sorted(by_key_set.items())]
+        return [PendingKeys.read(self, *of_key_set) for of_key_set in by_key_set(self.files.equality_deletes)]
 
     def skipped(self, files: Iterable[DataFile]) -> Mapping[DataFile, tuple[BitMap64, bool] | None]:
         """The positions of each data file that readers skip by position deletes, and whether it is a deletion
@@ -118,7 +114,7 @@ class PendingKeys:
         numbers: dict[PartitionKey, int] = {}
         newest: dict[PartitionKey | None, int] = defaultdict(int)
         batches = []
-        try:
+        with told_as_unreadable("An equality delete can't be told: "):
             key_set = resolve_key_set(table.metadata, field_ids)
             reader = key_reader(table.metadata, table.storage, key_set)
             for delete in deletes:
@@ -129,10 +125,6 @@ class PendingKeys:
                 batches += [
                     (number, delete.data_sequence_number, batch) for batch in reader.read_delete_file(delete)
                 ]
-        except KeyColumnError as error:
-            raise UnreadableError(f"An equality delete can't be told: {error}", error.remedy) from error
-        except FileNotFoundError as error:
-            raise UnreadableError(str(error), missing_file(error).remedy) from error
         return cls(reader, DeleteKeys.of(batches, key_set.schema), numbers, newest)
 
     @property

@@ -250,6 +250,9 @@ class SnapshotFiles:
         return tuple(f for f in self.delete_files if f.content is FileContent.POSITION_DELETES)
 
 
+NO_FILES = SnapshotFiles(DataFiles.of(()), (), frozenset())
+
+
 @dataclass(frozen=True, slots=True)
 class NewDeleteFile:
     """A deletion vector or position delete file that was written and is not yet committed."""

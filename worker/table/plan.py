@@ -53,13 +53,18 @@ def plan_conversion(files: SnapshotFiles, deletes: Iterable[DeleteFile] | None =
 
     deletes: all live ones unless given.
     """
-    by_key_set: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
-    for delete in files.equality_deletes if deletes is None else deletes:
-        by_key_set[delete.equality_ids].append(delete)
     return [
         KeySetDeletes(ids, tuple(of_key_set), affected_files(files, of_key_set))
-        for ids, of_key_set in sorted(by_key_set.items())
+        for ids, of_key_set in by_key_set(files.equality_deletes if deletes is None else deletes)
     ]
+
+
+def by_key_set(deletes: Iterable[DeleteFile]) -> list[tuple[tuple[int, ...], list[DeleteFile]]]:
+    """Equality deletes by their ascending field ids, and these in order."""
+    found: dict[tuple[int, ...], list[DeleteFile]] = defaultdict(list)
+    for delete in deletes:
+        found[delete.equality_ids].append(delete)
+    return sorted(found.items())
 
 
 def affected_files(files: SnapshotFiles, deletes: Iterable[DeleteFile]) -> DataFiles:

@@ -8,6 +8,8 @@ from urllib.parse import unquote, urlsplit
 from stores.azure import azure_host
 from stores.places import FILE_IO, of_index, of_tables
 from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
+from worker.contract.control_plane import Limits
+from worker.io.storage import Storage
 from worker.process.errors import JobError
 
 
@@ -114,6 +116,20 @@ def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str
     properties: the catalog's, secrets resolved.
     """
     return python_properties(of_index(properties, index_warehouse))
+
+
+def index_storage_of(
+    properties: Mapping[str, str], index_warehouse: str, limits: Limits, tables: Storage
+) -> Storage:
+    """How files of indexes are opened: with the record's credentials for these, or else as its tables'.
+
+    properties: the catalog's, secrets resolved. Raises HostNotAllowedError, and OSError for an unknown host.
+    """
+    given = index_file_io_properties(properties, index_warehouse)
+    if not given:
+        return tables
+    limits.egress.check(given)
+    return Storage(given | limits.location_limits)
 
 
 def python_properties(java: Mapping[str, str]) -> dict[str, str]:
