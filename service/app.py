@@ -56,6 +56,10 @@ from service.http.problem_documents import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
+from service.lookups import endpoints as lookups_endpoints
+from service.lookups.heads import Heads
+from service.lookups.limits import KeyLimits
+from service.lookups.servers import LookupServers
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
@@ -79,6 +83,7 @@ _TAGS = [
         "catalogs": "Iceberg catalogs, and whether they can be opened.",
         "discovery": "Tables that hold equality deletes, and patterns by which tables are enrolled.",
         "tables": "Enrolled tables, and what holds for them.",
+        "lookups": "Where the rows of given keys are, and what they hold.",
         "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
         "jobs": "What is done to tables: requests, progress, results and events.",
         "health": "How far a table's index and its conversion are behind, now and over time.",
@@ -121,6 +126,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.catalog_threads.stop()
         background.stop()
         app.state.catalogs.close()
+        await app.state.lookup_servers.close()
         database.dispose()
         stop_traces()
 
@@ -147,6 +153,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.catalog_threads = CatalogThreads(settings)
+    app.state.lookup_servers, app.state.heads = LookupServers(settings), Heads()
+    app.state.key_limits = KeyLimits(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
@@ -321,6 +329,7 @@ def _every_route() -> APIRouter:
         policies_endpoints,
         jobs_endpoints,
         health_endpoints,
+        lookups_endpoints,
         workers_endpoints,
         webhooks_endpoints,
         audit_endpoints,

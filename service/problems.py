@@ -34,6 +34,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "A table's index has 2^62 row addresses, each of which is used once; these lie far above all before.",
         "Rebuild the table's index, whose files have impossible addresses.",
     ),
+    "answer-too-large": ProblemType(
+        (422,),
+        "The answer is too large",
+        "The rows of the keys have more than 256 MiB.",
+        "Ask for fewer keys at once, or select fewer columns.",
+    ),
     "api-key-given": ProblemType(
         (409,),
         "This key cannot be rotated",
@@ -242,6 +248,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "A key has 1 to 255 characters.",
         "Send a UUID, a new one for each request that is meant to happen once.",
     ),
+    "invalid-key": ProblemType(
+        (422,),
+        "A key is not of the table's key columns",
+        "A key lacks a column, has one too many, or holds what is no value of the column's type.",
+        "Give each key column a value of its type, as Iceberg writes it in JSON, or null.",
+    ),
     "invalid-key-set": ProblemType(
         (422,),
         "A declared key does not fit the table",
@@ -312,6 +324,24 @@ PROBLEMS: dict[str, ProblemType] = {
         "A login link is good for one login within ten minutes.",
         "Run `icestream login` on the machine of the service for a new one, or sign in with an API key.",
     ),
+    "lookup-failed": ProblemType(
+        (409,),
+        "The keys cannot be looked up",
+        "The table, its index or a file that the answer needs is not as it must be; `detail` names it.",
+        "Do what `remedy` says; the table's health and its last jobs tell more.",
+    ),
+    "lookups-not-set-up": ProblemType(
+        (409,),
+        "Nobody answers for keys here",
+        "The service has no lookup servers.",
+        "Start `icestream lookup`, and give the service its address as ICESTREAM_LOOKUP_URL, and its token.",
+    ),
+    "lookups-unavailable": ProblemType(
+        (503,),
+        "No lookup server can answer now",
+        "None can be reached or answers in time, a store does not answer, or the table changed meanwhile.",
+        "Send the request again after the seconds in Retry-After.",
+    ),
     "malformed-request": ProblemType(
         (400,),
         "The request cannot be read",
@@ -349,6 +379,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The token is valid, but nothing in its role claim is mapped to a role.",
         "Ask an admin to map it in ICESTREAM_OIDC_ROLES, or your issuer to put you into a mapped group.",
         {"principal": "whom the token belongs to, as in the audit log"},
+    ),
+    "not-covered": ProblemType(
+        (409,),
+        "The index does not cover enough of the table",
+        "More rows would have to be scanned than one question may; a part is no answer.",
+        "Run a job of kind `index`, or wait for the next one, and ask again.",
     ),
     "not-found": ProblemType(
         (404,), "Nothing here", "No call has this path.", "Check the path; /docs lists every call."
@@ -513,6 +549,24 @@ PROBLEMS: dict[str, ProblemType] = {
         "Who are you?",
         "The call needs credentials, and there were none.",
         "Send `Authorization: Bearer <key>`, or sign in at /login.",
+    ),
+    "unknown-columns": ProblemType(
+        (422,),
+        "The table has no such column",
+        "A selected column is not in the schema of the snapshot.",
+        "Select columns of the snapshot's schema, by their dotted names.",
+    ),
+    "unknown-key-columns": ProblemType(
+        (422,),
+        "The table has no such key",
+        "The key columns are not in the table's schema, or it has several key sets, or none yet.",
+        "Name columns of the table's schema, or leave `key_columns` away where it has one key set.",
+    ),
+    "unknown-snapshot": ProblemType(
+        (404,),
+        "The table has no such snapshot or branch",
+        "The snapshot has expired or never was, or there is no such branch or tag.",
+        "Name a snapshot that has not expired, or a branch or tag that is there.",
     ),
     "uri-not-supported": ProblemType(
         (422,),

@@ -94,6 +94,13 @@ class Settings(BaseSettings):
     """How often the service looks for what is due: polls, patterns, lost jobs and webhooks."""
     background: bool = True
     """Whether this replica does what is due. With `false`, it only answers requests."""
+    lookup_url: str = ""
+    """Where lookup servers answer, such as `http://icestream-lookup:8020`. Without it, nobody can ask for
+    keys."""
+    lookup_token: SecretStr | None = None
+    """What the service shows its lookup servers, of 16 characters or more."""
+    lookup_keys_per_minute: int = Field(default=600_000, ge=0)
+    """How many keys one caller may ask about in a minute. 0 is no limit."""
     catalog_timeout_seconds: float = Field(default=30, gt=0)
     """How long a catalog may let the service wait between two bytes of an answer. All that a request asks of
     it may take four times as long, and a poll twenty times."""

@@ -130,10 +130,11 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
     }
     assert {method for method, _ in declared} == {"post"}
     assert ("post", "/api/v1/tables/{table_id}/jobs") in declared
-    # They store no answer: a catalog is only asked, a poll takes what comes.
+    # They store no answer: a catalog or an index is only asked, a poll takes what comes.
     silent = {path for path, calls in paths.items() if "post" in calls} - {path for _, path in declared}
     assert silent == {
         "/api/v1/catalogs/{catalog_id}/check",
+        "/api/v1/tables/{table_id}/lookups",
         "/api/v1/workers/{worker_id}/claim",
     }
 

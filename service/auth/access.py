@@ -66,6 +66,9 @@ class Access(Guard):
     """
 
     role: Role | None
+    reads: bool = False
+    """Whether the call only reads, though its method does not say so: what it asks may be too long for a
+    URL, or too private."""
 
     def __call__(
         self,
@@ -113,12 +116,14 @@ class Access(Guard):
         if self.role is not None and not principal.role.allows(self.role):
             raise forbidden(principal, self.role, action_of(request), request.url.path)
         if self.role is not None and principal.scopes is not None:
-            _check_scopes(principal.scopes, principal.name, request)
+            _check_scopes(principal.scopes, principal.name, request, self.reads)
 
 
 SignedIn = Annotated[Principal, Depends(Access(None))]
 VIEWERS = Access(Role.VIEWER)
 Viewer = Annotated[Principal, Depends(VIEWERS)]
+Asking = Annotated[Principal, Depends(Access(Role.VIEWER, reads=True))]
+"""A viewer, by a call that reads though it is a POST."""
 Operator = Annotated[Principal, Depends(Access(Role.OPERATOR))]
 Admin = Annotated[Principal, Depends(Access(Role.ADMIN))]
 WorkerCaller = Annotated[Principal, Depends(Access(Role.WORKER))]
@@ -130,10 +135,10 @@ def action_of(request: Request) -> str:
     return f"{request.method} {path}"
 
 
-def _check_scopes(scopes: frozenset[Scope], name: str, request: Request) -> None:
+def _check_scopes(scopes: frozenset[Scope], name: str, request: Request, only_reads: bool) -> None:
     """A route belongs to the part that its tag names; what has none, such as pages, is in no scope."""
     areas: list[str] = getattr(request.scope.get("route"), "tags", [])
-    reads = request.method in SAFE_METHODS
+    reads = only_reads or request.method in SAFE_METHODS
     sufficient = [
         f"{area}:{right}" for area in areas for right in (("read", "write") if reads else ("write",))
     ]

@@ -20,14 +20,14 @@ class Bucket:
     def __init__(self, per_minute: int, now: float) -> None:
         self._per_minute, self._left, self._at = per_minute, float(per_minute), now
 
-    def wait_seconds(self, now: float) -> float:
-        """How long until the next call, 0 for at once."""
+    def wait_seconds(self, now: float, count: int = 1) -> float:
+        """How long until so many calls, of a minute's worth at most; 0 for at once."""
         self._left = min(self._per_minute, self._left + (now - self._at) * self._per_minute / 60)
         self._at = now
-        return max(0.0, (1 - self._left) * 60 / self._per_minute)
+        return max(0.0, (count - self._left) * 60 / self._per_minute)
 
-    def take(self) -> None:
-        self._left -= 1
+    def take(self, count: int = 1) -> None:
+        self._left -= count
 
     def give_back(self) -> None:
         """A call that was taken and does not count."""

@@ -27,6 +27,7 @@ class Scope(StrEnum):
     HEALTH_READ = "health:read"
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
+    LOOKUPS_READ = "lookups:read"
     POLICIES_READ = "policies:read"
     POLICIES_WRITE = "policies:write"
     TABLES_READ = "tables:read"

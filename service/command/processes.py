@@ -8,6 +8,7 @@ when this process is killed and can stop nothing any more (see worker.agent.chil
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,8 +41,10 @@ class Child:
         data_dir: Path,
         *,
         speaks: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
-        """speaks: standard output is the terminal's, only standard error goes to the log file."""
+        """listener: handed down, by its number. speaks: standard output is the terminal's, only standard
+        error goes to the log file."""
         self.name = name
         self.log = data_dir / "logs" / f"{name}.log"
         # Spark leaves things where it is started, so that is not where the user happens to be.
@@ -49,6 +52,7 @@ class Child:
         self._command = [sys.executable, "-m", "worker.agent.child", *arguments]
         self._environment = {**os.environ, "PYTHONPATH": _search_path(), **environment}
         self._speaks = speaks
+        self._handed_down = () if listener is None else (listener.fileno(),)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -63,6 +67,7 @@ class Child:
                 env=self._environment,
                 cwd=self._folder,
                 start_new_session=True,
+                pass_fds=self._handed_down,
             )
         return self._process
 

@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -34,6 +35,7 @@ from typing import IO
 import typer
 import uvicorn
 from fastapi import FastAPI
+from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
@@ -91,6 +93,13 @@ class _Up:
     def __init__(
         self, settings: Settings, listener: socket.socket, *, browser: bool, demo: Demo | None
     ) -> None:
+        self._lookup_token = secrets.token_urlsafe(32)
+        # Kept here: calls wait in it while the lookup server starts, and nobody else can take its port.
+        self._lookup_listener = None if settings.lookup_url else socket.create_server(("127.0.0.1", 0))
+        if self._lookup_listener is not None:
+            port = self._lookup_listener.getsockname()[1]
+            known = {"lookup_url": f"http://127.0.0.1:{port}", "lookup_token": SecretStr(self._lookup_token)}
+            settings = settings.model_copy(update=known)
         self._settings, self._listener = settings, listener
         self._browser, self._demo = browser, demo
         self._url = address_of(settings.host, listener.getsockname()[1])
@@ -100,6 +109,7 @@ class _Up:
         self._stop = threading.Event()
         self._exit_code = 0
         self._worker: KeptAlive | None = None
+        self._lookup_server: KeptAlive | None = None
         self._writer: Child | None = None
 
     def run(self) -> int:
@@ -113,6 +123,8 @@ class _Up:
             self._stop.set()
             stopper.join()
             self._database.dispose()
+            if self._lookup_listener is not None:
+                self._lookup_listener.close()
         return self._exit_code if self._server.started else 1
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -127,8 +139,9 @@ class _Up:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         if self._writer is not None:
             self._writer.stop()
-        if self._worker is not None:
-            self._worker.stop()
+        for kept in (self._worker, self._lookup_server):
+            if kept is not None:
+                kept.stop()
         self._teller.stop()
         self._server.should_exit = True
 
@@ -149,6 +162,9 @@ class _Up:
         worker = Child("worker", ["worker.agent.main"], {**shared, "ICESTREAM_API_KEY": worker_key}, data_dir)
         self._worker = KeptAlive(worker)
         self._worker.start()
+        if self._lookup_listener is not None:
+            self._lookup_server = KeptAlive(self._lookup_child(self._lookup_listener))
+            self._lookup_server.start()
         self._teller.start()
         if self._demo is not None:
             arguments = ["worker.demo.story", "--login", login, *self._demo.arguments]
@@ -159,6 +175,14 @@ class _Up:
             awaiting.start()
         if self._browser and _has_desktop():
             threading.Thread(target=webbrowser.open, args=[link], daemon=True).start()
+
+    def _lookup_child(self, listener: socket.socket) -> Child:
+        environment = {
+            "ICESTREAM_LOOKUP_TOKEN": self._lookup_token,
+            "ICESTREAM_LOOKUP_FD": str(listener.fileno()),
+        }
+        arguments = ["worker.lookup_server.main"]
+        return Child("lookup", arguments, environment, self._settings.data_dir, listener=listener)
 
     def _demo_key(self) -> str:
         with self._database.write() as session:

@@ -14,7 +14,10 @@ MAX_BODY_DEPTH = 64
 """Objects and lists within each other, in JSON."""
 MAX_REPORT_BYTES = 64 * 1024**2
 """Of a worker's report, which may name many files."""
+MAX_LOOKUP_BYTES = 8 * 1024**2
+"""Of a question about keys."""
 _REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
+_LOOKUP = re.compile(r"^/api/v1/tables/[^/]+/lookups$")
 
 
 def check_shape(body: bytes) -> None:
@@ -34,6 +37,12 @@ def check_shape(body: bytes) -> None:
         raise IcestreamError("body-too-large", str(error), limit_bytes=MAX_REPORT_BYTES) from None
 
 
+def _limit_bytes(path: str) -> int:
+    if _REPORT.match(path):
+        return MAX_REPORT_BYTES
+    return MAX_LOOKUP_BYTES if _LOOKUP.match(path) else MAX_BODY_BYTES
+
+
 class BodyLimit:
     """Answers 413 to a body that is too large: at once if its length is told, else when too much has come."""
 
@@ -44,7 +53,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        limit = MAX_REPORT_BYTES if _REPORT.match(scope["path"]) else MAX_BODY_BYTES
+        limit = _limit_bytes(scope["path"])
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > limit:
             await _refuse(scope, receive, send, limit)

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 import uvicorn
+from pydantic import SecretStr
 from sqlalchemy import create_engine, text
+from starlette.types import ASGIApp
 
 from service.app import create_app, prepare
 from service.auth.models import SYSTEM, ApiKeyRequest
@@ -228,9 +230,8 @@ class PromptServer(uvicorn.Server):
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[Running]:
-    prepare(settings)
-    app = create_app(settings)
+def listening(app: ASGIApp) -> Iterator[str]:
+    """The URL that an application is served at, from a thread of its own."""
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -245,22 +246,34 @@ def running(settings: Settings) -> Iterator[Running]:
         if not thread.is_alive():
             raise RuntimeError("the server did not start")
         time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    database = app.state.database
-    background = Background(database, settings, app.state.catalogs)
-    clients: list[httpx.Client] = []
-    service = Running(url, settings, database, background, clients)
-    service.admin = service.client_with({"Authorization": f"Bearer {ADMIN_KEY}"})
     try:
-        yield service
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         # Also after a test that failed, which would else wait for this thread for ever.
-        for client in clients:
-            client.close()
-        background.stop()
         server.should_exit = True
         thread.join()
+
+
+def with_lookup_server(settings: Settings, url: str, token: str) -> Settings:
+    return settings.model_copy(update={"lookup_url": url, "lookup_token": SecretStr(token)})
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Running]:
+    prepare(settings)
+    app = create_app(settings)
+    with listening(app) as url:
+        database = app.state.database
+        background = Background(database, settings, app.state.catalogs)
+        clients: list[httpx.Client] = []
+        service = Running(url, settings, database, background, clients)
+        service.admin = service.client_with({"Authorization": f"Bearer {ADMIN_KEY}"})
+        try:
+            yield service
+        finally:
+            for client in clients:
+                client.close()
+            background.stop()
 
 
 @pytest.fixture

@@ -30,8 +30,9 @@ from schemathesis.specs.openapi.checks import (
 from service.command.openapi import DOCUMENT
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import ADMIN_KEY, Running, on_server, running
+from tests.service.conftest import ADMIN_KEY, Running, listening, on_server, running, with_lookup_server
 from tests.service.iceberg_tables import IcebergCatalog
+from worker.lookup_server.app import create_app as create_lookup_server
 
 
 def refuses_what_is_wrong(
@@ -164,7 +165,11 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     iceberg = IcebergCatalog(directory)
     iceberg.create("sales.orders")
-    with pytest.MonkeyPatch.context() as environment, running(settings) as service:
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        listening(create_lookup_server("a-token-of-these-tests")) as url,
+        running(with_lookup_server(settings, url, "a-token-of-these-tests")) as service,
+    ):
         environment.setenv("WEBHOOK_ON_CALL", f"whsec_{'a' * 32}")
         environment.setenv("CATALOG_TOKEN", "a-token-of-these-tests")
         for name in ("local", "lake"):  # as in the document's examples

@@ -14,9 +14,11 @@ _COLUMNS = 1_000
 
 
 class AskedTable(Limits):
-    """properties: of the catalog's record, with references in the place of secrets."""
+    """properties: of the catalog's record, with references in the place of secrets. head_age_seconds: since
+    the catalog named the metadata location."""
 
     metadata_location: str
+    head_age_seconds: float = Field(default=0, ge=0, allow_inf_nan=False)
     branch: str = "main"
     key_sets: list[list[str]] = Field(default_factory=list)
     properties: dict[str, str]

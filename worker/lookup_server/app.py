@@ -96,10 +96,10 @@ def answer(answers: Answers, asked: LookupRequest) -> dict[str, Any]:
     """Raises QuestionError, JobError, or OSError (a retry can help)."""
     question = asked.question
     coverage, places = answers.find(_place(asked), question)
-    if question.select is None:
-        return report(coverage, question.keys, places, None, None)
-    schema = selected(coverage.table, question.select)
-    return report(coverage, question.keys, places, rows_at(coverage.table, places, schema), schema)
+    schema = None if question.select is None else selected(coverage.table, question.select)
+    rows = None if schema is None else rows_at(coverage.table, places, schema)
+    head = {"head_age_seconds": asked.table.head_age_seconds}
+    return head | report(coverage, question.keys, places, rows, schema)
 
 
 def _place(asked: LookupRequest) -> TablePlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import uvicorn
@@ -24,6 +25,8 @@ class LookupSettings(BaseSettings):
     """Address to listen on."""
     lookup_port: int = Field(8020, ge=0, le=65_535)
     """Port to listen on; 0 takes any."""
+    lookup_fd: int | None = Field(None, ge=0)
+    """Number of a listening socket that whoever starts the server hands down, instead of host and port."""
     log_format: LogFormat = "text"
     """How each line of the log is written: `text`, or `json` for an object each line."""
 
@@ -36,10 +39,11 @@ def main() -> int:
         sys.exit(f"ICESTREAM_{str(first['loc'][0]).upper()} is not valid: {first['msg']}.")
     configure_logs(settings.log_format)
     app = create_app(settings.lookup_token)
+    host, port = settings.lookup_host, settings.lookup_port
+    config = uvicorn.Config(app, host=host, port=port, log_config=None, server_header=False)
+    handed_down = None if settings.lookup_fd is None else [socket.socket(fileno=settings.lookup_fd)]
     with every_line(Redaction([settings.lookup_token]).text):
-        uvicorn.run(
-            app, host=settings.lookup_host, port=settings.lookup_port, log_config=None, server_header=False
-        )
+        uvicorn.Server(config).run(sockets=handed_down)
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Questions about the keys of tables: asked here, answered by lookup servers."""

@@ -1,0 +1,60 @@
+"""HTTP calls about keys of tables."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from service.auth.access import Asking
+from service.auth.models import Principal
+from service.catalogs.threads import CatalogThreads
+from service.db.database import get_database
+from service.errors import IcestreamError
+from service.http.messages import TableId
+from service.http.routing import ApiRoute
+from service.lookups import service
+from service.lookups.heads import Heads
+from service.lookups.limits import KeyLimits
+from service.lookups.models import LookupAnswer, LookupRequest
+from service.lookups.servers import LookupServers
+from service.records.catalogs import Catalog
+from service.records.tables import EnrolledTable
+from service.settings import CurrentSettings
+
+router = APIRouter(tags=["lookups"], route_class=ApiRoute)
+
+
+@router.post("/tables/{table_id}/lookups")
+async def look_up_keys(
+    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, body: LookupRequest
+) -> LookupAnswer:
+    """Tell where rows with given keys are, whether they are live, and what they hold.
+
+    An answer is about all keys and all of a snapshot, or there is none.
+    """
+    servers: LookupServers = request.app.state.lookup_servers
+    limits: KeyLimits = request.app.state.key_limits
+    if not servers.are_set_up:
+        raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
+    limits.take(caller, len(body.keys))
+    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, len(body.keys))
+    heads: Heads = request.app.state.heads
+    head = await heads.of(
+        f"{table.id} {catalog.version}",
+        body.max_staleness_seconds,
+        partial(_metadata_location, request, catalog, table),
+    )
+    return await servers.ask(service.question(settings, catalog, table, head, body))
+
+
+def _asked(
+    request: Request, caller: Principal, table_id: str, key_count: int
+) -> tuple[EnrolledTable, Catalog]:
+    with get_database(request).write() as session:
+        return service.asked(session, caller, table_id, key_count)
+
+
+async def _metadata_location(request: Request, catalog: Catalog, table: EnrolledTable) -> str:
+    threads: CatalogThreads = request.app.state.catalog_threads
+    look = partial(service.metadata_location, request.app.state.catalogs, catalog, table)
+    return await threads.run(request, catalog.id, look)

@@ -1,0 +1,101 @@
+"""Questions about keys, and answers."""
+
+from pydantic import ConfigDict, JsonValue
+from pydantic import Field as ModelField
+
+from service.http.messages import Message, example
+from service.records.reports import Amount, Place, SnapshotId
+
+KEYS_AT_MOST = 10_000
+"""Of one question."""
+_COLUMNS_AT_MOST = 1_000
+
+
+class LookupOptions(Message):
+    """What is asked about keys, whatever they are."""
+
+    branch: str | None = ModelField(default=None, min_length=1, max_length=1_000)
+    """The branch or tag that is asked about; without it, it is the branch that the table is enrolled with."""
+    snapshot_id: SnapshotId | None = None
+    """The snapshot that is asked about; without it, it is the newest of the branch."""
+    select: list[Place] | None = ModelField(default=None, min_length=1, max_length=_COLUMNS_AT_MOST)
+    """These columns of the rows are told, by their dotted names; without any, only places are."""
+    max_staleness_seconds: float = ModelField(default=1, ge=0, le=3_600)
+    """The catalog is not asked for the table's head if it was within so many seconds."""
+
+
+class LookupRequest(LookupOptions):
+    """What is asked about keys."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example({"keys": [{"id": 17}], "key_columns": ["id"], "select": ["id"]}),
+    )
+
+    keys: list[dict[str, JsonValue]] = ModelField(min_length=1, max_length=KEYS_AT_MOST)
+    """Each key has a value for each key column, as Iceberg writes single values in JSON; integers may be text
+    too."""
+    key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=_COLUMNS_AT_MOST)
+    """These columns make the key; they must be named where the table has several key sets."""
+
+
+class Match(Message):
+    """Where a row is that has the key."""
+
+    data_file: str
+    """This data file holds the row."""
+    position: Amount
+    """The row has this position in the file, counted from 0."""
+    partition: dict[str, JsonValue]
+    """The file is of this partition, by the fields of its partition spec."""
+    data_sequence_number: Amount
+    """The file has this data sequence number."""
+    live: bool
+    """Whether the row is seen by readers of the snapshot."""
+    deleted_by: str | None
+    """This delete file hides the row; none does for a live one."""
+    row: dict[str, JsonValue] | None = None
+    """The row has the columns that were selected."""
+
+
+class KeyMatches(Message):
+    """What rows there are that have one key."""
+
+    key: dict[str, JsonValue]
+    """The key is as it was asked for."""
+    matches: list[Match]
+    """The matches are all rows with the key in data files of the snapshot, deleted ones too."""
+
+
+class LookupAnswer(Message):
+    """What is known of all keys of a question."""
+
+    snapshot_id: int | None
+    """The snapshot that the answer is about; none for a table without any."""
+    head_age_seconds: float
+    """So long ago the catalog was asked for the table's head."""
+    key_columns: list[str]
+    """The key is made of these columns."""
+    data_files_from_index: Amount
+    """So many data files of the snapshot were answered for by the index."""
+    data_files_scanned: Amount
+    """So many were read, since the index does not cover them."""
+    rows_scanned: Amount
+    """So many rows were read for that."""
+    results: list[KeyMatches]
+    """There is one result for each key, in the order of the question."""
+
+
+class ServerRefusal(Message):
+    """Why a lookup server does not answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    code: str = ModelField(max_length=100)
+    """What is the case, for programs."""
+    title: str = ModelField(max_length=200)
+    """The same in few words."""
+    detail: str = ""
+    """The same with what it is about."""
+    remedy: str = ""
+    """What to do about it."""

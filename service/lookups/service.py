@@ -1,0 +1,55 @@
+"""Who asks about which keys of which table, and where that is."""
+
+from typing import Any
+
+from sqlmodel import Session
+
+from service.auth import audit
+from service.auth.models import Principal
+from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.service import index_warehouse
+from service.lookups.heads import Head
+from service.lookups.models import LookupRequest
+from service.records.catalogs import Catalog
+from service.records.tables import EnrolledTable, get_table
+from service.settings import Settings
+
+ACTION = "POST /tables/{table_id}/lookups"
+
+
+def asked(
+    session: Session, caller: Principal, table_id: str, key_count: int
+) -> tuple[EnrolledTable, Catalog]:
+    """The table and its catalog; the audit log tells who asks about how many keys, and never which."""
+    table = get_table(session, table_id)
+    audit.record(session, caller, ACTION, f"/api/v1/tables/{table_id}/lookups", "allowed", keys=key_count)
+    return table, session.get_one(Catalog, table.catalog_id)
+
+
+def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: EnrolledTable) -> str:
+    """Where the table's newest metadata lies. Raises UnreachableError or InvalidError."""
+    identifier = tuple(table.identifier)
+    with catalogs.open(catalog) as source:
+        found = source.metadata_locations([identifier]).get(identifier)
+    return found or catalogs.load(catalog, identifier).metadata_location
+
+
+def question(
+    settings: Settings, catalog: Catalog, table: EnrolledTable, head: Head, request: LookupRequest
+) -> dict[str, Any]:
+    """What a lookup server is sent: all that it needs to know."""
+    return {
+        "table": {
+            "metadata_location": head.metadata_location,
+            "head_age_seconds": head.age_seconds,
+            "branch": table.branch,
+            "key_sets": table.key_sets,
+            "properties": catalog.properties,
+            "index": {"warehouse": index_warehouse(settings, catalog)},
+            "allowed_locations": list(settings.location_roots),
+            "allowed_hosts": list(settings.host_rules),
+            "allowed_secrets": list(settings.secret_rules),
+            "own_files": list(settings.own_files),
+        },
+        "question": request.model_dump(exclude={"max_staleness_seconds"}),
+    }

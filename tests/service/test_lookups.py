@@ -1,0 +1,179 @@
+"""Questions about keys, over HTTP, with a lookup server beside the service."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.auth.models import Principal
+from service.errors import IcestreamError
+from service.lookups.limits import KeyLimits
+from service.records.keys import Role
+from service.settings import Settings
+from tests.http_server import Answer, answering
+from tests.service.conftest import Running, alike_on_both, listening, running, with_lookup_server
+from tests.service.iceberg_tables import IcebergCatalog
+from worker.lookup_server.app import create_app
+
+database_kind = alike_on_both
+
+TOKEN = "a-token-of-these-tests"
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Running]:
+    with listening(create_app(TOKEN)) as url, running(with_lookup_server(settings, url, TOKEN)) as service:
+        yield service
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> str:
+    """The path of the lookups of `db.t`."""
+    service.register(iceberg)
+    return f"/tables/{service.enroll()['id']}/lookups"
+
+
+def _matches(answer: httpx.Response) -> list[list[bool]]:
+    """Whether each row is live, for each key."""
+    assert answer.status_code == 200, answer.text
+    return [[match["live"] for match in found["matches"]] for found in answer.json()["results"]]
+
+
+def test_places_and_rows_of_keys_are_told(service: Running, table: str, iceberg: IcebergCatalog) -> None:
+    first = iceberg.head("db.t")
+    iceberg.delete_keys("db.t", [2])
+    asked = {"keys": [{"id": 2}, {"id": "3"}, {"id": 9}], "key_columns": ["id"], "select": ["region", "id"]}
+    answer = service.admin.post(table, json=asked)
+    assert _matches(answer) == [[False], [True], []]
+    told = answer.json()
+    assert (told["snapshot_id"], told["key_columns"]) == (iceberg.head("db.t"), ["id"])
+    assert (told["data_files_from_index"], told["data_files_scanned"], told["rows_scanned"]) == (0, 1, 3)
+    assert told["results"][1]["key"] == {"id": "3"}
+    live = told["results"][1]["matches"][0]
+    assert (live["row"], live["position"], live["partition"]) == ({"id": 3, "region": "eu"}, 2, {})
+    assert live["deleted_by"] is None
+    assert told["results"][0]["matches"][0]["deleted_by"]
+    before = service.admin.post(table, json=asked | {"snapshot_id": first})
+    assert _matches(before) == [[True], [True], []]
+
+
+def test_a_head_is_as_new_as_the_question_wants(
+    service: Running, table: str, iceberg: IcebergCatalog
+) -> None:
+    asked = {"keys": [{"id": 4}], "key_columns": ["id"]}
+    assert _matches(service.admin.post(table, json=asked)) == [[]]
+    iceberg.append("db.t", [4])
+    stale = service.admin.post(table, json=asked | {"max_staleness_seconds": 3_600})
+    assert _matches(stale) == [[]]
+    assert stale.json()["head_age_seconds"] > 0
+    assert _matches(service.admin.post(table, json=asked | {"max_staleness_seconds": 0})) == [[True]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "slug"),
+    [
+        ({"keys": [{"id": "x"}]}, 422, "invalid-key"),
+        ({"keys": [{"no": 1}]}, 422, "invalid-key"),
+        ({"keys": [{"id": 1}], "key_columns": ["no"]}, 422, "unknown-key-columns"),
+        ({"keys": [{"id": 1}], "key_columns": None}, 422, "unknown-key-columns"),
+        ({"keys": [{"id": 1}], "select": ["no"]}, 422, "unknown-columns"),
+        ({"keys": [{"id": 1}], "snapshot_id": 7}, 404, "unknown-snapshot"),
+        ({"keys": [{"id": 1}], "branch": "no"}, 404, "unknown-snapshot"),
+        ({"keys": []}, 422, "validation-error"),
+        ({"keys": [{"id": 1}] * 10_001}, 422, "validation-error"),
+        ({"keys": [{"id": 1}], "limit": 3}, 422, "validation-error"),
+        ({"keys": [{"id": 1}], "snapshot_id": 2**63}, 422, "unusable-value"),
+    ],
+)
+def test_what_cannot_be_answered_is_told(
+    service: Running, table: str, asked: dict[str, Any], status: int, slug: str
+) -> None:
+    answer = service.admin.post(table, json={"key_columns": ["id"]} | asked)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{slug}")
+    assert answer.json()["remedy"]
+
+
+def test_a_table_whose_files_are_gone_is_told_as_such(
+    service: Running, table: str, iceberg: IcebergCatalog
+) -> None:
+    for file in Path(str(iceberg.properties["warehouse"]).removeprefix("file://")).rglob("*.parquet"):
+        file.unlink()
+    answer = service.admin.post(table, json={"keys": [{"id": 1}], "key_columns": ["id"]})
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/lookup-failed")
+
+
+def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, table: str) -> None:
+    keys = [{"id": 171_717}, {"id": 3}]
+    service.admin.post(table, json={"keys": keys, "key_columns": ["id"]})
+    entries = service.admin.get("/audit", params={"action": "POST /tables/{table_id}/lookups"})
+    entry = entries.json()["items"][0]
+    assert (entry["fields"], entry["target"]) == ({"keys": 2}, f"/api/v1{table}")
+    assert entry["principal"]
+    assert "171717" not in service.admin.get("/audit").text
+
+
+def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(
+    service: Running, table: str
+) -> None:
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
+    for scope, status in (("lookups:read", 200), ("tables:read", 403)):
+        made = service.admin.post(
+            "/api-keys", json={"name": scope.replace(":", "-"), "role": "viewer", "scopes": [scope]}
+        ).json()
+        client = service.client_with({"Authorization": f"Bearer {made['key']}"})
+        assert client.post(table, json=asked).status_code == status
+        assert client.patch(table.removesuffix("/lookups"), json={}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("", 500),
+        Answer("no json"),
+        Answer({"code": "outdated", "title": "The table changed meanwhile", "remedy": "Ask again."}, 503),
+        Answer({"code": "unauthorized", "title": "The token is another one"}, 401),
+        Answer({"results": []}),
+    ],
+)
+def test_a_server_that_cannot_answer_is_told_as_such(
+    settings: Settings, iceberg: IcebergCatalog, answer: Answer
+) -> None:
+    with (
+        answering({"/lookups": answer}) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+    ):
+        service.register(iceberg)
+        table = service.enroll()["id"]
+        told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
+        assert (told.status_code, told.json()["type"]) == (503, "/problems/lookups-unavailable")
+        assert int(told.headers["Retry-After"]) > 0
+
+
+def test_no_server_is_no_answer(settings: Settings, iceberg: IcebergCatalog) -> None:
+    for url, status, slug in (
+        ("http://127.0.0.1:9", 503, "lookups-unavailable"),
+        ("", 409, "lookups-not-set-up"),
+    ):
+        with running(with_lookup_server(settings, url, TOKEN)) as service:
+            if not url:
+                table = service.admin.get("/tables").json()["items"][0]["id"]
+            else:
+                service.register(iceberg)
+                table = service.enroll()["id"]
+            told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
+            assert (told.status_code, told.json()["type"]) == (status, f"/problems/{slug}")
+
+
+def test_keys_are_counted_and_not_calls() -> None:
+    now = 0.0
+    limits = KeyLimits(Settings(lookup_keys_per_minute=60), lambda: now)
+    one, other = (Principal("api_key", name, name, Role.VIEWER) for name in ("one", "other"))
+    limits.take(one, 50)
+    with pytest.raises(IcestreamError) as refused:
+        limits.take(one, 20)
+    assert (refused.value.status_code, refused.value.extra["retry_after_seconds"]) == (429, 10)
+    limits.take(other, 1_000)  # more than a minute's worth takes a whole minute's
+    now = 10.0
+    limits.take(one, 20)
