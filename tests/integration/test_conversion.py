@@ -45,6 +45,17 @@ def _source(result: Json) -> tuple[str, int, int]:
     return key_set["source"], key_set["data_files_from_index"], key_set["data_files_scanned"]
 
 
+def _check_upserted_key(icestream: Icestream, table_id: str) -> None:
+    """The row before the upsert is told as deleted, by an equality delete or what it was converted to."""
+    asked = {"keys": _keys(10, 20), "select": ["value"]}
+    told = icestream.post(f"/tables/{table_id}/lookups", asked)
+    assert (told["data_files_from_index"], told["data_files_scanned"]) == (6, 0)
+    upserted, other = (found["matches"] for found in told["results"])
+    assert sorted(match["live"] for match in upserted) == [False, True]
+    assert [match["row"] for match in upserted if match["live"]] == [{"value": 1}]
+    assert [match["live"] for match in other] == [True]
+
+
 @V2_FIRST
 def test_rows_are_found_by_scan_by_index_and_by_both(
     format_version: Literal[2, 3], spark: SparkSession, icestream: Icestream, registered: Catalog
@@ -62,8 +73,10 @@ def test_rows_are_found_by_scan_by_index_and_by_both(
     table.upsert(_rows(range(10, 20), value=1), key=("id", "region"))
     expected = visible_rows(spark, table.identifier)
     icestream.run(table_id, "index")
+    _check_upserted_key(icestream, table_id)
     indexed = icestream.run(table_id, "convert")
     assert _source(indexed) == ("index", 4, 0)
+    _check_upserted_key(icestream, table_id)
     assert indexed["rows_deleted"] == 10
     assert visible_rows(spark, table.identifier) == expected
 
