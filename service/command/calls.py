@@ -117,6 +117,10 @@ class Client:
         has_body = any(field.place == "body" for field in operation.fields)
         return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
 
+    def table_id(self, named: str) -> str:
+        """The id of a table that is named by it or by its name."""
+        return self._find("table_id", named)
+
     def _find(self, parameter: str, given: Any) -> str:
         if parameter not in NAMED or _is_id(given):
             return str(given)

@@ -205,6 +205,7 @@ def add_commands(app: typer.Typer) -> None:
             app.add_typer(groups[operation.group], name=operation.group, help=words, rich_help_panel="API")
         groups[operation.group].command(operation.name, help=operation.description)(_command(operation))
     groups["jobs"].command("wait")(wait)
+    groups["tables"].command("lookup")(look_up)
 
 
 def _command(operation: Operation) -> Callable[..., None]:
@@ -239,3 +240,43 @@ def wait(
     from service.command import calls as client
 
     client.wait(job_id, output)
+
+
+def look_up(
+    table: Annotated[str, typer.Argument(help="Name or id of a table.", show_default=False)],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="column=value, with commas between columns, or a JSON object; for each key."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keys from a file: CSV with a header, or a JSON object in each line; - is standard input.",
+            exists=True,
+            dir_okay=False,
+            allow_dash=True,
+        ),
+    ] = None,
+    select: Annotated[list[str] | None, typer.Option(help="A column to show; for each one.")] = None,
+    key_column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of the key; for each one."),
+    ] = None,
+    branch: Annotated[str | None, typer.Option(help="A branch or tag.", show_default=False)] = None,
+    snapshot_id: Annotated[int | None, typer.Option(help="An older snapshot.", show_default=False)] = None,
+    max_staleness_seconds: Annotated[
+        float, typer.Option(help="How old the look at the catalog may be.", min=0, max=3_600)
+    ] = 1,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How rows are printed.")] = Output.TABLE,
+) -> None:
+    """Tell where the rows of keys are, whether they are live, and what they hold."""
+    from service.command import lookup
+
+    asked = {
+        "select": select or None,
+        "key_columns": key_column or None,
+        "branch": branch,
+        "snapshot_id": snapshot_id,
+        "max_staleness_seconds": max_staleness_seconds,
+    }
+    lookup.look_up(table, key or [], file, asked, output)

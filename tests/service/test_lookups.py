@@ -1,19 +1,22 @@
 """Questions about keys, over HTTP, with a lookup server beside the service."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner, Result
 
 from service.auth.models import Principal
+from service.command.main import app as commands
 from service.errors import IcestreamError
 from service.lookups.limits import KeyLimits
 from service.records.keys import Role
 from service.settings import Settings
 from tests.http_server import Answer, answering
-from tests.service.conftest import Running, alike_on_both, listening, running, with_lookup_server
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, listening, running, with_lookup_server
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.lookup_server.app import create_app
 
@@ -177,3 +180,34 @@ def test_keys_are_counted_and_not_calls() -> None:
     limits.take(other, 1_000)  # more than a minute's worth takes a whole minute's
     now = 10.0
     limits.take(one, 20)
+
+
+def test_keys_of_the_command_line_and_of_files_are_looked_up(
+    service: Running, table: str, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ICESTREAM_URL", service.url)
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("COLUMNS", "400")
+    iceberg.delete_keys("db.t", [2])
+
+    def look_up(*arguments: str) -> Result:
+        command = ["tables", "lookup", "db.t", "--key-column", "id", *arguments]
+        return CliRunner().invoke(commands, command)
+
+    shown = look_up("--key", "id=2", "--key", '{"id": 3}', "--key", "id=9", "--select", "region")
+    assert shown.exit_code == 0, shown.output
+    heading, deleted, live, absent = shown.stdout.splitlines()[:4]
+    assert "region" in heading
+    assert (deleted.split()[:2], live.split()[:2]) == (["2", "no"], ["3", "yes"])
+    assert absent.split()[0] == "9"
+    assert "eu" in live
+    keys = tmp_path / "keys.csv"
+    keys.write_text("id\n3\n" + "7\n" * 10_000)
+    lines = tmp_path / "keys.jsonl"
+    lines.write_text('{"id": 3}\n\n{"id": "7"}\n')
+    for file, count in ((keys, 10_001), (lines, 2)):
+        found = json.loads(look_up("--file", str(file), "-o", "json").stdout)
+        assert [len(one["matches"]) for one in found["results"]] == [1] + [0] * (count - 1)
+    for mistake in (("--key", "id"), ("--key", "{"), ()):
+        refused = look_up(*mistake)
+        assert (refused.exit_code, bool(refused.stderr)) == (2, True), mistake

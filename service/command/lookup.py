@@ -1,0 +1,91 @@
+"""`icestream tables lookup`: keys from the command line or a file, and where their rows are."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from service.command.calls import Client
+from service.command.operations import Json, Output
+from service.command.printing import print_answer
+
+_KEYS_AT_ONCE = 10_000
+
+
+def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, output: Output) -> None:
+    """Prints where the rows of keys are.
+
+    keys: each as `column=value`, with commas between columns, or a JSON object. file: of CSV with a header,
+    or a JSON object in each line; `-` is standard input.
+    """
+    asked = [_key(text) for text in keys] + (list(_read(file)) if file is not None else [])
+    if not asked:
+        raise typer.BadParameter("Name keys by --key or --file.")
+    with Client() as client:
+        path = f"/api/v1/tables/{client.table_id(table)}/lookups"
+        answer: Json = {}
+        for start in range(0, len(asked), _KEYS_AT_ONCE):
+            part = client.send("POST", path, body=options | {"keys": asked[start : start + _KEYS_AT_ONCE]})
+            answer = part if not answer else _joined(answer, part)
+            # The others are asked of the same snapshot.
+            if part["snapshot_id"] is not None:
+                options = options | {"snapshot_id": part["snapshot_id"]}
+    if output is Output.JSON:
+        print_answer(answer, output)
+    else:
+        print_answer({"items": [row for found in answer["results"] for row in _rows(found)]}, output)
+
+
+def _joined(answer: Json, part: Json) -> Json:
+    return answer | {
+        "results": answer["results"] + part["results"],
+        "rows_scanned": answer["rows_scanned"] + part["rows_scanned"],
+    }
+
+
+def _rows(found: Json) -> Iterator[Json]:
+    for match in found["matches"]:
+        row = match.get("row") or {}
+        place = {name: match[name] for name in ("live", "data_file", "position", "deleted_by")}
+        yield found["key"] | place | row
+    if not found["matches"]:
+        yield found["key"] | {"live": None, "data_file": None, "position": None, "deleted_by": None}
+
+
+def _key(text: str) -> Json:
+    if text.lstrip().startswith("{"):
+        return _object(text, f"--key {text}")
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise typer.BadParameter(f"--key {text!r} is neither column=value nor a JSON object.")
+    return {name.strip(): value for name, _, value in pairs}
+
+
+def _read(file: Path) -> Iterator[Json]:
+    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    if text.lstrip().startswith("{"):
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield _object(line, f"Line {number} of {file}")
+        return
+    reader = csv.DictReader(text.splitlines())
+    for row in reader:
+        if None in row or None in row.values():
+            raise typer.BadParameter(
+                f"Line {reader.line_num} of {file} has not as many values as the header."
+            )
+        yield dict(row)
+
+
+def _object(text: str, what: str) -> Json:
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{what} is no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{what} is no JSON object.")
+    return found
