@@ -97,7 +97,7 @@ class Settings(BaseSettings):
     lookup_url: str = ""
     """Where lookup servers answer, such as `http://icestream-lookup:8020`. Without it, nobody can ask for
     keys."""
-    lookup_token: SecretStr | None = None
+    lookup_token: SecretStr | None = Field(default=None, min_length=16)
     """What the service shows its lookup servers, of 16 characters or more."""
     lookup_keys_per_minute: int = Field(default=600_000, ge=0)
     """How many keys one caller may ask about in a minute. 0 is no limit."""
@@ -229,6 +229,15 @@ class Settings(BaseSettings):
                 f"{', '.join(needed)} belong together, and {' and '.join(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} missing"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lookup_servers(self) -> Self:
+        if self.lookup_url and not self.lookup_url.startswith(("http://", "https://")):
+            raise ValueError(f"ICESTREAM_LOOKUP_URL {self.lookup_url!r} is no URL of http or https")
+        if self.lookup_url and self.lookup_token is None:
+            raise ValueError("ICESTREAM_LOOKUP_URL needs the servers' ICESTREAM_LOOKUP_TOKEN as well")
+        self.lookup_url = self.lookup_url.rstrip("/")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from service.auth.models import Principal
@@ -211,3 +212,20 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
     for mistake in (("--key", "id"), ("--key", "{"), ()):
         refused = look_up(*mistake)
         assert (refused.exit_code, bool(refused.stderr)) == (2, True), mistake
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "why"),
+    [
+        ("lookup:8020", TOKEN, "no URL of http"),
+        ("http://lookup:8020", None, "ICESTREAM_LOOKUP_TOKEN as well"),
+        ("http://lookup:8020", "short", "at least 16"),
+    ],
+)
+def test_half_a_setup_of_lookup_servers_is_refused(url: str, token: str | None, why: str) -> None:
+    given = {"ICESTREAM_LOOKUP_URL": url} | ({"ICESTREAM_LOOKUP_TOKEN": token} if token else {})
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in given.items():
+            environment.setenv(name, value)
+        with pytest.raises(ValidationError, match=why):
+            Settings()
