@@ -340,7 +340,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (503,),
         "No lookup server can answer now",
         "None can be reached or answers in time, a store does not answer, or the table changed meanwhile.",
-        "Send the request again after the seconds in Retry-After.",
+        "Ask again in some seconds; if it goes on, look at the logs of the lookup servers.",
     ),
     "malformed-request": ProblemType(
         (400,),

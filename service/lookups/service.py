@@ -14,15 +14,15 @@ from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable, get_table
 from service.settings import Settings
 
-ACTION = "POST /tables/{table_id}/lookups"
-
 
 def asked(
     session: Session, caller: Principal, table_id: str, key_count: int
 ) -> tuple[EnrolledTable, Catalog]:
     """The table and its catalog; the audit log tells who asks about how many keys, and never which."""
     table = get_table(session, table_id)
-    audit.record(session, caller, ACTION, f"/api/v1/tables/{table_id}/lookups", "allowed", keys=key_count)
+    audit.record(
+        session, caller, "table.look_up", f"/api/v1/tables/{table_id}/lookups", "allowed", keys=key_count
+    )
     return table, session.get_one(Catalog, table.catalog_id)
 
 

@@ -111,7 +111,7 @@ def test_a_table_whose_files_are_gone_is_told_as_such(
 def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, table: str) -> None:
     keys = [{"id": 171_717}, {"id": 3}]
     service.admin.post(table, json={"keys": keys, "key_columns": ["id"]})
-    entries = service.admin.get("/audit", params={"action": "POST /tables/{table_id}/lookups"})
+    entries = service.admin.get("/audit", params={"action": "table.look_up"})
     entry = entries.json()["items"][0]
     assert (entry["fields"], entry["target"]) == ({"keys": 2}, f"/api/v1{table}")
     assert entry["principal"]
