@@ -20,9 +20,7 @@ def asked(
 ) -> tuple[EnrolledTable, Catalog]:
     """The table and its catalog; the audit log tells who asks about how many keys, and never which."""
     table = get_table(session, table_id)
-    audit.record(
-        session, caller, "table.look_up", f"/api/v1/tables/{table_id}/lookups", "allowed", keys=key_count
-    )
+    audit.record(session, caller, "table.look_up", table.name, "allowed", keys=key_count)
     return table, session.get_one(Catalog, table.catalog_id)
 
 
