@@ -43,7 +43,8 @@ class CatalogThreads:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "catalog")
         self._taken: dict[str, int] = defaultdict(int)
         self._budgets: set[Budget] = set()
-        self._given_back = asyncio.Condition()
+        self._given_back = asyncio.Event()
+        """Another one each time: who waits when it is set looks again."""
 
     async def run(self, request: Request, catalog: str, act: Callable[[], T]) -> T:
         """Do something slow, within a budget that ends with the caller. Raises what it raises, and
@@ -92,9 +93,9 @@ class CatalogThreads:
 
     async def _take(self, catalog: str) -> None:
         try:
-            async with asyncio.timeout(_WAIT_SECONDS), self._given_back:
-                await self._given_back.wait_for(lambda: self._is_free(catalog))
-                self._taken[catalog] += 1
+            async with asyncio.timeout(_WAIT_SECONDS):
+                while not self._is_free(catalog):
+                    await self._given_back.wait()
         except TimeoutError:
             raise IcestreamError(
                 "catalog-busy",
@@ -102,6 +103,7 @@ class CatalogThreads:
                 f"{sum(self._taken.values())} of at most {_AT_ONCE} for all catalogs.",
                 "Send the request again in a while. If it goes on, look at why the catalog answers slowly.",
             ) from None
+        self._taken[catalog] += 1
 
     def _is_free(self, catalog: str) -> bool:
         return self._taken[catalog] < _OF_A_CATALOG and sum(self._taken.values()) < _AT_ONCE
@@ -111,11 +113,9 @@ class CatalogThreads:
         self._taken[catalog] -= 1
         if not self._taken[catalog]:
             del self._taken[catalog]
-        self._waker = asyncio.ensure_future(self._wake())
-
-    async def _wake(self) -> None:
-        async with self._given_back:
-            self._given_back.notify_all()
+        # No task: this may be the last that the loop does.
+        self._given_back.set()
+        self._given_back = asyncio.Event()
 
 
 def waits_for_catalog(

@@ -422,6 +422,28 @@ def test_a_caller_is_answered_in_time_though_the_thread_that_works_for_it_hangs(
     asyncio.run(ask())
 
 
+def test_a_thread_may_end_when_the_loop_does(settings: Settings) -> None:
+    async def receive() -> Any:
+        await asyncio.sleep(PATIENCE_SECONDS)
+
+    is_over = threading.Event()
+    loop = asyncio.new_event_loop()
+    its = threads.CatalogThreads(settings)
+    asked = loop.create_task(its.run(Request({"type": "http"}, receive), "c", is_over.wait))
+    loop.call_later(PAUSE_SECONDS, asked.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(asked)
+    assert its._taken == {"c": 1}
+    is_over.set()
+    its._threads.shutdown()
+    # The last that this loop does is to learn of the thread's end.
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert not its._taken
+    assert not asyncio.all_tasks(loop)
+    loop.close()
+
+
 @contextmanager
 def service_process(data_dir: Path, database: Path) -> Iterator[str]:
     port = free_port()
