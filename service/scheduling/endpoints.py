@@ -9,7 +9,7 @@ from service.http.routing import ApiRoute
 from service.records.health import TableHealth
 from service.records.tables import get_table
 from service.scheduling.models import PolicyPreview
-from service.scheduling.scheduler import preview
+from service.scheduling.preview import preview
 
 router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
 

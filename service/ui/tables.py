@@ -25,7 +25,7 @@ from service.policies import service as policies
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind
 from service.records.tables import get_table
-from service.scheduling.scheduler import preview
+from service.scheduling.preview import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TablePatch, TableView

@@ -17,7 +17,8 @@ from service.records.health import TableHealth
 from service.records.jobs import Event, Job, JobKind
 from service.records.policies import Level
 from service.records.tables import EnrolledTable
-from service.scheduling.scheduler import preview, schedule
+from service.scheduling.preview import preview
+from service.scheduling.scheduler import schedule
 from tests.service.queue_calls import (
     SETTINGS,
     START,

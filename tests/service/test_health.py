@@ -19,7 +19,7 @@ from service.quantities import sized
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
-from service.scheduling.scheduler import Action, LastJob, decide
+from service.scheduling.decisions import Action, LastJob, decide
 from service.settings import Settings
 from tests.patience import wait_until
 from tests.service.conftest import Running, alike_on_both, running

@@ -20,7 +20,8 @@ from service.policies.models import (
 )
 from service.policies.schedules import Window
 from service.records.jobs import JobKind
-from service.scheduling.scheduler import Action, Decision, LastJob, TableState, _changes, decide
+from service.scheduling.decisions import Action, Decision, LastJob, TableState, decide
+from service.scheduling.scheduler import _changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(

@@ -1,0 +1,378 @@
+"""What a policy asks for of a table as it is: a decision of each kind of job, in words. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo
+
+from service.catalogs.measure import Volume
+from service.jobs.budgets import SpentBudget
+from service.jobs.status import backoff_seconds
+from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
+from service.policies.schedules import is_open, last_fire, next_opening
+from service.quantities import counted, sized
+from service.records.jobs import JobKind
+
+SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
+
+
+class Action(StrEnum):
+    TRIGGER = "trigger"
+    WAIT = "wait"
+    """Nothing to do yet; the normal state."""
+    SKIP = "skip"
+    """Something else than the triggers stands in the way."""
+    BACKOFF = "backoff"
+    """The last jobs got nowhere."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    kind: JobKind
+    action: Action
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The latest ended job of a kind that was not cancelled."""
+
+    ended_at: datetime
+    failed: int = 0
+    """How many started by itself and failed, one after the other, up to it and under the present policy."""
+    failed_at: datetime | None = None
+    """When the latest of these ended."""
+    cause: str = ""
+    """Why."""
+    idle: int = 0
+    """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
+
+
+@dataclass(frozen=True)
+class TableState:
+    """All that a decision depends on, besides policy and time."""
+
+    paused: str | None
+    has_keys: bool
+    new: Volume
+    """Data files since the last index job."""
+    pending_delete_files: int
+    convertible: Volume
+    """Equality delete files."""
+    oldest_convertible_at: datetime | None
+    sorted_runs: int
+    """The most that one key set has, as last reported."""
+    dead_ratio: float
+    """The highest of one key set, as last reported."""
+    dead_bytes: int
+    """The most of one key set."""
+    unverified: Volume
+    """Data files since the last verification."""
+    has_index: bool
+    enrolled_at: datetime
+    active: frozenset[JobKind]
+    """Kinds with a queued or running job."""
+    held: frozenset[JobKind]
+    """Those of them that wait because a budget is spent."""
+    spent: SpentBudget | None
+    last: dict[JobKind, LastJob]
+
+
+def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
+    """One decision each for index, convert, compact and verify."""
+    return [decide_kind(kind, state, policy, now) for kind in SCHEDULED]
+
+
+def decide_kind(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    decision = _DECIDE[kind](state, policy, now)
+    return _in_window(_within_budget(decision, state, now), policy.schedule, now)
+
+
+def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
+    """A job that is due, or was queued before, waits while a budget is spent."""
+    spent = state.spent
+    waits = decision.action is Action.TRIGGER or (decision.code == "active" and decision.kind in state.held)
+    if spent is None or now >= spent.until or not waits:
+        return decision
+    return Decision(
+        decision.kind,
+        Action.SKIP,
+        "budget-spent",
+        f"{decision.sentence} It waits until {spent.until:%Y-%m-%d %H:%M:%S} UTC, since {spent.reason}. "
+        "Requesting one runs it at once.",
+    )
+
+
+def _in_window(decision: Decision, schedule: EffectiveSchedulePolicy, now: datetime) -> Decision:
+    """A job that is due waits for a window of the policy."""
+    zone, windows = schedule.time_zone, schedule.windows
+    if decision.action is not Action.TRIGGER or is_open(windows, zone, now):
+        return decision
+    opens = next_opening(windows, zone, now).astimezone(ZoneInfo(zone))
+    return Decision(
+        decision.kind,
+        Action.SKIP,
+        "outside-window",
+        f"{decision.sentence} It starts by itself only within {' or '.join(map(str, windows))} ({zone}), "
+        f"next {opens:%Y-%m-%d %H:%M}. Requesting one runs it at once.",
+    )
+
+
+def _fired(cron: str, state: TableState, policy: EffectivePolicy, kind: JobKind, now: datetime) -> str | None:
+    """Why a cron expression asks for a job now: it came since the last one; None if it does not."""
+    if not cron:
+        return None
+    zone = policy.schedule.time_zone
+    fire = last_fire(cron, zone, now)
+    last = state.last.get(kind)
+    if fire <= (last.ended_at if last is not None else state.enrolled_at):
+        return None
+    return f"due since {fire.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} {zone} (cron: {cron})."
+
+
+@dataclass(frozen=True)
+class _Trigger:
+    """A figure, and what the policy lets it come to."""
+
+    code: str
+    found: float
+    limit: float
+    words: str
+    """The figure in words."""
+    limit_words: str
+
+    @property
+    def is_reached(self) -> bool:
+        return self.found >= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.words} (policy: {self.limit_words})"
+
+
+def _of_count(code: str, found: int, limit: int, noun: str) -> _Trigger:
+    return _Trigger(code, found, limit, counted(found, noun), f"{limit:,}")
+
+
+def _of_bytes(code: str, found: int, limit: int, what: str) -> _Trigger:
+    return _Trigger(code, found, limit, f"{sized(found)} of {what}", sized(limit))
+
+
+def _of_seconds(found: float, limit: float, words: str) -> _Trigger:
+    return _Trigger("age", found, limit, words.format(f"{found:.0f} s"), f"{limit:.0f} s")
+
+
+def _first_reached(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision | None:
+    reached = next((trigger for trigger in triggers if trigger.is_reached), None)
+    return None if reached is None else Decision(kind, Action.TRIGGER, reached.code, _sentence([reached]))
+
+
+def _below(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision:
+    return Decision(kind, Action.WAIT, "below-triggers", _sentence(triggers))
+
+
+def _sentence(triggers: Sequence[_Trigger]) -> str:
+    words = ", ".join(map(str, triggers))
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, new, policy_of_kind = JobKind.INDEX, state.new, policy.index
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if not new.files:
+        return Decision(kind, Action.WAIT, "nothing-new", "No data files are new since the last index job.")
+    if not state.has_keys:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "no-key-set",
+            "There is no key to index by: no equality deletes, no identifier fields, and none is declared. "
+            "Declare key_sets to index ahead of the first delete.",
+        )
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    last, files = state.last.get(kind), counted(new.files, "new data file")
+    if last is None:
+        return Decision(kind, Action.TRIGGER, "first", f"{files} and no index job yet.")
+    since = (now - last.ended_at).total_seconds()
+    volume = (
+        _of_count("data-files", new.files, policy_of_kind.data_files, "new data file"),
+        _of_count("rows", new.rows, policy_of_kind.rows, "new row"),
+        _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "new files"),
+    )
+    age = _of_seconds(since, policy_of_kind.age_seconds, "{} since the last index job")
+    if (found := _first_reached(kind, volume)) is not None:
+        return found
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
+    if age.is_reached:
+        return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
+    return _below(kind, (*volume, age))
+
+
+def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, pending, policy_of_kind = JobKind.CONVERT, state.convertible, policy.convert
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if not pending.files and state.pending_delete_files:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "unconvertible",
+            f"{counted(state.pending_delete_files, 'equality delete file')} pending, none can be converted; "
+            "the table's health names the reasons.",
+        )
+    if not pending.files:
+        return Decision(kind, Action.WAIT, "nothing-pending", "No equality deletes are pending.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    age = (now - state.oldest_convertible_at).total_seconds() if state.oldest_convertible_at else 0.0
+    triggers = (
+        _of_count("delete-files", pending.files, policy_of_kind.delete_files, "equality delete file"),
+        _of_count("deletes", pending.rows, policy_of_kind.deletes, "equality delete"),
+        _of_bytes("bytes", pending.bytes, policy_of_kind.bytes, "equality delete files"),
+        _of_seconds(age, policy_of_kind.age_seconds, "the oldest equality delete is {} old"),
+    )
+    if (found := _first_reached(kind, triggers)) is not None:
+        return found
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        sentence = f"{counted(pending.files, 'equality delete file')}, {due}"
+        return Decision(kind, Action.TRIGGER, "cron", sentence)
+    return _below(kind, triggers)
+
+
+def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, triggers = JobKind.COMPACT, policy.compact
+    refusal = _refusal(kind, state, now, enabled=triggers.enabled)
+    if refusal is not None:
+        return refusal
+    runs = counted(state.sorted_runs, "sorted run")
+    dead = f"{state.dead_ratio:.0%} dead entries ({sized(state.dead_bytes)})"
+    limits = f"(policy: {triggers.sorted_runs:,}, {triggers.dead_ratio:.0%} or {sized(triggers.dead_bytes)})"
+    sentence = f"The index has {runs} and {dead} {limits}."
+    if state.sorted_runs >= triggers.sorted_runs:
+        code = "sorted-runs"
+    elif state.dead_ratio >= triggers.dead_ratio:
+        code = "dead-entries"
+    elif state.dead_bytes >= triggers.dead_bytes:
+        code = "dead-bytes"
+    elif state.has_index and (due := _fired(triggers.cron, state, policy, kind, now)) is not None:
+        code, sentence = "cron", f"The index has {runs} and {dead}, {due}"
+    else:
+        return Decision(kind, Action.WAIT, "below-triggers", sentence)
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    last = state.last.get(kind)
+    if last is not None:
+        since = (now - last.ended_at).total_seconds()
+        if since < triggers.min_interval_seconds:
+            interval = f"{since:.0f} s ago (policy: {triggers.min_interval_seconds:.0f} s)"
+            return Decision(
+                kind, Action.WAIT, "min-interval", f"{sentence} It was last compacted only {interval}."
+            )
+    return Decision(kind, Action.TRIGGER, code, sentence)
+
+
+def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, policy_of_kind, new = JobKind.VERIFY, policy.verify, state.unverified
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if not state.has_index:
+        return Decision(kind, Action.WAIT, "no-index", "There is no index to verify yet.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"A verification is {due}")
+    last = state.last.get(kind)
+    since = (now - (last.ended_at if last is not None else state.enrolled_at)).total_seconds()
+    triggers = (
+        _of_seconds(since, policy_of_kind.age_seconds, "the index was not verified for {}"),
+        _of_count("data-files", new.files, policy_of_kind.data_files, "unverified data file"),
+        _of_count("rows", new.rows, policy_of_kind.rows, "unverified row"),
+        _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "unverified files"),
+    )
+    return _first_reached(kind, triggers) or _below(kind, triggers)
+
+
+_DECIDE = {
+    JobKind.INDEX: _decide_index,
+    JobKind.CONVERT: _decide_convert,
+    JobKind.COMPACT: _decide_compact,
+    JobKind.VERIFY: _decide_verify,
+}
+
+
+def _refusal(kind: JobKind, state: TableState, now: datetime, *, enabled: bool) -> Decision | None:
+    if not enabled:
+        return Decision(
+            kind,
+            Action.SKIP,
+            "policy-off",
+            f"The policy starts no {kind.value} jobs; they run on request only.",
+        )
+    if state.paused is not None:
+        return Decision(kind, Action.SKIP, "paused", f"No {kind.value} job is started: {state.paused}.")
+    is_let_go = kind in state.held and state.spent is not None and now >= state.spent.until
+    if kind in state.active and not is_let_go:
+        return Decision(kind, Action.WAIT, "active", f"A {kind.value} job is queued or running.")
+    return None
+
+
+def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision | None:
+    last = state.last.get(kind)
+    until = _pause_ends(last, policy) if last is not None else None
+    if last is None or until is None or now >= until:
+        return None
+    count = last.failed or last.idle
+    jobs = f"the last {kind.value} job" if count == 1 else f"the last {count} {kind.value} jobs"
+    why = (
+        f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
+        if last.failed
+        else f"{jobs} found nothing to do. Any change of the table ends the pause"
+    )
+    return Decision(
+        kind,
+        Action.BACKOFF,
+        f"{'failed' if last.failed else 'idle'}-{count}",
+        f"Paused until {until:%Y-%m-%d %H:%M:%S} UTC because {why}; requesting a job runs it at once.",
+    )
+
+
+def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
+    """Until when no job of a kind starts by itself; None if nothing holds it up."""
+    retries, schedule = policy.retries, policy.schedule
+    if last.failed:
+        delay = backoff_seconds(last.failed, retries.pause_seconds, retries.max_pause_seconds)
+        return (last.failed_at or last.ended_at) + timedelta(seconds=delay)
+    if last.idle:
+        delay = backoff_seconds(last.idle, schedule.idle_pause_seconds, schedule.max_idle_pause_seconds)
+        return last.ended_at + timedelta(seconds=delay)
+    return None
+
+
+def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
+    """When time alone makes another decision."""
+    if state.spent is not None:
+        yield state.spent.until
+    if state.oldest_convertible_at is not None:
+        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
+    ages = {
+        JobKind.INDEX: policy.index.age_seconds,
+        JobKind.COMPACT: policy.compact.min_interval_seconds,
+        JobKind.VERIFY: policy.verify.age_seconds,
+    }
+    for kind in SCHEDULED:
+        last = state.last.get(kind)
+        began = last.ended_at if last is not None else state.enrolled_at
+        yield began + timedelta(seconds=ages.get(kind, 0.0))
+        if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
+            yield pause_ends

@@ -1,0 +1,108 @@
+"""The state of a table that decisions depend on, read from the database."""
+
+from datetime import datetime
+from itertools import takewhile
+
+from sqlmodel import Session, col, select
+
+from service.catalogs.measure import Volume
+from service.jobs import queue
+from service.jobs.budgets import spent_budget
+from service.jobs.service import pause_reason
+from service.policies.models import EffectivePolicy
+from service.records.catalogs import Catalog
+from service.records.health import TableHealth
+from service.records.jobs import REQUEST, Job, JobKind, JobStatus
+from service.records.tables import EnrolledTable
+from service.scheduling.decisions import SCHEDULED, LastJob, TableState
+
+_LOOKED_BACK = 20
+"""Jobs: after so many failures the pause is as long as it gets."""
+
+
+def table_state(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+) -> TableState:
+    active = session.exec(
+        select(Job.kind, Job.held_because).where(
+            Job.table_id == table.id,
+            ~col(Job.dry_run),
+            col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
+        )
+    ).all()
+    ended = select(Job.kind).where(Job.table_id == table.id, col(Job.ended_at).is_not(None)).distinct()
+    kinds = set(session.exec(ended))
+    last = {
+        kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED if kind.value in kinds
+    }
+    return TableState(
+        paused=pause_reason(
+            table,
+            session.get_one(Catalog, table.catalog_id),
+            is_system_paused=queue.is_system_paused(session),
+        ),
+        has_keys=health.has_keys,
+        new=Volume(health.new_data_files, health.new_rows, health.new_bytes),
+        pending_delete_files=health.pending_equality_delete_files,
+        convertible=Volume(
+            health.convertible_delete_files, health.convertible_deletes, health.convertible_bytes
+        ),
+        oldest_convertible_at=health.oldest_convertible_at,
+        sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
+        dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
+        dead_bytes=max(
+            (int(key_set["dead_ratio"] * key_set["bytes"]) for key_set in health.key_sets), default=0
+        ),
+        unverified=Volume(health.unverified_data_files, health.unverified_rows, health.unverified_bytes),
+        has_index=any(key_set["generation"] for key_set in health.key_sets),
+        enrolled_at=table.created_at,
+        active=frozenset(JobKind(kind) for kind, _ in active),
+        held=frozenset(JobKind(kind) for kind, held_because in active if held_because is not None),
+        spent=spent_budget(session, table, policy, now),
+        last={kind: job for kind, job in last.items() if job is not None},
+    )
+
+
+def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_digest: str) -> LastJob | None:
+    ended = session.exec(
+        select(Job)
+        .where(
+            Job.table_id == health.table_id,
+            Job.kind == kind.value,
+            ~col(Job.dry_run),
+            col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+        )
+        .order_by(col(Job.ended_at).desc())
+        .limit(_LOOKED_BACK)
+    ).all()
+    if not ended or ended[0].ended_at is None:
+        return None
+    since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
+    failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
+    idle = takewhile(lambda job: _is_idle(job, health.iceberg_snapshot_id), ended)
+    return LastJob(
+        ended[0].ended_at,
+        failed=len(failed),
+        failed_at=failed[0].ended_at if failed else None,
+        cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
+        idle=sum(1 for _ in idle),
+    )
+
+
+def _is_idle(job: Job, snapshot_id: int | None) -> bool:
+    """Whether a job found nothing to do in the table as it still is."""
+    if job.status != JobStatus.SUCCEEDED.value or job.seen_snapshot_id != snapshot_id:
+        return False
+    result = job.result or {}
+    key_sets = result.get("key_sets") or []
+    match JobKind(job.kind):
+        case JobKind.CONVERT:
+            return result.get("equality_delete_files_removed") == 0
+        case JobKind.INDEX:
+            return bool(key_sets) and all(each.get("files_indexed") == 0 for each in key_sets)
+        case JobKind.COMPACT:
+            return bool(key_sets) and all(
+                each.get("bytes_written") == 0 and each.get("files_deleted") == 0 for each in key_sets
+            )
+        case _:
+            return False
