@@ -177,8 +177,8 @@ def inject() -> None:
         wrap(worker.deletes.write, write, "delete-file", disk_full)
     wrap(worker.jobs.orphan_files, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
-    row_delta, stage = worker.table.commit._row_delta, Job.stage
-    worker.table.commit._row_delta = lambda *arguments: Commit(row_delta(*arguments))
+    row_delta, stage = worker.table.commit.java_row_delta, Job.stage
+    worker.table.commit.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))
 
     @contextmanager
     def faulty_stage(job: Job, name: str) -> Iterator[None]:

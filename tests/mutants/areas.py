@@ -85,7 +85,7 @@ AREAS = (
     ),
     Area(
         "commit",
-        ("worker/table/commit.py",),
+        ("worker/table/commit*.py", "worker/table/row_delta.py"),
         ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_leftovers.py"),
         20,
     ),

@@ -19,7 +19,8 @@ from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
 from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, union
 from worker.process.errors import Reason
-from worker.table.commit import CLOCK_TOLERANCE_SECONDS, ClockAheadError
+from worker.table.commit import CLOCK_TOLERANCE_SECONDS
+from worker.table.commit_errors import ClockAheadError
 from worker.table.files import DataFile, DeleteFile, PartitionKey
 
 FILES_PER_DELETES_TASK = 500

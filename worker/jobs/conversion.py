@@ -20,14 +20,8 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
 from worker.table.catalogs import CatalogUnreachableError
-from worker.table.commit import (
-    CommitConflictError,
-    CommitError,
-    CommitStateUnknownError,
-    CommittedSnapshot,
-    check_clock,
-    find_commits,
-)
+from worker.table.commit import CommittedSnapshot, check_clock, find_commits
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import in_commits
 

@@ -17,17 +17,11 @@ from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
-from worker.table.commit import (
-    CommitConflictError,
-    CommitError,
-    CommitStateUnknownError,
-    CommittedSnapshot,
-    RowDelta,
-    commit_row_delta,
-    find_head,
-)
+from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import applies, plan_conversion
+from worker.table.row_delta import RowDelta
 
 PLAN = "icestream.plan"
 COMMITS_LEFT = "icestream.commits-left"

@@ -10,34 +10,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable
-from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, FileDictionary, IndexedFile, owners
 from worker.index.fingerprints import BLOCK_ROWS, PIECE_ROWS, Blocks, Fingerprints, entry_hashes
 from worker.index.key_set_index import (
     ROW_ADDRESS,
     DamagedIndexError,
     KeySetIndex,
-    decode,
     entries_schema,
     indexed_key_sets,
     newest_generation,
     open_index,
 )
-from worker.index.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, IndexWarehouse, RunFile
-from worker.io.row_groups import RowGroups
+from worker.index.sorted_file import Key, SortedFile, faults_of, shown
+from worker.index.sorted_runs import IndexWarehouse, RunFile
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
 from worker.jobs.indexing import index_key_set
@@ -50,12 +45,7 @@ from worker.table.plan import balanced, plan_conversion
 
 EXAMPLES = 10
 SAMPLE_ROWS = 500_000_000  # of data files that are read at most: of more, some at random
-_READ_ROWS = 262_144  # of the index that a task decodes at a time
-_READ_BYTES = 128 * 1024**2  # the same bound for wide keys
 _TASKS_PER_THREAD = 4
-_SHOWN_CHARACTERS = 40  # of a value in an example
-
-Key = tuple[Any, ...]
 
 
 def verify_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -182,7 +172,7 @@ class Verification:
             for check in checks:
                 for _ in check.read():
                     pass
-            self.differences.add(*_faults(checks))
+            self.differences.add(*faults_of(checks))
         self.differences.add(*_contradictions(index))
         live = self._table.files.data_files
         own = dictionary.rows_of(live)
@@ -254,7 +244,7 @@ class Verification:
                 checks.append(check)
                 fingerprints.merge(found)
         self._job.usage.bytes += index.entries.size_bytes
-        self.differences.add(*_faults(checks))
+        self.differences.add(*faults_of(checks))
         return fingerprints if all(check.is_readable for check in checks) else None
 
     def _add_rows(
@@ -393,186 +383,6 @@ class CoveredFiles:
         }
 
 
-class SortedFile:
-    """One file of a sorted run, and after `read` all that is wrong with it. Pickles."""
-
-    def __init__(self, storage: Storage, file: RunFile, schema: pa.Schema, key_columns: int) -> None:
-        """schema: of all columns; the first `key_columns` of them are the primary key."""
-        self.file = file
-        self.schema = schema
-        self.storage = storage
-        self.faults: list[str] = []
-        self.is_readable = True
-        self.first: Key = ()
-        self.last: Key = ()
-        self._names = schema.names[:key_columns]
-        self._rows = 0
-        self._unordered = 0
-        self._bounds: list[tuple[Any, Any]] = []
-
-    def read(self) -> Iterator[pa.Table]:
-        """All rows, some row groups at a time. Raises OSError when the store doesn't answer."""
-        location = self.file.location
-        try:
-            with self.storage.open_input(location) as source:
-                metadata = read_footer(source)
-                for groups in _chunks(metadata):
-                    columns = [*SYSTEM_COLUMNS, *self.schema.names]
-                    rows = RowGroups(source, metadata).read(groups, columns)
-                    self._check_system_columns(rows)
-                    rows = rows.select(self.schema.names).cast(self.schema)
-                    self._check(rows, metadata, groups)
-                    yield rows
-        except FileNotFoundError:
-            self._cannot_be_read(f"{location} is missing")
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-            if self.storage.is_at_fault(error, [location], partial(decode, self.storage, location)):
-                raise
-            self._cannot_be_read(f"{location} can't be decoded: {error}")
-        else:
-            self._compare_with_manifest()
-
-    def _check_system_columns(self, rows: pa.Table) -> None:
-        """Every row is an insert: to Paimon's readers, another kind deletes."""
-        for name in SYSTEM_COLUMNS:
-            bounds = pc.min_max(rows[name]).as_py()
-            if set(bounds.values()) - {0, None}:
-                self.faults.append(f"{self.file.location}: {name} is not 0 in every row")
-
-    def _cannot_be_read(self, why: str) -> None:
-        self.faults = [why]
-        self.is_readable = False
-
-    def _check(self, rows: pa.Table, metadata: pq.FileMetaData, groups: Sequence[int]) -> None:
-        columns = [contiguous(rows[name]) for name in self._names]
-        if self.last and self.last >= (first := tuple(column[0].as_py() for column in columns)):
-            self._is_unordered(self._rows, self.last, first)
-        for row in _unordered(columns).tolist():
-            before, after = (tuple(column[i].as_py() for column in columns) for i in (row, row + 1))
-            self._is_unordered(self._rows + row + 1, before, after)
-        self.first = self.first or tuple(column[0].as_py() for column in columns)
-        self.last = tuple(column[-1].as_py() for column in columns)
-        self._rows += rows.num_rows
-        sizes = [metadata.row_group(group).num_rows for group in groups]
-        bounds = [_bounds(column, sizes) for column in columns]
-        self._compare_with_statistics(metadata, groups, bounds)
-        whole = [(min(low for low, _ in b), max(high for _, high in b)) for b in bounds]
-        self._bounds = [
-            (min(low, other_low), max(high, other_high))
-            for (low, high), (other_low, other_high) in zip(self._bounds or whole, whole, strict=True)
-        ]
-
-    def _is_unordered(self, row: int, before: Key, after: Key) -> None:
-        if not self._unordered:
-            how = "is row" if before == after else "must not follow row"
-            self.faults.append(
-                f"{self.file.location}: row {row} {how} {row - 1} {_shown(before)}: {_shown(after)}"
-            )
-        self._unordered += 1
-
-    def _compare_with_statistics(
-        self, metadata: pq.FileMetaData, groups: Sequence[int], bounds: Sequence[Sequence[tuple[Any, Any]]]
-    ) -> None:
-        """Those of row groups that a lookup skips what it does not want by."""
-        at = [metadata.schema.names.index(name) for name in self._names]
-        for number, group in enumerate(groups):
-            row_group = metadata.row_group(group)
-            for name, column, of_groups in zip(self._names, at, bounds, strict=True):
-                told = row_group.column(column).statistics
-                if told is None or not told.has_min_max:
-                    continue
-                low, high = of_groups[number]
-                if (told.min, told.max) != (low, high):
-                    self._add_wrong_bounds(
-                        f"the statistics of row group {group}", name, told.min, told.max, low, high
-                    )
-
-    def _compare_with_manifest(self) -> None:
-        file = self.file
-        if self._rows != file.rows:
-            self.faults.append(f"{file.location}: {self._rows:,} rows, {file.rows:,} in the manifest")
-        if not self._rows:
-            return
-        if (self.first, self.last) != (file.min_key, file.max_key):
-            self._add_wrong_bounds("the manifest", "keys", file.min_key, file.max_key, self.first, self.last)
-        told = zip(file.lower_bounds, file.upper_bounds, strict=True)
-        for name, (low, high), (told_low, told_high) in zip(self._names, self._bounds, told, strict=True):
-            if told_low not in (None, low) or told_high not in (None, high):
-                self._add_wrong_bounds("the manifest", name, told_low, told_high, low, high)
-
-    def _add_wrong_bounds(self, who: str, what: str, *values: Any) -> None:
-        told_low, told_high, low, high = map(_shown, values)
-        self.faults.append(
-            f"{self.file.location}: {what} from {low} to {high}, but {who} says {told_low} to {told_high}"
-        )
-
-
-def _chunks(metadata: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups in order, as many at a time as fit the memory bound of a task."""
-    row_bytes = int((metadata.metadata or {}).get(DECODED_BYTES.encode(), 0)) / max(1, metadata.num_rows)
-    rows_at_most = min(_READ_ROWS, _READ_BYTES / row_bytes) if row_bytes else _READ_ROWS
-    chunk: list[int] = []
-    rows = 0
-    for group in range(metadata.num_row_groups):
-        more = metadata.row_group(group).num_rows
-        if not more:
-            continue
-        if chunk and rows + more > rows_at_most:
-            yield chunk
-            chunk, rows = [], 0
-        chunk.append(group)
-        rows += more
-    if chunk:
-        yield chunk
-
-
-def _unordered(columns: Sequence[pa.Array]) -> Int64Array:
-    """Rows whose next one is not greater."""
-    pairs = max(0, len(columns[0]) - 1)
-    wrong, undecided = np.zeros(pairs, np.bool_), np.ones(pairs, np.bool_)
-    for column in columns:
-        if pa.types.is_integer(column.type):
-            numbers = column.to_numpy()
-            greater, equal = numbers[:-1] > numbers[1:], numbers[:-1] == numbers[1:]
-        else:
-            before, after = column.slice(0, pairs), column.slice(1)
-            greater, equal = (
-                compare(before, after).to_numpy(zero_copy_only=False) for compare in (pc.greater, pc.equal)
-            )
-        wrong |= undecided & greater
-        undecided &= equal
-        if not undecided.any():
-            break
-    return np.flatnonzero(wrong | undecided)
-
-
-def _bounds(column: pa.Array, sizes: Sequence[int]) -> list[tuple[Any, Any]]:
-    """The least and the greatest value of as many rows at a time."""
-    starts = np.cumsum(sizes, dtype=np.int64) - np.array(sizes, np.int64)
-    if pa.types.is_integer(column.type):
-        numbers = column.to_numpy()
-        lows, highs = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
-        return list(zip(lows.tolist(), highs.tolist(), strict=True))
-    of_groups = (
-        pc.min_max(column.slice(start, size)).as_py() for start, size in zip(starts, sizes, strict=True)
-    )
-    return [(bounds["min"], bounds["max"]) for bounds in of_groups]
-
-
-def _faults(checks: Sequence[SortedFile]) -> list[str]:
-    """Those of files that were read, and files of one run that overlap."""
-    faults = [fault for check in checks for fault in check.faults]
-    by_level: dict[int, list[SortedFile]] = defaultdict(list)
-    for check in checks:
-        if check.file.level and check.first:
-            by_level[check.file.level].append(check)
-    for level, files in by_level.items():
-        for low, high in pairwise(sorted(files, key=lambda check: check.first)):
-            if low.last >= high.first:
-                faults.append(f"{low.file.location} and {high.file.location} overlap at level {level}")
-    return faults
-
-
 @dataclass(frozen=True, slots=True)
 class EntriesTask:
     """Reads one file of the index: what is wrong with it, and the fingerprints of its entries. Pickles."""
@@ -677,16 +487,11 @@ def _in_words(
 
 def _difference(entry: Key, row: Key, key_set: KeySet) -> str:
     """In which columns, of partition_id, null_mask and keys, an entry differs from its row."""
-    parts = [("partition id", _shown(entry[0]), _shown(row[0]))]
+    parts = [("partition id", shown(entry[0]), shown(row[0]))]
     for at, name in enumerate(key_set.column_names):
         got, right = (
-            "null" if key_set.is_null(at, values[1:]) else _shown(values[2 + at]) for values in (entry, row)
+            "null" if key_set.is_null(at, values[1:]) else shown(values[2 + at]) for values in (entry, row)
         )
         parts.append((name, got, right))
     different = [f"{name} {got} instead of {right}" for name, got, right in parts if got != right]
     return ", ".join(different) or "another value behind a null or beyond what is shown"
-
-
-def _shown(value: Any) -> str:
-    text = value.hex() if isinstance(value, bytes) else repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,7 +1,7 @@
 """Why a job ends before its work is done.
 
 A kind of failure is a type, which lies with what fails: the catalog's in worker.table.catalogs, those of a
-commit in worker.table.commit, and so on. Here are those of a worker as such.
+commit in worker.table.commit_errors, and so on. Here are those of a worker as such.
 """
 
 from typing import Any, NamedTuple

@@ -26,7 +26,7 @@ from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
-from worker.table.commit import _row_delta
+from worker.table.row_delta import java_row_delta
 
 pytestmark = pytest.mark.integration
 
@@ -192,11 +192,11 @@ def test_nothing_is_committed_to_a_place_that_the_table_names_meanwhile(
     else:
 
         def built(*arguments: Any) -> Any:
-            operation = _row_delta(*arguments)
+            operation = java_row_delta(*arguments)
             lead_elsewhere()
             return operation
 
-        monkeypatch.setattr("worker.table.commit._row_delta", built)
+        monkeypatch.setattr("worker.table.commit.java_row_delta", built)
     allowed = [catalog.warehouse, str(catalog.database), jobs.index_location]
     with pytest.raises(JobError) as refused:
         jobs.run("convert", allowed_locations=allowed)

@@ -155,8 +155,9 @@ def tampered(jobs: Jobs) -> Tampered:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few rows take several blocks, pieces, and reads."""
-    for name, rows in (("BLOCK_ROWS", 16), ("PIECE_ROWS", 10), ("_READ_ROWS", 20)):
-        monkeypatch.setattr(verification, name, rows)
+    monkeypatch.setattr(verification, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(verification, "PIECE_ROWS", 10)
+    monkeypatch.setattr("worker.index.sorted_file._READ_ROWS", 20)
     monkeypatch.setattr("worker.index.fingerprints.BLOCK_ROWS", 16)
 
 

@@ -26,18 +26,18 @@ from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity
 from worker.io.storage import Storage
 from worker.process.errors import JobError, JobTimedOutError
+from worker.table import row_delta
 from worker.table.catalogs import load_table
-from worker.table.commit import (
+from worker.table.commit import commit_row_delta, find_commits
+from worker.table.commit_errors import (
     ClockBehindError,
     CommitConflictError,
     CommitError,
     CommitStateUnknownError,
-    RowDelta,
-    commit_row_delta,
-    find_commits,
 )
 from worker.table.files import DataFile, NewDeleteFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
+from worker.table.row_delta import RowDelta
 
 pytestmark = pytest.mark.integration
 
@@ -95,7 +95,7 @@ class Plan:
 
     def deletes_again(self) -> WrittenFile:
         """The equality deletes that go, likewise."""
-        return WrittenFile(worker.table.commit._removed_json(self.delta.removed[0]))
+        return WrittenFile(row_delta._removed_json(self.delta.removed[0]))
 
     @property
     def rows(self) -> dict[Any, int]:
@@ -181,7 +181,7 @@ def test_equality_deletes_go_without_new_deletes_and_compaction_sees_it(new_plan
 def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
     new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.table.commit, "_SLICE", 3_000)
+    monkeypatch.setattr(row_delta, "_SLICE", 3_000)
     plan = new_plan(2)
     partition = PartitionKey(0, "[]")
     added = [
@@ -208,7 +208,7 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
     assert committed.summary["added-delete-files"] == "10000"
     assert len(lengths) < 1000
     # As Java's strings are: no text holds them all.
-    of_one = len(json.dumps(worker.table.commit._added_json(added[0])))
+    of_one = len(json.dumps(row_delta._added_json(added[0])))
     assert 3_000 * of_one <= max(lengths) < 6_000 * of_one
     assert sum(length > 1_000 * len(plan.first.path) for length in lengths) == 8
 
@@ -464,7 +464,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
     """Its delete files are in a snapshot that anybody may still read, or go back to."""
     plan = new_plan()
     before = plan.table.snapshot_id
-    row_delta = worker.table.commit._row_delta
+    build = worker.table.commit.java_row_delta
 
     class RolledBack:
         def __init__(self, operation: Any) -> None:
@@ -475,7 +475,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
             plan.table.java.manageSnapshots().rollbackTo(before).commit()
             plan.table.java.manageSnapshots().rollbackTo(1)  # a conflict, as a repeated statement may end
 
-    monkeypatch.setattr(worker.table.commit, "_row_delta", lambda *how: RolledBack(row_delta(*how)))
+    monkeypatch.setattr(worker.table.commit, "java_row_delta", lambda *how: RolledBack(build(*how)))
     with pytest.raises(CommitStateUnknownError, match="branch main was moved away from it"):
         commit_row_delta(plan.java_table, plan.delta)
     head = plan.table.metadata.snapshots[-1].snapshot_id

@@ -47,9 +47,10 @@ from worker.deletes.write import (
 )
 from worker.io.storage import Storage
 from worker.table.catalogs import load_table
-from worker.table.commit import RowDelta, commit_row_delta
+from worker.table.commit import commit_row_delta
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 from worker.table.manifests import read_snapshot_files
+from worker.table.row_delta import RowDelta
 
 UNPARTITIONED = PartitionKey(0, "[]")
 

@@ -1,0 +1,211 @@
+"""A `RowDelta`, and the operation of Iceberg's that it becomes in Spark's JVM.
+
+A call through py4j costs about 0.2 ms, so lists cross it as JSON texts and are walked inside the JVM. In
+slices, since a Java string ends at 2^31 characters, to which four million delete files come.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from py4j.java_gateway import GatewayClient, JavaObject, JVMView
+from py4j.protocol import DEFAULT_JVM_ID
+
+from worker.table.catalogs import java_map, jvm_of
+from worker.table.files import DeleteFile, FileContent, NewDeleteFile
+
+T = TypeVar("T")
+
+ANY_FILE = "any-file"
+_GUARDS = Path(__file__).with_name("CommitGuards.java")
+
+# Files that cross to Java in one text: about 50 MB.
+_SLICE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RowDelta:
+    """One commit: delete files to add and to remove, and what must still hold.
+
+    starting_snapshot_id: the pinned snapshot that was planned on.
+    referenced_data_files: paths, as manifests spell them, of all data files that must still be live.
+    summary: further snapshot properties, such as counts (`icestream.*`).
+    """
+
+    branch: str
+    starting_snapshot_id: int
+    job_id: str
+    attempt: int
+    added: Sequence[NewDeleteFile]
+    removed: Sequence[DeleteFile]
+    referenced_data_files: Sequence[str]
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
+def java_row_delta(
+    java_table: JavaObject,
+    delta: RowDelta,
+    summary: Mapping[str, str],
+    referenced: JavaObject,
+    validator: JavaObject,
+    condemned: JavaObject,
+    place: str,
+) -> JavaObject:
+    """The operation, not yet committed.
+
+    condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
+    """
+    operation = (
+        _guarded(java_table, place.removesuffix(ANY_FILE))
+        .newRowDelta()
+        .toBranch(delta.branch)
+        .deleteWith(_collector(condemned))
+        .validateFromSnapshot(delta.starting_snapshot_id)
+        .validateDataFilesExist(referenced)
+        .validateDeletedFiles()
+        .validateWith(validator)
+    )
+    add = _row_delta_consumer(operation, "addDeletes")
+    for added in _slices(delta.added):
+        _java_delete_files(java_table, [_added_json(file) for file in added]).forEach(add)
+    remove = _row_delta_consumer(operation, "removeDeletes")
+    for removed in _slices(delta.removed):
+        _java_delete_files(java_table, [_removed_json(file) for file in removed]).forEach(remove)
+    for name, value in summary.items():
+        operation.set(name, value)
+    return operation
+
+
+def _guarded(java_table: JavaObject, folder: str) -> JavaObject:
+    """The same table, which loads no class that it names, and commits only while its metadata goes there."""
+    jvm = jvm_of(java_table)
+    own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
+    operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder)
+    return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
+
+
+def _file_json(file: NewDeleteFile | DeleteFile, content: FileContent) -> dict[str, Any]:
+    """What is told of each delete file in the form of Iceberg's `ContentFileParser`."""
+    return {
+        "spec-id": file.partition.spec_id,
+        "content": content.value,
+        "file-path": file.path,
+        "file-format": file.file_format,
+        "partition": json.loads(file.partition.values),
+        "file-size-in-bytes": file.file_size_bytes,
+        "record-count": file.record_count,
+    }
+
+
+def _added_json(file: NewDeleteFile) -> dict[str, Any]:
+    """Iceberg assigns the sequence number."""
+    content = _file_json(file, FileContent.POSITION_DELETES)
+    if file.referenced_data_file is not None:
+        content["referenced-data-file"] = file.referenced_data_file
+    if file.content_offset is not None:
+        content["content-offset"] = file.content_offset
+        content["content-size-in-bytes"] = file.content_size_bytes
+    if file.column_sizes:
+        content["column-sizes"] = _json_map(file.column_sizes)
+    if file.lower_bounds:
+        content["lower-bounds"] = _json_map({key: value.hex() for key, value in file.lower_bounds.items()})
+        content["upper-bounds"] = _json_map({key: value.hex() for key, value in file.upper_bounds.items()})
+    if file.split_offsets:
+        content["split-offsets"] = list(file.split_offsets)
+    return content
+
+
+def _removed_json(file: DeleteFile) -> dict[str, Any]:
+    """What Iceberg needs to find a delete file in the manifests: location, range, spec and partition."""
+    content = _file_json(file, file.content)
+    if file.equality_ids:
+        content["equality-ids"] = list(file.equality_ids)
+    if file.is_deletion_vector:
+        content["referenced-data-file"] = file.referenced_data_file
+        content["content-offset"] = file.content_offset
+        content["content-size-in-bytes"] = file.content_size_bytes
+    return content
+
+
+def _json_map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
+    return {"keys": list(values), "values": list(values.values())}
+
+
+def _slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[start : start + _SLICE] for start in range(0, len(values), _SLICE))
+
+
+def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
+    iceberg = jvm_of(java_table).org.apache.iceberg
+    # Partition values may be NaN or infinite, for which Python writes what JSON has no numbers for.
+    feature = iceberg.shaded.com.fasterxml.jackson.core.json.JsonReadFeature.ALLOW_NON_NUMERIC_NUMBERS
+    reader = getattr(iceberg.util.JsonUtil.mapper().reader(), "with")(feature)
+    node = reader.readTree(json.dumps({"delete-files": files}))
+    return iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
+
+
+def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
+    whole = jvm.java.util.ArrayList()
+    mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
+    for part in _slices(values):
+        whole.addAll(mapper.readValue(json.dumps(list(part)), whole.getClass()))
+    return whole
+
+
+def _row_delta_consumer(operation: JavaObject, method: str) -> JavaObject:
+    """A Java `Consumer<DeleteFile>` that calls a method of a `RowDelta`."""
+    row_delta = _java_class(operation, "org.apache.iceberg.RowDelta")
+    delete_file = _java_class(operation, "org.apache.iceberg.DeleteFile")
+    return _consumer(operation, row_delta, method, returns=row_delta, takes=delete_file)
+
+
+def _collector(queue: JavaObject) -> JavaObject:
+    """A Java `Consumer<String>` that adds to a queue."""
+    java = jvm_of(queue).java.lang
+    object_class = java.Class.forName("java.lang.Object")
+    return _consumer(queue, queue.getClass(), "add", returns=java.Boolean.TYPE, takes=object_class)
+
+
+def _consumer(
+    target: JavaObject, owner: JavaObject, method: str, *, returns: JavaObject, takes: JavaObject
+) -> JavaObject:
+    """A Java `Consumer` that calls a method of an object, without a way back to Python."""
+    java = jvm_of(target).java.lang
+    method_type = java.invoke.MethodType.methodType(returns, takes)
+    handle = java.invoke.MethodHandles.publicLookup().findVirtual(owner, method, method_type)
+    consumer = java.Class.forName("java.util.function.Consumer")
+    return java.invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(target))
+
+
+def nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
+    removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])
+    starting = str(delta.starting_snapshot_id)
+    return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
+
+
+def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
+    """An object of a class of CommitGuards.java."""
+    values = jvm_of(java_table).java.util.ArrayList()
+    for argument in arguments:
+        values.add(argument)
+    (constructor,) = _guards(java_table._gateway_client).loadClass(name).getConstructors()
+    return constructor.newInstance(values.toArray())
+
+
+@lru_cache(maxsize=1)
+def _guards(client: GatewayClient) -> JavaObject:
+    """The loader of the classes in CommitGuards.java, made once for a JVM."""
+    jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    # Iceberg's JARs are known to Spark's own loader only.
+    compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+    compiler.cook(_GUARDS.read_text())
+    return compiler.getClassLoader()
+
+
+def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
+    """A class as the loader of `neighbour` sees it: Iceberg's JARs are known to Spark's own loader only."""
+    return neighbour.getClass().getClassLoader().loadClass(name)
