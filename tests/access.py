@@ -40,6 +40,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /api/v1/tables/{table_id}/health",
         "GET /api/v1/tables/{table_id}/health/history",
         "POST /api/v1/tables/{table_id}/lookups",
+        "POST /api/v1/tables/{table_id}/lookups/history",
         "GET /api/v1/tables/{table_id}/policy",
         "GET /api/v1/tables/{table_id}/policy/preview",
         "GET /api/v1/workers",

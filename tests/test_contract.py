@@ -135,6 +135,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
     assert silent == {
         "/api/v1/catalogs/{catalog_id}/check",
         "/api/v1/tables/{table_id}/lookups",
+        "/api/v1/tables/{table_id}/lookups/history",
         "/api/v1/workers/{worker_id}/claim",
     }
 

@@ -12,10 +12,10 @@ from service.db.database import get_database
 from service.errors import IcestreamError
 from service.http.messages import TableId
 from service.http.routing import ApiRoute
-from service.lookups import service
+from service.lookups import history, service
 from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
-from service.lookups.models import LookupAnswer, LookupRequest
+from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer, LookupRequest
 from service.lookups.servers import LookupServers
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
@@ -45,6 +45,21 @@ async def look_up_keys(
         partial(_metadata_location, request, catalog, table),
     )
     return await servers.ask(service.question(settings, catalog, table, head, body))
+
+
+@router.post("/tables/{table_id}/lookups/history")
+async def tell_key_history(
+    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, body: KeyHistoryRequest
+) -> KeyHistory:
+    """Tell what rows a key had in each of the newest snapshots, and what each snapshot did to them.
+
+    What is told of a snapshot is about all of it. A snapshot of which nothing can be told says why; where
+    that is so of all of them, the call is refused. Old snapshots may have data files that no index covers
+    any more: these are scanned within the bounds of a lookup. After 30 seconds, no further snapshot is
+    looked at.
+    """
+    asked = await history.begin(request, caller, table_id, body.snapshots)
+    return await history.tell(request, settings, asked, body)
 
 
 def _asked(

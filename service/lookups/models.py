@@ -1,5 +1,8 @@
 """Questions about keys, and answers."""
 
+from datetime import datetime
+from enum import StrEnum
+
 from pydantic import ConfigDict, JsonValue
 from pydantic import Field as ModelField
 
@@ -8,18 +11,25 @@ from service.records.reports import Amount, Place, SnapshotId
 
 KEYS_AT_MOST = 10_000
 """Of one question."""
-_COLUMNS_AT_MOST = 1_000
+SNAPSHOTS_AT_MOST = 100
+"""Of one history."""
+COLUMNS_AT_MOST = 1_000
 
 
-class LookupOptions(Message):
-    """What is asked about keys, whatever they are."""
+class KeyOptions(Message):
+    """Of which snapshot somebody asks, and for what."""
 
     branch: str | None = ModelField(default=None, min_length=1, max_length=1_000)
     """The branch or tag that is asked about; without it, it is the branch that the table is enrolled with."""
     snapshot_id: SnapshotId | None = None
     """The snapshot that is asked about; without it, it is the newest of the branch."""
-    select: list[Place] | None = ModelField(default=None, min_length=1, max_length=_COLUMNS_AT_MOST)
+    select: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns of the rows are told, by their dotted names; without any, only places are."""
+
+
+class LookupOptions(KeyOptions):
+    """What is asked about keys, whatever they are."""
+
     max_staleness_seconds: float = ModelField(default=1, ge=0, le=3_600)
     """The catalog is not asked for the table's head if it was within so many seconds."""
 
@@ -35,7 +45,7 @@ class LookupRequest(LookupOptions):
     keys: list[dict[str, JsonValue]] = ModelField(min_length=1, max_length=KEYS_AT_MOST)
     """Each key has a value for each key column, as Iceberg writes single values in JSON; integers may be text
     too."""
-    key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=_COLUMNS_AT_MOST)
+    key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns make the key; they must be named where the table has several key sets."""
 
 
@@ -84,6 +94,92 @@ class LookupAnswer(Message):
     """So many rows were read for that."""
     results: list[KeyMatches]
     """There is one result for each key, in the order of the question."""
+
+
+class KeyHistoryRequest(KeyOptions):
+    """What is asked about the history of a key."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example({"key": {"id": 17}, "key_columns": ["id"], "snapshots": 10}),
+    )
+
+    key: dict[str, JsonValue] = ModelField(min_length=1, max_length=COLUMNS_AT_MOST)
+    """The key has a value for each key column, as in a lookup."""
+    key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
+    """These columns make the key; they must be named where the table has several key sets."""
+    snapshots: int = ModelField(default=20, ge=1, le=SNAPSHOTS_AT_MOST)
+    """So many snapshots are told at most: the one that is asked about, and those before it. Each counts as a
+    key that is asked about."""
+
+
+class KeyChange(StrEnum):
+    """What a snapshot did to the live rows of a key. `appeared`: there were none, and are some. `deleted`:
+    there were some, and are none. `moved`: they lie in other places, by a snapshot that changes no row (its
+    operation is `replace`). `replaced`: there are others, or they lie in other places. `unchanged`: they are
+    the same rows in the same places."""
+
+    APPEARED = "appeared"
+    DELETED = "deleted"
+    MOVED = "moved"
+    REPLACED = "replaced"
+    UNCHANGED = "unchanged"
+
+
+class EarlierSnapshots(StrEnum):
+    """What was before the oldest snapshot of a history. `none`: it is the table's first. `left_out`: more
+    snapshots than were asked for. `expired`: snapshots that the table keeps no longer, if there were any."""
+
+    NONE = "none"
+    LEFT_OUT = "left_out"
+    EXPIRED = "expired"
+
+
+class NotTold(Message):
+    """Why it can't be told what rows a key had in a snapshot."""
+
+    code: str
+    """Programs know the reason by its code: the name of a problem, or `out-of-time`."""
+    detail: str
+    """The reason says what is the case, in words."""
+
+
+class KeyInSnapshot(Message):
+    """What rows a key had in a snapshot."""
+
+    snapshot_id: int
+    """The snapshot has this id."""
+    committed_at: datetime | None
+    """When it was committed, as it says itself; null for what is no time."""
+    operation: str | None
+    """What kind of change it was, as it says itself: `append`, `overwrite`, `delete` or `replace`."""
+    change: KeyChange | None
+    """What it did to the live rows of the key; null where its own rows or those before it are not told."""
+    matches: list[Match] | None
+    """All rows with the key in data files of the snapshot, deleted ones too; null where they are not told."""
+    not_told: NotTold | None
+    """Why the matches are not told; null where they are."""
+    data_files_from_index: Amount | None
+    """So many data files of the snapshot were answered for by the index; null where nothing is told."""
+    data_files_scanned: Amount | None
+    """So many were read, since the index does not cover them; null where nothing is told."""
+    rows_scanned: Amount | None
+    """So many rows were read for that; null where nothing is told."""
+
+
+class KeyHistory(Message):
+    """What rows a key had in the newest snapshots."""
+
+    key: dict[str, JsonValue]
+    """The key is as it was asked for."""
+    key_columns: list[str]
+    """The key is made of these columns."""
+    head_age_seconds: float
+    """So long ago the catalog was asked for the table's metadata."""
+    snapshots: list[KeyInSnapshot]
+    """The snapshots of the branch, the newest first: each is the parent of the one before it in the list."""
+    earlier_snapshots: EarlierSnapshots
+    """Whether there were earlier ones."""
 
 
 class ServerRefusal(Message):
