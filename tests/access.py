@@ -56,6 +56,8 @@ DECISIONS: dict[str, set[str]] = {
         "GET /tables",
         "GET /tables/new",
         "GET /tables/{table_id}",
+        "GET /tables/{table_id}/find",
+        "POST /tables/{table_id}/find",
         "GET /workers",
     },
     "operator": {

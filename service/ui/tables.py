@@ -32,6 +32,7 @@ from service.tables.models import TablePatch, TableView
 from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
+from service.ui.lookups import key_form
 from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
 from service.ui.plot import Plot, plot, round_up_duration
 from service.ui.policies import policy_names
@@ -140,6 +141,7 @@ def _table_page(
         status_code=form.status_code,
         form=form,
         table=tables.view(session, settings, row),
+        keys=key_form(session, settings, row),
         health=health,
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
         plots=plots,

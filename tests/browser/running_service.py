@@ -20,8 +20,9 @@ from service.auth.service import create_login_link
 from service.db.database import Database, migrate
 from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.service.conftest import PLAIN_HTTP
+from tests.service.conftest import PLAIN_HTTP, listening
 from tests.service.iceberg_tables import IcebergCatalog
+from worker.lookup_server.app import create_app as create_lookup_server
 
 _SERVE = [sys.executable, "-c", "from service.command.main import main; main()", "serve"]
 
@@ -265,7 +266,17 @@ def index_report(
 
 @contextmanager
 def running_service(directory: Path) -> Iterator[RunningService]:
-    """The service on a free port with SQLite, the catalog `local` registered, nothing enrolled."""
+    """The service on a free port with SQLite and a lookup server, the catalog `local` registered, nothing
+    enrolled."""
+    token = secrets.token_urlsafe(32)
+    with listening(create_lookup_server(token)) as lookup_url:
+        lookups = {"ICESTREAM_LOOKUP_URL": lookup_url, "ICESTREAM_LOOKUP_TOKEN": token}
+        with _running_service(directory, lookups) as service:
+            yield service
+
+
+@contextmanager
+def _running_service(directory: Path, lookups: dict[str, str]) -> Iterator[RunningService]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     key = secrets.token_urlsafe(32)
@@ -279,6 +290,7 @@ def running_service(directory: Path) -> Iterator[RunningService]:
         # Most tests wait for the first look at a table.
         "ICESTREAM_POLL_INTERVAL_SECONDS": "0.3",
         "ICESTREAM_LEASE_SECONDS": "300",
+        **lookups,
     }
     log = directory / "service.log"
     migrate(database_url)

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from sqlalchemy import delete
 from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
@@ -122,6 +122,7 @@ def furnish(service: RunningService) -> Pages:
             "tables": "/tables",
             "table": f"/tables/{orders}",
             "table-form": f"/tables/{orders}/edit",
+            "find": f"/tables/{orders}/find",
             "table-blocked": f"/tables/{returns}",
             "table-new": f"/tables/{invoices}",
             "job-running": f"/jobs/{running}",
@@ -265,7 +266,20 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
             page.goto(service.url + pages.signed_in["table"])
             page.get_by_text("More jobs").click()
             page.screenshot(path=directory / ("table-menu" + kind))
+            find_key(page, service.url + pages.signed_in["find"])
+            page.screenshot(path=directory / ("found" + kind), full_page=True)
         context.close()
+
+
+def find_key(page: Page, url: str) -> None:
+    """Asks for the history of a key of the furnished table."""
+    page.goto(url)
+    page.get_by_text("Branch, snapshot and columns").click()
+    page.get_by_label("Columns to show").fill("id, region")
+    page.get_by_label("History").select_option("20")
+    page.locator("[name=value_0]").fill("7")
+    page.locator("[name=value_0]").press("Enter")
+    page.get_by_role("heading", name="History").wait_for()
 
 
 def main(directory: Path) -> None:

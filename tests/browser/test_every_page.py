@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -11,7 +12,7 @@ from starlette.routing import compile_path
 from tests.access import DECISIONS
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService, running_service
-from tests.browser.screenshots import THEMES, WIDTHS, Pages, furnish
+from tests.browser.screenshots import THEMES, WIDTHS, Pages, find_key, furnish
 from tests.service.test_access import is_page
 
 pytestmark = pytest.mark.integration
@@ -82,6 +83,7 @@ def test_page_that_refuses_a_form_keeps_what_was_typed_and_is_accessible(
     typed = {
         "register": ("identifier", "sales.order"),
         "table-form": ("key_sets", "id,,region"),
+        "find": ("value_0", "seven"),
         "policy-new": ("settings.convert.age_seconds", "soon"),
         "policy-form": ("settings.schedule.windows", "at night"),
         "catalog-new": ("properties", "nowhere"),
@@ -110,6 +112,25 @@ def test_page_that_refuses_a_form_keeps_what_was_typed_and_is_accessible(
     context.close()
     assert {name: problems for name, problems in found.items() if problems} == {}
     assert misdeeds == []
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", "phone"), ("dark", "desktop")])
+def test_what_is_found_of_a_key_is_accessible_and_leaves_no_value_in_the_address(
+    browser: Browser, furnished: tuple[RunningService, Pages], theme: Literal["light", "dark"], width: str
+) -> None:
+    service, pages = furnished
+    context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, color_scheme=theme)
+    page = context.new_page()
+    misdeeds = Misdeeds()
+    misdeeds.watch(page, service.url)
+    sign_in(context, service)
+    find_key(page, service.url + pages.signed_in["find"])
+    assert page.url == service.url + pages.signed_in["find"]
+    answer = page.locator("#answer")
+    expect(answer).to_contain_text("by an equality delete")
+    problems = _examine(page)
+    context.close()
+    assert (problems, misdeeds) == ([], [])
 
 
 def _look(page: Page, url: str) -> list[str]:
