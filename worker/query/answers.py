@@ -24,7 +24,7 @@ from worker.index.key_set_index import (
     indexed_key_sets,
     open_index,
 )
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.sorted_runs import TABLE_ID, IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
@@ -169,6 +169,7 @@ class Answers:
             if index is None
             else (
                 index.files_table.location,
+                index.files_table.options.get(TABLE_ID),  # another one in its place counts anew
                 index.files.paimon_snapshot_id,
                 index.entries.paimon_snapshot_id,
             )
