@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
 from worker.contract.lookups import LookupRequest
 from worker.io.storage import Storage
+from worker.lookup_server.turns import RETRY_SECONDS, Turns
 from worker.process.errors import JobError
 from worker.process.redaction import Redaction
 from worker.query.answers import Answers, TablePlace
@@ -38,19 +40,20 @@ from worker.table.record_properties import (
 
 log = logging.getLogger(__name__)
 BODY_BYTES = 16 * 1024**2
-RETRY_SECONDS = 1
 NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
 
 
-def create_app(token: str, answers: Answers | None = None) -> Starlette:
+def create_app(token: str, answers: Answers | None = None, turns: Turns | None = None) -> Starlette:
     """token: that the service shows with each request; no other request is answered."""
-    known = answers or Answers()
+    known, turns = answers or Answers(), turns or Turns()
+
+    def is_shown(request: Request) -> bool:
+        shown = request.headers.get("authorization", "")
+        return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
     async def look_up(request: Request) -> Response:
-        shown = request.headers.get("authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
-            remedy = "Give the service and its lookup servers the same ICESTREAM_LOOKUP_TOKEN."
-            return _problem(401, "unauthorized", "The token is another one", "", remedy)
+        if not is_shown(request):
+            return _unauthorized()
         try:
             asked = await _read(request)
         except (ValidationError, LimitExceededError, ValueError) as error:
@@ -61,7 +64,18 @@ def create_app(token: str, answers: Answers | None = None) -> Starlette:
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    return Starlette(routes=[Route("/lookups", look_up, methods=["POST"]), Route("/livez", live)])
+    async def ready(request: Request) -> Response:
+        """Whether a question would be taken now, and whether a token that is shown is the right one."""
+        if "authorization" in request.headers and not is_shown(request):
+            return _unauthorized()
+        return JSONResponse({"status": "ok"}) if turns.are_left else JSONResponse({"status": "busy"}, 503)
+
+    routes = [
+        Route("/lookups", look_up, methods=["POST"]),
+        Route("/livez", live),
+        Route("/readyz", ready),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(turns.before)])
 
 
 async def _read(request: Request) -> LookupRequest:
@@ -124,6 +138,11 @@ def _refusal(status: int, error: JobError, asked: LookupRequest) -> Response:
 
 def _redacted(asked: LookupRequest, words: str) -> str:
     return Redaction(secrets_of(asked.table.properties)).text(words)
+
+
+def _unauthorized() -> Response:
+    remedy = "Give the service and its lookup servers the same ICESTREAM_LOOKUP_TOKEN."
+    return _problem(401, "unauthorized", "The token is another one", "", remedy)
 
 
 def _problem(status: int, code: str, title: str, detail: str, remedy: str) -> Response:

@@ -1,9 +1,16 @@
-"""`icestream lookup`: starts a lookup server."""
+"""`icestream lookup`: starts a lookup server.
+
+After SIGTERM no new question is taken, and those under way are answered, within a bound.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import sys
+import threading
+import time
 
 import uvicorn
 from pydantic import Field, ValidationError
@@ -12,6 +19,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from telemetry.logs import LogFormat, configure_logs, every_line
 from worker.lookup_server.app import create_app
 from worker.process.redaction import Redaction
+
+STOP_SECONDS = 25.0
+"""After so long the process ends, whatever still hangs: a store, say, that does not answer."""
+_DRAIN_SECONDS = 20
+_log = logging.getLogger(__name__)
 
 
 class LookupSettings(BaseSettings):
@@ -40,11 +52,31 @@ def main() -> int:
     configure_logs(settings.log_format)
     app = create_app(settings.lookup_token)
     host, port = settings.lookup_host, settings.lookup_port
-    config = uvicorn.Config(app, host=host, port=port, log_config=None, server_header=False)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,  # most requests are probes; the service counts questions
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
     handed_down = None if settings.lookup_fd is None else [socket.socket(fileno=settings.lookup_fd)]
     with every_line(Redaction([settings.lookup_token]).text):
-        uvicorn.Server(config).run(sockets=handed_down)
+        _Server(config).run(sockets=handed_down)
     return 0
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        threading.Thread(target=_end_in_time, name="ends-in-time", daemon=True).start()
+        await super().shutdown(sockets)
+
+
+def _end_in_time() -> None:
+    time.sleep(STOP_SECONDS)
+    _log.warning("A question still hangs after %.0f s; ending without an answer", STOP_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":

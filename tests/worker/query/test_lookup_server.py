@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.serializers import FromInputFile
 from starlette.applications import Starlette
 
-from tests.patience import PATIENCE_SECONDS
+from tests.http_server import Answer, answering
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
+from worker.index.build import build_tasks
+from worker.index.commit import commit_index
+from worker.index.dictionary import IndexedFile, assign_row_addresses
+from worker.index.key_set_index import database_name, open_index
+from worker.index.sorted_runs import IndexWarehouse, RunFile
+from worker.io.storage import Storage
+from worker.keys.read import key_reader
+from worker.keys.schema_fields import resolve_key_set
 from worker.lookup_server.app import create_app
+from worker.lookup_server.turns import Turns
 from worker.query import places
+from worker.query.snapshot import TableSnapshot, snapshot_of
 
 TOKEN = "a-token-of-these-tests"
 ROWS = pa.table(
@@ -161,6 +180,98 @@ def test_only_the_service_is_answered(table: dict[str, Any]) -> None:
     assert stranger.request("GET", "/livez").status_code == 200
 
 
+class Indexed:
+    """The table with an index of the key `id`, which is made without Spark."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        storage = Storage()
+        metadata = FromInputFile.table_metadata(storage.io.new_input(table["metadata_location"]))
+        self._reader = key_reader(metadata, storage, resolve_key_set(metadata, (1,)))
+        self._files = [*TableSnapshot(storage, metadata, snapshot_of(metadata)).files.data_files]
+        self._warehouse = IndexWarehouse(table["index"]["warehouse"], storage)
+        self._database = database_name(str(metadata.table_uuid), "main")
+        self.make()
+
+    def make(self, *, backwards: bool = False) -> None:
+        index = open_index(self._warehouse, self._database, self._reader.key_set, create=True)
+        assert index is not None
+        files = assign_row_addresses(
+            self._files[::-1] if backwards else self._files, 0, index.dictionary.partitions()
+        )
+        self._runs = partial(build_tasks, self._reader, self._warehouse.storage, index.entries_table.location)
+        self._index = commit_index(index, self._written(files), files)
+
+    def compact(self) -> None:
+        """To other files with the same entries; the ones before are removed."""
+        entries = self._index.entries
+        files = assign_row_addresses(self._files, 0, self._index.dictionary.partitions())
+        self._index.entries_table.commit_files(entries, self._written(files), entries.files)
+        for file in entries.files:
+            Path(file.location.removeprefix("file://")).unlink()
+
+    def drop(self) -> None:
+        self._warehouse.drop(self._database)
+
+    def replace(self) -> None:
+        self.drop()
+        self.make(backwards=True)
+
+    def _written(self, files: Sequence[IndexedFile]) -> list[RunFile]:
+        return [run for task in self._runs(files, 1) for run in task.run(None).runs]
+
+
+@pytest.mark.parametrize(
+    ("happens", "data_files_from_index"),
+    [(Indexed.compact, 2), (Indexed.drop, 0), (Indexed.replace, 2)],
+)
+def test_what_happens_to_an_index_that_is_open_changes_no_answer(
+    happens: Callable[[Indexed], None],
+    data_files_from_index: int,
+    table: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    table = table | {"index": {"warehouse": (tmp_path / "index").as_uri()}}
+    table["allowed_locations"] = [*table["allowed_locations"], tmp_path.as_uri()]
+    index = Indexed(table)
+    server = Server(create_app(TOKEN), TOKEN)
+    before = ask(server, table, {"id": 2}, {"id": 3}, select=["name"]).json()
+    assert before["data_files_from_index"] == 2
+    happens(index)
+    after = ask(server, table, {"id": 2}, {"id": 3}, select=["name"])
+    assert after.status_code == 200, after.text
+    assert after.json()["data_files_from_index"] == data_files_from_index
+
+    def places(told: dict[str, Any]) -> list[list[tuple[str, int]]]:
+        return [
+            sorted((match["data_file"], match["position"]) for match in one["matches"])
+            for one in told["results"]
+        ]
+
+    assert places(after.json()) == places(before)
+
+
+def test_a_question_too_many_is_refused_at_once(table: dict[str, Any]) -> None:
+    one, none = (Server(create_app(TOKEN, turns=Turns(count)), TOKEN) for count in (1, 0))
+    for _ in range(2):  # the first gives its turn back
+        assert ask(one, table, {"id": 1}).status_code == 200
+    busy = ask(none, table, {"id": 1})
+    assert (busy.status_code, busy.json()["code"]) == (503, "busy")
+    assert int(busy.headers["Retry-After"]) > 0
+    # The next question of this client may then reach another server.
+    assert busy.headers["Connection"] == "close"
+
+
+def test_a_server_is_ready_while_it_takes_questions_from_whoever_has_its_token() -> None:
+    def probed(probe: str, count: int, *token: str) -> int:
+        return (
+            Server(create_app(TOKEN, turns=Turns(count)), *token or [TOKEN]).request("GET", probe).status_code
+        )
+
+    assert [probed("/readyz", count) for count in (1, 0)] == [200, 503]
+    assert probed("/readyz", 1, "another") == 401
+    assert probed("/livez", 0) == 200
+
+
 def test_metadata_that_is_gone_is_asked_for_again(server: Server, table: dict[str, Any]) -> None:
     gone = table["metadata_location"].replace(".metadata.json", "-gone.metadata.json")
     answer = ask(server, table | {"metadata_location": gone}, {"id": 1})
@@ -191,6 +302,81 @@ def test_the_command_starts_a_server(table: dict[str, Any], monkeypatch: pytest.
             timeout=PATIENCE_SECONDS,
         )
     assert [match["row"] for match in answer.json()["results"][0]["matches"]] == [{"name": "three"}]
+
+
+@dataclass
+class Stopped:
+    """A server's process that was asked to stop while it waits for a store; `release` ends that."""
+
+    process: subprocess.Popen[bytes]
+    answer: Future[httpx.Response]
+    release: Event
+
+
+@contextmanager
+def stopped(table: dict[str, Any], start: str) -> Iterator[Stopped]:
+    """start: the program, which knows the server's module as `main`."""
+    begun, release = Event(), Event()
+
+    def holds(_: object) -> Answer:
+        begun.set()
+        release.wait(PATIENCE_SECONDS)
+        return Answer("", 404)
+
+    def refuses() -> bool:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/livez", timeout=PATIENCE_SECONDS)
+        except httpx.TransportError:
+            return True
+        return False
+
+    port = free_port()
+    environment = os.environ | {"ICESTREAM_LOOKUP_TOKEN": TOKEN, "ICESTREAM_LOOKUP_PORT": str(port)}
+    command = [sys.executable, "-c", f"from worker.lookup_server import main; {start}"]
+    with (
+        answering({"/lake/gone.metadata.json": holds}) as store,
+        ThreadPoolExecutor(1) as beside,
+        subprocess.Popen(command, env=environment) as process,
+    ):
+        keys = {"s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "r"}
+        asked = table | {
+            "metadata_location": "s3://lake/gone.metadata.json",
+            "properties": {"warehouse": "s3://lake", "s3.endpoint": store.url} | keys,
+            "allowed_locations": ["s3://lake", *table["allowed_locations"]],
+            "allowed_hosts": ["127.0.0.1"],
+        }
+        try:
+            wait_until(lambda: not refuses(), "the server")
+            answer = beside.submit(
+                httpx.post,
+                f"http://127.0.0.1:{port}/lookups",
+                json={"table": asked, "question": {"keys": [{"id": 1}]}},
+                headers={"Authorization": f"Bearer {TOKEN}"},
+                timeout=PATIENCE_SECONDS,
+            )
+            assert begun.wait(PATIENCE_SECONDS)
+            process.send_signal(signal.SIGTERM)
+            wait_until(refuses, "the end of new questions")
+            yield Stopped(process, answer, release)
+        finally:
+            release.set()
+            process.kill()
+
+
+@pytest.mark.integration
+def test_a_server_that_is_asked_to_stop_answers_what_it_has_begun(table: dict[str, Any]) -> None:
+    with stopped(table, "main.main()") as server:
+        assert not server.answer.done()
+        server.release.set()
+        assert server.answer.result().json()["code"] == "outdated"
+        assert server.process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.integration
+def test_a_server_ends_in_time_whatever_it_waits_for(table: dict[str, Any]) -> None:
+    with stopped(table, "main.STOP_SECONDS = 0.5; main.main()") as server:
+        assert server.process.wait(PATIENCE_SECONDS) == 1
+        assert isinstance(server.answer.exception(), httpx.TransportError)
 
 
 def test_a_server_holds_neither_spark_nor_a_database() -> None:
