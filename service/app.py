@@ -57,6 +57,7 @@ from service.http.problem_documents import (
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
 from service.lookups import endpoints as lookups_endpoints
+from service.lookups.figures import LookupFigures
 from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
 from service.lookups.servers import LookupServers
@@ -154,7 +155,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.catalog_threads = CatalogThreads(settings)
     app.state.lookup_servers, app.state.heads = LookupServers(settings), Heads()
-    app.state.key_limits = KeyLimits(settings)
+    app.state.key_limits, app.state.lookup_figures = KeyLimits(settings), LookupFigures()
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
@@ -279,10 +280,11 @@ def ready(request: Request) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def metrics(session: ReadSession, settings: CurrentSettings) -> Response:
+def metrics(request: Request, session: ReadSession, settings: CurrentSettings) -> Response:
     """Show figures about all tables, jobs and workers for Prometheus. They tell no names, so they need no
     key."""
-    return Response(render_metrics(session, settings), media_type=CONTENT_TYPE_LATEST)
+    figures = render_metrics(session, settings, request.app.state.lookup_figures)
+    return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
 
 def _answer_error(request: Request, error: Exception) -> Response:

@@ -1,5 +1,7 @@
 """Figures for Prometheus: sums over all tables, jobs and workers, read at each scrape.
 
+Questions about keys are counted by each replica, since it started.
+
 No name of a table, catalog or worker is a label: the number of series stays bounded, and whoever may reach
 the port learns no names.
 """
@@ -13,6 +15,7 @@ from service.db.database import utc_now
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, last_failure_at
+from service.lookups.figures import LookupFigures
 from service.records.health import HealthStatus
 from service.records.jobs import JobKind, JobStatus
 from service.settings import Settings
@@ -20,7 +23,7 @@ from service.webhooks import service as webhooks
 from service.workers.service import count_alive
 
 
-def render_metrics(session: Session, settings: Settings) -> bytes:
+def render_metrics(session: Session, settings: Settings, lookups: LookupFigures) -> bytes:
     """Everything in the text format, zeros included, so that a series never comes and goes."""
     now = utc_now()
     registry = CollectorRegistry()
@@ -65,6 +68,7 @@ def render_metrics(session: Session, settings: Settings) -> bytes:
     gauge(
         "webhook_oldest_pending_age_seconds", "Age of the oldest event that a webhook waits for; or 0."
     ).set(max((now - oldest).total_seconds(), 0) if oldest else 0)
+    lookups.register(registry)
     return generate_latest(registry)
 
 

@@ -13,6 +13,7 @@ from sqlmodel import SQLModel
 
 from service.command.main import app
 from service.db.database import Database
+from service.lookups.figures import LookupFigures
 from service.metrics import render_metrics
 from service.settings import Settings
 from worker.agent.main import WorkerSettings
@@ -100,8 +101,9 @@ _METRICS = """\
 <!-- Written by `make reference`. -->
 
 `/metrics` of the service is for Prometheus. It needs no key and tells no names: all figures are sums over all
-tables, jobs and workers, read at each scrape. All are gauges, and all series are there from the start,
-as zeros. Each replica tells the same.
+tables, jobs and workers, read at each scrape, and each replica tells the same; only lookups are counted by
+each replica, since it started. What is not called otherwise is a gauge. All series are there from the start,
+as zeros.
 
 {metrics}
 
@@ -168,8 +170,9 @@ def _metrics() -> str:
     database = Database("sqlite://")
     SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
-        families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
+        text = render_metrics(session, Settings(), LookupFigures()).decode()
     database.dispose()
+    families = text_string_to_metric_families(text)
     return _table("metric | labels | meaning", map(_metric, families))
 
 
@@ -177,9 +180,12 @@ def _metric(family: Any) -> tuple[str, ...]:
     values: dict[str, list[str]] = {}
     for sample in family.samples:
         for label, value in sample.labels.items():
-            values.setdefault(label, []).append(f"`{value}`")
+            if label != "le":
+                values.setdefault(label, []).append(f"`{value}`")
     labels = "; ".join(f"`{label}`: {', '.join(those)}" for label, those in values.items())
-    return f"`{family.name}`", labels, family.documentation
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    kind = "" if family.type == "gauge" else f" A {family.type}."
+    return f"`{name}`", labels, family.documentation + kind
 
 
 def _table(head: str, rows: Iterable[tuple[str, ...]]) -> str:

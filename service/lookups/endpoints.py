@@ -1,5 +1,6 @@
 """HTTP calls about keys of tables."""
 
+import time
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -13,13 +14,14 @@ from service.errors import IcestreamError
 from service.http.messages import TableId
 from service.http.routing import ApiRoute
 from service.lookups import history, service
+from service.lookups.figures import LookupFigures
 from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer, LookupRequest
 from service.lookups.servers import LookupServers
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
-from service.settings import CurrentSettings
+from service.settings import CurrentSettings, Settings
 
 router = APIRouter(tags=["lookups"], route_class=ApiRoute)
 
@@ -33,18 +35,11 @@ async def look_up_keys(
     An answer is about all keys and all of a snapshot, or there is none.
     """
     servers: LookupServers = request.app.state.lookup_servers
-    limits: KeyLimits = request.app.state.key_limits
+    figures: LookupFigures = request.app.state.lookup_figures
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
-    limits.take(caller, len(body.keys))
-    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, len(body.keys))
-    heads: Heads = request.app.state.heads
-    head = await heads.of(
-        f"{table.id} {catalog.version}",
-        body.max_staleness_seconds,
-        partial(_metadata_location, request, catalog, table),
-    )
-    return await servers.ask(service.question(settings, catalog, table, head, body))
+    with figures.counted(len(body.keys)):
+        return await _answer(request, settings, caller, table_id, body)
 
 
 @router.post("/tables/{table_id}/lookups/history")
@@ -58,8 +53,37 @@ async def tell_key_history(
     any more: these are scanned within the bounds of a lookup. After 30 seconds, no further snapshot is
     looked at.
     """
-    asked = await history.begin(request, caller, table_id, body.snapshots)
-    return await history.tell(request, settings, asked, body)
+    figures: LookupFigures = request.app.state.lookup_figures
+    with figures.counted(body.snapshots):
+        asked = await history.begin(request, caller, table_id, body.snapshots)
+        return await history.tell(request, settings, asked, body)
+
+
+async def _answer(
+    request: Request, settings: Settings, caller: Principal, table_id: str, body: LookupRequest
+) -> LookupAnswer:
+    servers: LookupServers = request.app.state.lookup_servers
+    limits: KeyLimits = request.app.state.key_limits
+    heads: Heads = request.app.state.heads
+    limits.take(caller, len(body.keys))
+    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, len(body.keys))
+    head_of = partial(
+        heads.of,
+        f"{table.id} {catalog.version}",
+        ask=partial(_metadata_location, request, catalog, table),
+    )
+    began = time.monotonic()
+    head = await head_of(body.max_staleness_seconds)
+    try:
+        return await servers.ask(service.question(settings, catalog, table, head, body))
+    except IcestreamError as error:
+        if not service.may_know_too_little(error):
+            raise
+        # What is missing may have expired, or have been made, since the catalog was asked.
+        newest = await head_of(time.monotonic() - began)
+        if newest.metadata_location == head.metadata_location:
+            raise
+    return await servers.ask(service.question(settings, catalog, table, newest, body))
 
 
 def _asked(

@@ -1,6 +1,15 @@
-"""Asks lookup servers, which answer from the index: any of them, since none has a state."""
+"""Asks lookup servers, which answer from the index: any of them, since none has a state.
 
+A server that dies, stands still or has enough to do costs a question some seconds and no answer: it is asked
+again, over another connection. Where nobody answers any more, that is known by their probes, long before the
+longest question would have to be over.
+"""
+
+import asyncio
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,6 +21,15 @@ from service.settings import Settings
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0
+_SOON_SECONDS = 5.0
+"""Nearly all answers have come by then; else it is asked whether there is anybody to wait for."""
+_PROBE_SECONDS = 2.0
+_PROBES = 3
+"""Each over a connection of its own: a server that stands still may be one of many."""
+_KNOWN_SECONDS = 10.0
+"""So long it is known whether the servers answer."""
+_START_SECONDS = 60.0
+"""Servers that were started together with the service are not missed before."""
 _ANSWER_BYTES = 256 * 1024**2
 _AT_ONCE = 64
 _WORDS = 2_000
@@ -24,18 +42,30 @@ _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
 }
 
 
+class OutdatedError(IcestreamError):
+    """What was asked about is gone: the table's metadata, or its index, twice."""
+
+
 class LookupServers:
     """Behind one URL. Used from the application's event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.lookup_url
         token = settings.lookup_token.get_secret_value() if settings.lookup_token else ""
-        self._client = httpx.AsyncClient(
+        connecting = partial(
+            httpx.AsyncClient,
             headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=_AT_ONCE),
+            verify=httpx.create_ssl_context(trust_env=False),
             trust_env=False,
         )
+        self._client = connecting(
+            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=_AT_ONCE),
+        )
+        # Apart from the questions, which may take all connections.
+        self._probing = connecting(timeout=_PROBE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
+        self._trouble: str | None = None
+        self._look_at = time.monotonic() + _START_SECONDS
 
     @property
     def are_set_up(self) -> bool:
@@ -43,7 +73,7 @@ class LookupServers:
 
     async def ask(self, question: dict[str, Any]) -> LookupAnswer:
         """Raises IcestreamError: what a server refuses, or 503 when none answers."""
-        status, content = await self._send(question)
+        status, content = await self._first_answer(question)
         try:
             if status == 200:
                 return LookupAnswer.model_validate_json(content)
@@ -52,19 +82,82 @@ class LookupServers:
             raise _away(f"A lookup server said what nobody understands (status {status}).") from error
         raise _refused(status, refusal)
 
+    async def trouble(self) -> str | None:
+        """Why nobody is answered now; None if a server would take a question, or none is set up."""
+        if self.are_set_up and time.monotonic() > self._look_at:
+            self._trouble, self._look_at = await self._look(), time.monotonic() + _KNOWN_SECONDS
+        return self._trouble
+
     async def close(self) -> None:
         await self._client.aclose()
+        await self._probing.aclose()
+
+    async def _look(self) -> str | None:
+        try:
+            answer = await self._probing.get(f"{self._url}/readyz")
+        except httpx.HTTPError as error:
+            return f"No lookup server answers ({type(error).__name__})."
+        if answer.status_code == 401:
+            return "A lookup server has another ICESTREAM_LOOKUP_TOKEN than the service."
+        return None if answer.status_code == 200 else "The lookup servers have all they can do."
+
+    async def _first_answer(self, question: dict[str, Any]) -> tuple[int, bytes]:
+        """Of the question, or of its repetition once it is late: whichever is over first decides."""
+        first = asyncio.create_task(self._send(question))
+        asked = [first]
+        try:
+            await asyncio.wait(asked, timeout=_SOON_SECONDS)
+            if not first.done():
+                asked.append(asyncio.create_task(self._send_again(question, first)))
+            await asyncio.wait(
+                asked, timeout=_ANSWER_SECONDS - _SOON_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in asked:
+                if task.done():
+                    return task.result()
+            raise _away(f"No lookup server has answered within {_ANSWER_SECONDS:.0f} s.")
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _send_again(
+        self, question: dict[str, Any], first: asyncio.Task[tuple[int, bytes]]
+    ) -> tuple[int, bytes]:
+        if await self._takes_questions():
+            with suppress(IcestreamError):
+                status, content = await self._send(question)
+                if status != 503:
+                    return status, content
+        return await first
+
+    async def _takes_questions(self) -> bool:
+        """Whether some server would be asked now. Raises IcestreamError if all seem to stand still."""
+        for _ in range(_PROBES):
+            try:
+                await self._probing.get(f"{self._url}/livez")
+            except httpx.TimeoutException:
+                continue
+            except httpx.HTTPError:
+                # None listens. One that ends answers what it has begun, and a dead one's connection breaks.
+                return False
+            return True
+        raise _away("The lookup servers answer neither this question nor their probes.")
 
     async def _send(self, question: dict[str, Any]) -> tuple[int, bytes]:
+        """Raises IcestreamError."""
         for is_last in (False, True):
             try:
-                return await self._send_once(question)
-            except httpx.TimeoutException as error:
-                raise _away(f"No lookup server answered in time ({type(error).__name__}).") from error
+                status, content = await self._send_once(question)
             except httpx.HTTPError as error:
+                is_late = isinstance(error, httpx.TimeoutException)
                 # One that has just died: another one answers, or the next one.
-                if is_last:
+                if is_last or (is_late and not isinstance(error, httpx.ConnectTimeout)):
                     raise _away(f"No lookup server answers ({type(error).__name__}).") from error
+                continue
+            # One that has enough to do: another one may not.
+            if status != 503 or is_last:
+                return status, content
         raise AssertionError
 
     async def _send_once(self, question: dict[str, Any]) -> tuple[int, bytes]:
@@ -83,6 +176,8 @@ def _away(detail: str) -> IcestreamError:
 
 def _refused(status: int, refusal: ServerRefusal) -> IcestreamError:
     words, remedy = refusal.detail[:_WORDS] or refusal.title, refusal.remedy[:_WORDS] or None
+    if refusal.code == "outdated":
+        return OutdatedError("lookups-unavailable", f"{refusal.title}: {words}", remedy)
     if make := _REFUSALS.get(refusal.code):
         return make(words, remedy)
     if status == 409:

@@ -8,8 +8,10 @@ from service.auth import audit
 from service.auth.models import Principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
+from service.errors import IcestreamError
 from service.lookups.heads import Head
 from service.lookups.models import LookupRequest
+from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable, get_table
 from service.settings import Settings
@@ -51,3 +53,8 @@ def question(
         },
         "question": request.model_dump(exclude={"max_staleness_seconds"}),
     }
+
+
+def may_know_too_little(error: IcestreamError) -> bool:
+    """Whether a question may have failed since the table's head that it was asked with is an old one."""
+    return isinstance(error, OutdatedError) or error.slug in ("lookup-failed", "unknown-snapshot")

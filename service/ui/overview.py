@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Literal
 from urllib.parse import urlencode
 
+from anyio import from_thread
 from fastapi import APIRouter, Request, Response
 from sqlmodel import Session
 
@@ -19,6 +20,7 @@ from service.discovery import patterns
 from service.http.paging import PageRequest
 from service.index_health import service as index_health
 from service.jobs import service as jobs
+from service.lookups.servers import LookupServers
 from service.records.health import GRAVITY, HealthStatus
 from service.records.jobs import JobStatus
 from service.records.keys import Role
@@ -86,7 +88,7 @@ def show_overview(
         enrolled=summary.tables.total(),
         by_status=[(status, summary.tables[status]) for status in HealthStatus if summary.tables[status]],
         rows=rows_of(session, _gravest_tables(session, settings, summary.tables)),
-        concerns=list(_concerns(session, settings, reader)),
+        concerns=[*_unheard_lookup_servers(request), *_concerns(session, settings, reader)],
         pending_plot=plot(
             "Pending equality deletes of all tables",
             [*over_time, (now, summary.pending_equality_deletes)],
@@ -173,6 +175,17 @@ def _concerns(session: Session, settings: Settings, reader: Principal) -> Iterat
                     "Correct its address, or switch it on again: what waits is sent then.",
                     f"/webhooks/{webhook.id}",
                 )
+
+
+def _unheard_lookup_servers(request: Request) -> Iterator[Concern]:
+    servers: LookupServers = request.app.state.lookup_servers
+    if (trouble := from_thread.run(servers.trouble)) is not None:
+        yield Concern(
+            "Nobody can be told where the rows of keys are",
+            trouble,
+            "Look at the lookup servers, their logs, and ICESTREAM_LOOKUP_URL and ICESTREAM_LOOKUP_TOKEN.",
+            "/",
+        )
 
 
 def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:

@@ -1,15 +1,17 @@
 """Questions about keys, over HTTP, with a lookup server beside the service."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import chain, repeat
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pyarrow as pa
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.types import StringType
 from typer.testing import CliRunner, Result
@@ -17,16 +19,27 @@ from typer.testing import CliRunner, Result
 from service.auth.models import Principal
 from service.command.main import app as commands
 from service.errors import IcestreamError
+from service.lookups import servers
 from service.lookups.history import describe
 from service.lookups.limits import KeyLimits
 from service.lookups.models import EarlierSnapshots, KeyMatches, LookupAnswer, Match
 from service.lookups.servers import LookupServers
 from service.records.keys import Role
 from service.settings import Settings
-from tests.http_server import Answer, answering
-from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, listening, running, with_lookup_server
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.http_server import Answer, Request, answering
+from tests.patience import PATIENCE_SECONDS
+from tests.service.conftest import (
+    ADMIN_KEY,
+    Running,
+    alike_on_both,
+    listening,
+    run_apart,
+    running,
+    with_lookup_server,
+)
+from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from worker.lookup_server.app import create_app
+from worker.query.answers import Answers
 
 database_kind = alike_on_both
 
@@ -305,6 +318,30 @@ def test_a_change_is_told_by_places_of_live_rows(
     assert [one.committed_at for one in told] == [None, datetime.fromtimestamp(0, UTC)]
 
 
+@pytest.mark.parametrize("gone", ["metadata", "data", "nothing"])
+def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
+    settings: Settings, iceberg: IcebergCatalog, gone: str
+) -> None:
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"], "select": ["region"], "max_staleness_seconds": 3_600}
+    table = iceberg.catalog.load_table("db.t")
+    files = [table.metadata_location, *(task.file.file_path for task in table.scan().plan_files())]
+    with (
+        listening(create_app(TOKEN, Answers(kept_bytes=0))) as url,
+        running(with_lookup_server(settings, url, TOKEN)) as service,
+    ):
+        service.register(iceberg)
+        path = f"/tables/{service.enroll()['id']}/lookups"
+        assert _matches(service.admin.post(path, json=asked)) == [[True]]
+        table.overwrite(ARROW.empty_table())
+        iceberg.append("db.t", [3, 3])
+        if gone == "nothing":
+            newest = {"snapshot_id": iceberg.head("db.t")}
+            assert _matches(service.admin.post(path, json=asked | newest)) == [[True, True]]
+        else:
+            Path(files[gone == "data"].removeprefix("file://")).unlink()
+            assert _matches(service.admin.post(path, json=asked)) == [[True, True]]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -329,6 +366,118 @@ def test_a_server_that_cannot_answer_is_told_as_such(
         assert int(told.headers["Retry-After"]) > 0
 
 
+class Troubled:
+    """Lookup servers behind one address: the first question meets another one than all others."""
+
+    def __init__(self, first: Callable[["Troubled"], Answer], probe: Callable[["Troubled"], Answer]) -> None:
+        self.over = Event()
+        """Whatever waits for this goes on."""
+        self._probe = probe
+        self._next: Iterator[Callable[[Troubled], Answer]] = chain([first], repeat(Troubled.answers_at_once))
+
+    def answers(self) -> dict[str, Answer | Callable[[Request], Answer]]:
+        return {"/lookups": lambda _: next(self._next)(self), "/livez": lambda _: self._probe(self)}
+
+    def stands_still(self) -> Answer:
+        self.over.wait(PATIENCE_SECONDS)
+        return ANSWER
+
+    def dies(self) -> Answer:
+        self.over.set()
+        raise ConnectionError
+
+    def has_enough_to_do(self) -> Answer:
+        return Answer({"code": "busy", "title": "t"}, 503)
+
+    def answers_at_once(self) -> Answer:
+        return ANSWER
+
+
+ANSWER = Answer(
+    {
+        "snapshot_id": 1,
+        "head_age_seconds": 0,
+        "key_columns": ["id"],
+        "data_files_from_index": 0,
+        "data_files_scanned": 0,
+        "rows_scanned": 0,
+        "results": [],
+    }
+)
+
+
+def _ask(troubled: Troubled) -> LookupAnswer:
+    with answering(troubled.answers()) as server:
+
+        async def ask() -> LookupAnswer:
+            servers = LookupServers(Settings(lookup_url=server.url, lookup_token=SecretStr(TOKEN)))
+            try:
+                return await servers.ask({})
+            finally:
+                await servers.close()
+                troubled.over.set()
+
+        return run_apart(ask())
+
+
+@pytest.mark.parametrize(
+    "troubled",
+    [
+        Troubled(Troubled.dies, Troubled.answers_at_once),
+        Troubled(Troubled.has_enough_to_do, Troubled.answers_at_once),
+        Troubled(Troubled.stands_still, Troubled.answers_at_once),
+        # It ends: no new question is taken, and the one that it has is answered.
+        Troubled(Troubled.stands_still, Troubled.dies),
+    ],
+    ids=["dead", "busy", "standing still", "ending"],
+)
+def test_a_server_in_trouble_costs_no_answer(troubled: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    assert _ask(troubled).snapshot_id == 1
+
+
+def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_ANSWER_SECONDS", PATIENCE_SECONDS)
+    with pytest.raises(IcestreamError, match="nor their probes") as told:
+        _ask(Troubled(Troubled.stands_still, Troubled.stands_still))
+    assert told.value.status_code == 503
+
+
+def test_the_overview_tells_that_no_lookup_server_answers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_START_SECONDS", 0)
+    monkeypatch.setattr(servers, "_KNOWN_SECONDS", 0)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    with (
+        answering({}) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+    ):
+        for status, told in ((200, None), (503, "all they can do"), (401, "another ICESTREAM_LOOKUP_TOKEN")):
+            server.answers["/readyz"] = Answer({}, status)
+            page = service.admin.get(f"{service.url}/").text
+            assert told is None or told in page
+            assert ("Nobody can be told where the rows of keys are" in page) == (told is not None)
+        assert server.requests[0][1]["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_questions_are_counted_by_what_became_of_them(service: Running, table: str) -> None:
+    for key in (1, 2, "x"):
+        service.admin.post(table, json={"keys": [{"id": key}, {"id": 7}], "key_columns": ["id"]})
+    figures = service.admin.get(f"{service.url}/metrics").text.splitlines()
+    for figure in (
+        'lookups_total{status="answered"} 2.0',
+        'lookups_total{status="refused"} 1.0',
+        'lookups_total{status="unavailable"} 0.0',
+        "lookup_keys_total 4.0",
+        "lookup_seconds_count 2.0",
+    ):
+        assert f"icestream_{figure}" in figures
+
+
 def test_no_server_is_no_answer(settings: Settings, iceberg: IcebergCatalog) -> None:
     for url, status, slug in (
         ("http://127.0.0.1:9", 503, "lookups-unavailable"),
@@ -342,6 +491,8 @@ def test_no_server_is_no_answer(settings: Settings, iceberg: IcebergCatalog) -> 
                 table = service.enroll()["id"]
             told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
             assert (told.status_code, told.json()["type"]) == (status, f"/problems/{slug}")
+            counted = 'icestream_lookups_total{status="unavailable"} 1.0'
+            assert (counted in service.admin.get(f"{service.url}/metrics").text) == (status == 503)
 
 
 def test_keys_are_counted_and_not_calls() -> None:

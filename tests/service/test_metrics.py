@@ -6,6 +6,7 @@ import time
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.db.database import Database
+from service.lookups.figures import LookupFigures
 from service.metrics import render_metrics
 from service.settings import Settings
 from tests.service.conftest import Running, alike_on_both
@@ -35,15 +36,18 @@ def test_every_series_is_there_before_anything_happened(service: Running) -> Non
 
 def test_names_go_by_the_convention_and_labels_are_few(database: Database) -> None:
     with database.read() as session:
-        text = render_metrics(session, Settings()).decode()
+        text = render_metrics(session, Settings(), LookupFigures()).decode()
     families = list(text_string_to_metric_families(text))
     assert len(families) > 10
     for family in families:
         assert re.fullmatch("icestream_[a-z_]+", family.name)
-        assert family.type == "gauge"
+        # What is in the database goes up and down.
+        counted = "_lookup" in family.name
+        assert family.type == "gauge" or counted
         assert not family.name.endswith(("_total", "_count", "_sum", "_bucket"))
         assert family.documentation
-        assert {label for sample in family.samples for label in sample.labels} <= {"status", "kind"}
+        labels = {label for sample in family.samples for label in sample.labels}
+        assert labels <= {"status", "kind", *(["le"] if family.type == "histogram" else [])}
         if "_age" in family.name or "timestamp" in family.name:
             assert family.name.endswith("_seconds")
 
@@ -142,4 +146,6 @@ def test_a_table_that_can_no_longer_be_polled_counts_as_unknown(
 
 def test_both_databases_answer_a_scrape(database: Database) -> None:
     with database.read() as session:
-        assert b'icestream_tables{status="unknown"} 0.0' in render_metrics(session, Settings())
+        assert b'icestream_tables{status="unknown"} 0.0' in render_metrics(
+            session, Settings(), LookupFigures()
+        )
