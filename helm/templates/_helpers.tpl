@@ -123,6 +123,28 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{/* What the service shows its lookup servers. */}}
+{{- define "icestream.lookupToken" -}}
+- name: ICESTREAM_LOOKUP_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.auth.existingSecret }}
+      key: {{ .Values.auth.lookupKey }}
+{{- end -}}
+
+{{/* Arrow and polars would take one thread for each CPU of the node. Called with the container's name. */}}
+{{- define "icestream.threadsEnv" -}}
+{{- $container := . -}}
+{{- range list "OMP_NUM_THREADS" "POLARS_MAX_THREADS" }}
+- name: {{ . }}
+  valueFrom:
+    resourceFieldRef:
+      containerName: {{ $container }}
+      resource: limits.cpu
+      divisor: "1"
+{{- end }}
+{{- end -}}
+
 {{/* Settings of the service, and of the migration, which checks the same. */}}
 {{- define "icestream.serviceEnv" -}}
 - name: ICESTREAM_HOST
@@ -157,6 +179,11 @@ capabilities:
 {{- with .Values.catalogs.allowedSecrets }}
 - name: ICESTREAM_ALLOWED_SECRETS
   value: {{ join "," . | quote }}
+{{- end }}
+{{- if .Values.lookup.enabled }}
+- name: ICESTREAM_LOOKUP_URL
+  value: http://{{ include "icestream.fullname" . }}-lookup:8020
+{{ include "icestream.lookupToken" . }}
 {{- end }}
 {{- with .Values.auth.oidc }}
 {{- if .issuer }}
@@ -247,6 +274,13 @@ affinity:
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{/* The Deployments of this release, with spaces in between: each has values of its name. */}}
+{{- define "icestream.components" -}}
+service
+{{- if .Values.worker.enabled }} worker{{ end }}
+{{- if .Values.lookup.enabled }} lookup{{ end }}
 {{- end -}}
 
 {{- define "icestream.sparkOnKubernetes" -}}

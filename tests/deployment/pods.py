@@ -9,6 +9,7 @@ from tests.deployment.chart import ROOT, Manifest, environment
 SECRETS = {
     "admin-key": "admin-key-of-these-tests-0123456789",
     "worker-key": "worker-key-of-these-tests-0123456789",
+    "lookup-token": "lookup-token-of-these-tests-0123456789",
     "password": "p@ss:w/rd",
     "url": "postgresql+psycopg://user:password@host/name",
 }

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from service import __version__
-from service.command.serving import STOP_SECONDS
+from service.command import serving
 from service.records.keys import Role
 from service.settings import Settings
 from tests.deployment.chart import (
@@ -29,6 +29,8 @@ from tests.deployment.chart import (
 )
 from tests.deployment.pods import SECRETS, given
 from worker.agent.main import WorkerSettings
+from worker.lookup_server import main as lookup_server
+from worker.lookup_server.main import LookupSettings
 from worker.spark.tasks import DRAIN_SECONDS
 
 pytestmark = pytest.mark.integration
@@ -114,6 +116,10 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ({"worker": {"spark": {"executor": {"minExecutors": 9}}}}, "minExecutors is greater than"),
         ({"worker": {"spark": {"driverMemory": "3073m"}}}, "raise the limit, or lower driverMemory"),
         ({"service": {"preStopSeconds": 20}}, "terminationGracePeriodSeconds must be more than"),
+        ({"lookup": {"preStopSeconds": 20}}, "more than lookup.preStopSeconds + 25"),
+        ({"lookup": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "than lookup.autoscaling.max"),
+        ({"lookup": {"settings": {}}}, "at '/lookup': additional properties 'settings' not allowed"),
+        ({"service": {"settings": {"ICESTREAM_LOOKUP_TOKEN": "k"}}}, "must not lie in values"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(values: Manifest, complaint: str) -> None:
@@ -193,13 +199,16 @@ def test_a_driver_may_do_nothing_but_run_pods_in_its_namespace() -> None:
 
 
 def test_whoever_reads_the_lake_has_an_identity_of_the_cloud_and_may_ask_for_its_tokens() -> None:
-    manifests = render("spark-on-kubernetes")
+    manifests = render("spark-on-kubernetes", lookup={
+        "enabled": True,
+        "serviceAccount": {"annotations": {"iam.gke.io/gcp-service-account": "reader@p"}},
+    })  # fmt: skip
     annotation = "iam.gke.io/gcp-service-account"
     accounts = {
         one["metadata"]["labels"]["app.kubernetes.io/component"]: one["metadata"].get("annotations", {})
         for one in of_kind(manifests, "ServiceAccount")
     }
-    members = {"service", "worker", "executor"}
+    members = {"service", "worker", "executor", "lookup"}
     assert {name for name, annotations in accounts.items() if annotation in annotations} == members
     for name in members:
         egress = named(manifests, "NetworkPolicy", name)["spec"]["egress"]
@@ -219,7 +228,7 @@ def test_secrets_are_only_referred_to() -> None:
         assert not of_kind(manifests, "Secret")
         for one in pods(manifests):
             for name, value in environment(one).items():
-                if name in ("ICESTREAM_BOOTSTRAP_KEY", "ICESTREAM_API_KEY", "PGPASSWORD"):
+                if name.endswith(("_KEY", "_TOKEN", "PGPASSWORD")):
                     assert set(value) == {"secretKeyRef"}
 
 
@@ -263,24 +272,33 @@ def test_the_programs_know_every_setting_that_the_chart_gives(
     example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that they do not know they would ignore."""
-    manifests = render(example)
+    manifests = render(example, lookup={"enabled": True})
     service = given(pod(manifests, "service"), {}, {})
     facts = {"metadata.name": "p", "status.podIP": "127.0.0.1", "limits.cpu": "2"}
-    worker = given(pod(manifests, "worker"), facts, {})
+    worker, lookup = (given(pod(manifests, name), facts, {}) for name in ("worker", "lookup"))
     elsewhere = {"driver_memory", "jars_dir"}
     for variables, known in (
         (service, {*Settings.model_fields, *elsewhere}),
         (worker, {*WorkerSettings.model_fields, *elsewhere}),
+        (lookup, {*LookupSettings.model_fields, *elsewhere}),
     ):
         names = {name.removeprefix("ICESTREAM_").lower() for name in variables if "ICESTREAM_" in name}
         assert names <= known
-    for name, value in (service | worker).items():
+    for name, value in (service | worker | lookup).items():
         monkeypatch.setenv(name, value)
     settings = Settings()
     settings.check_bootstrap_keys()
     assert settings.is_public
     settings.places.check(settings.index_warehouse)
     assert WorkerSettings().api_key == SECRETS["worker-key"]
+    assert LookupSettings().lookup_token == SECRETS["lookup-token"]
+    shown = settings.lookup_token
+    assert shown is not None
+    assert shown.get_secret_value() == SECRETS["lookup-token"]
+    called = named(manifests, "Service", "lookup")
+    (port,) = called["spec"]["ports"]
+    assert settings.lookup_url == f"http://{called['metadata']['name']}:{port['port']}"
+    assert container(pod(manifests, "lookup"))["ports"][0]["containerPort"] == LookupSettings().lookup_port
     if example == "production":
         assert settings.oidc_roles == {"lake-admins": Role.ADMIN, "data-team": Role.OPERATOR}
 
@@ -295,10 +313,11 @@ def test_service_and_migration_get_the_same_settings() -> None:
 
 
 def test_pods_end_in_their_own_time() -> None:
-    manifests = render()
-    spec = pod(manifests, "service")["spec"]
-    waits = int(container(pod(manifests, "service"))["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert spec["terminationGracePeriodSeconds"] > waits + STOP_SECONDS
+    manifests = render("production")
+    for name, stop_seconds in (("service", serving.STOP_SECONDS), ("lookup", lookup_server.STOP_SECONDS)):
+        spec = pod(manifests, name)["spec"]
+        waits = int(container(pod(manifests, name))["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert spec["terminationGracePeriodSeconds"] > waits + stop_seconds
     assert pod(manifests, "worker")["spec"]["terminationGracePeriodSeconds"] > 2 * DRAIN_SECONDS
 
 
@@ -314,15 +333,18 @@ def test_replicas_are_left_to_the_autoscaler() -> None:
     manifests = render("production")
     assert "replicas" not in named(manifests, "Deployment", "service")["spec"]
     assert "replicas" not in named(manifests, "Deployment", "worker")["spec"]
-    (scaler,) = of_kind(manifests, "HorizontalPodAutoscaler")
-    assert scaler["spec"]["scaleTargetRef"]["name"] == "r-icestream-service"
+    assert "replicas" not in named(manifests, "Deployment", "lookup")["spec"]
+    scalers = of_kind(manifests, "HorizontalPodAutoscaler")
+    targets = [one["spec"]["scaleTargetRef"]["name"] for one in scalers]
+    assert targets == ["r-icestream-service", "r-icestream-lookup"]
     (scaled,) = of_kind(manifests, "ScaledObject")
     assert scaled["spec"]["scaleTargetRef"]["name"] == "r-icestream-worker"
     assert scaled["spec"]["maxReplicaCount"] == 10
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metadata"]["url"] == "http://r-icestream.data.svc:8000/metrics"
     assert trigger["metadata"]["targetValue"] == "1"
-    plain = render(service={"replicas": 3}, worker={"replicas": 4})
+    plain = render(service={"replicas": 3}, worker={"replicas": 4}, lookup={"enabled": True, "replicas": 5})
+    assert named(plain, "Deployment", "lookup")["spec"]["replicas"] == 5
     assert named(plain, "Deployment", "service")["spec"]["replicas"] == 3
     assert named(plain, "Deployment", "worker")["spec"]["replicas"] == 4
 
@@ -345,6 +367,25 @@ def test_the_service_can_run_without_workers() -> None:
     assert not [one for one in manifests if component(one) in ("worker", "executor")]
 
 
+def test_lookup_servers_come_with_a_value_and_leave_nothing_without() -> None:
+    def of_lookups(*, enabled: bool) -> set[str]:
+        manifests = render(worker={"enabled": False}, lookup={"enabled": enabled})
+        told = {name for name in environment(pod(manifests, "service")) if "LOOKUP" in name}
+        return told | {one["kind"] for one in manifests if component(one) == "lookup"}
+
+    assert of_lookups(enabled=False) == set()
+    objects = {"Deployment", "Service", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"}
+    assert of_lookups(enabled=True) == {"ICESTREAM_LOOKUP_URL", "ICESTREAM_LOOKUP_TOKEN", *objects}
+
+
+def test_lookup_servers_know_the_stores_and_nothing_of_the_database() -> None:
+    lookup = pod(render("production"), "lookup")
+    names = set(environment(lookup))
+    assert "AWS_REGION" in names
+    assert not [name for name in names if "DATABASE" in name or name.startswith("PG") or "BOOTSTRAP" in name]
+    assert "database" not in [volume["name"] for volume in lookup["spec"]["volumes"]]
+
+
 def test_the_ingress_ends_tls_and_holds_no_event_back() -> None:
     (ingress,) = of_kind(render("production"), "Ingress")
     annotations = ingress["metadata"]["annotations"]
@@ -353,7 +394,7 @@ def test_the_ingress_ends_tls_and_holds_no_event_back() -> None:
     assert ingress["spec"]["tls"] == [{"secretName": "icestream-tls", "hosts": ["icestream.example.com"]}]
     (rule,) = ingress["spec"]["rules"]
     backend = rule["http"]["paths"][0]["backend"]["service"]
-    (service,) = of_kind(render("production"), "Service")
+    service = named(render("production"), "Service", "")
     assert backend["name"] == service["metadata"]["name"]
     assert backend["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
     # TLS ends at the ingress: the service must believe it that a request came by HTTPS.
@@ -378,15 +419,17 @@ def test_images_are_named_by_registry_tag_or_digest() -> None:
 
 def test_a_digest_wins_over_a_tag_in_every_pod_that_is_made() -> None:
     image = {"tag": "7", "digest": "sha256:" + 64 * "a"}
-    manifests = render("spark-on-kubernetes", service={"image": image}, worker={"image": image})
+    manifests = render(
+        "spark-on-kubernetes", service={"image": image}, worker={"image": image}, lookup={"enabled": True}
+    )
     # An executor's template has none: Spark adds it.
     images = {component(one): container(one).get("image") for one in pods(manifests)}
     spark = named(manifests, "ConfigMap", "spark")["data"]["spark-defaults.conf"]
     conf = dict(line.split(" ", 1) for line in spark.splitlines())
     images["executor"] = conf["spark.kubernetes.container.image"]
-    assert {"service", "migration", "worker", "executor"} <= images.keys()
+    assert {"service", "migration", "worker", "executor", "lookup"} == images.keys()
     for name, found in images.items():
-        repository = "worker" if name in ("worker", "executor") else "service"
+        repository = "service" if name in ("service", "migration") else "worker"
         assert found == f"icestream/{repository}@{image['digest']}"
 
 
@@ -395,13 +438,13 @@ def test_the_chart_deploys_the_version_of_the_project() -> None:
 
 
 def test_what_catalogs_need_is_the_same_everywhere_but_in_the_migration() -> None:
-    manifests = render("spark-on-kubernetes", catalogs={
+    manifests = render("spark-on-kubernetes", lookup={"enabled": True}, catalogs={
         "env": [{"name": "AWS_REGION", "value": "r"}],
         "envFrom": [{"secretRef": {"name": "lake"}}],
         "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
         "volumeMounts": [{"name": "keys", "mountPath": "/keys", "readOnly": True}],
     })  # fmt: skip
-    for name in ("service", "worker", "executor"):
+    for name in ("service", "worker", "executor", "lookup"):
         one = pod(manifests, name)
         assert environment(one)["AWS_REGION"] == "r"
         assert container(one)["envFrom"] == [{"secretRef": {"name": "lake"}}]
@@ -417,7 +460,7 @@ def test_names_stay_within_what_kubernetes_allows() -> None:
 
 def test_replicas_are_spread_and_budgets_let_a_node_be_drained() -> None:
     manifests = render("production")
-    for name in ("service", "worker"):
+    for name in ("service", "worker", "lookup"):
         spread = pod(manifests, name)["spec"]["topologySpreadConstraints"]
         assert {one["topologyKey"] for one in spread} == {
             "kubernetes.io/hostname",
@@ -458,11 +501,11 @@ def test_service_and_workers_are_told_where_traces_go_and_may_go_there() -> None
 
 def test_the_log_is_json_unless_values_say_otherwise_and_webhooks_find_their_keys() -> None:
     secret = {"name": "WEBHOOK_ON_CALL", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}
-    manifests = render(logs={"format": "text", "requests": False}, webhooks={"env": [secret]})
+    manifests = render("production", logs={"format": "text", "requests": False}, webhooks={"env": [secret]})
     assert "WEBHOOK_ON_CALL" in environment(pod(manifests, "service"))
     assert "WEBHOOK_ON_CALL" not in environment(pod(manifests, "worker"))
-    for log_format, rendered in (("text", manifests), ("json", render())):
-        for name in ("service", "worker"):
+    for log_format, rendered in (("text", manifests), ("json", render("production"))):
+        for name in ("service", "worker", "lookup"):
             assert environment(pod(rendered, name))["ICESTREAM_LOG_FORMAT"] == log_format
 
 

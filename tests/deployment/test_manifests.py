@@ -84,11 +84,12 @@ def test_what_a_manifest_refers_to_is_there_or_the_users(example: str) -> None:
         assert pod["spec"].get("serviceAccountName") in accounts | {None}
         for volume in pod["spec"]["volumes"]:
             assert volume.get("configMap", {}).get("name") in configurations | {None}
-    (service,) = of_kind(manifests, "Service")
-    selected = [pod for pod in pods(manifests) if matches(service["spec"]["selector"], pod)]
-    assert [component(pod) for pod in selected] == ["service"]
-    for port in service["spec"]["ports"]:
-        assert port["targetPort"] in [one["name"] for one in container(selected[0])["ports"]]
+    for one in of_kind(manifests, "Service"):
+        (selected,) = (pod for pod in pods(manifests) if matches(one["spec"]["selector"], pod))
+        assert component(selected) == component(one)
+        for port in one["spec"]["ports"]:
+            assert port["targetPort"] in [known["name"] for known in container(selected)["ports"]]
+    service = named(manifests, "Service", "")
     for monitor in of_kind(manifests, "ServiceMonitor"):
         assert matches(monitor["spec"]["selector"]["matchLabels"], service)
         assert {one["port"] for one in monitor["spec"]["endpoints"]} <= {
@@ -169,24 +170,27 @@ def may_connect(manifests: list[Manifest], source: str, target: str, port: int) 
 
 def test_network_policies_allow_what_is_needed_and_nothing_else() -> None:
     manifests = render(
-        "spark-on-kubernetes", networkPolicy={"kubernetesApi": {"to": "anywhere", "ports": [443, 6443]}}
+        "spark-on-kubernetes",
+        lookup={"enabled": True},
+        networkPolicy={"kubernetesApi": {"to": "anywhere", "ports": [443, 6443]}},
     )
-    members = ("service", "worker", "executor", "migration")
+    members = ("service", "worker", "executor", "migration", "lookup")
     tried = {
         (source, target, port)
         for source in (*members, "outside")
         for target in (*members, "outside")
-        for port in (53, 443, 5432, 6443, 7078, 7079, 8000, 9999)
+        for port in (53, 443, 5432, 6443, 7078, 7079, 8000, 8020, 9999)
         if (source, target) != ("outside", "outside")
     }
     allowed = {one for one in tried if may_connect(manifests, *one)}
     # Workers get all their replicas' blocks from executors; drivers know nothing of each other.
     assert allowed == {
         *((member, "outside", 53) for member in members),
-        *((member, "outside", 443) for member in ("service", "worker", "executor")),
+        *((member, "outside", 443) for member in ("service", "worker", "executor", "lookup")),
         *((member, "outside", 5432) for member in ("service", "migration")),
         ("worker", "outside", 6443),
         ("worker", "service", 8000),
+        ("service", "lookup", 8020),
         ("worker", "executor", 7079),
         *(("executor", target, port) for target, port in (("worker", 7078), ("worker", 7079))),
         ("executor", "executor", 7079),
@@ -215,9 +219,10 @@ def test_a_list_that_names_nobody_admits_nobody(worker: bool) -> None:
         networkPolicy={**empty, "clients": [], "extraEgress": []},
         traces={"endpoint": "http://collector:4318"},
         worker={"enabled": worker},
+        lookup={"enabled": worker},
     )
     members = {component(one) for one in pods(manifests)}
-    for port in (53, 443, 988, 4318, 5432, 6443, 8000):
+    for port in (53, 443, 988, 4318, 5432, 6443, 8000, 8020):
         assert not [one for one in members if may_connect(manifests, "outside", one, port)]
         assert not [one for one in members if may_connect(manifests, one, "outside", port)]
     assert may_connect(manifests, "worker", "service", 8000) is worker

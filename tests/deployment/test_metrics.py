@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlmodel import SQLModel
 
 from service.db.database import Database
+from service.lookups.figures import LookupFigures
 from service.metrics import render_metrics
 from service.settings import Settings
-from tests.deployment.chart import named, of_kind, render
+from tests.deployment.chart import Manifest, named, of_kind, render
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,8 @@ def told() -> dict[str, list[dict[str, str]]]:
     database = Database("sqlite://")
     SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
-        families = list(text_string_to_metric_families(render_metrics(session, Settings()).decode()))
+        text = render_metrics(session, Settings(), LookupFigures()).decode()
+    families = list(text_string_to_metric_families(text))
     database.dispose()
     found: dict[str, list[dict[str, str]]] = {}
     for sample in (sample for family in families for sample in family.samples):
@@ -62,7 +64,7 @@ def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
 def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
     (rule,) = of_kind(render("production"), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 7
+    assert len(alerts) == 8
     for alert in alerts:
         check(alert["expr"], told)
         assert 'namespace="data", service="r-icestream"' in alert["expr"]
@@ -78,6 +80,13 @@ def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> N
     for failed in ("JobsFail", "WebhookDeliveriesDead"):
         expression = by_name[f"Icestream{failed}"]["expr"]
         assert re.fullmatch(r"time\(\) - max\(\w+_last_failure_timestamp_seconds{.*}\) < 3600", expression)
+    assert not alerts_about_lookups(render(metrics={"prometheusRule": {"enabled": True}}))
+
+
+def alerts_about_lookups(manifests: list[Manifest]) -> list[str]:
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    alerts = [alert["alert"] for group in rule["spec"]["groups"] for alert in group["rules"]]
+    return [name for name in alerts if "Lookup" in name]
 
 
 def test_the_dashboard_asks_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
@@ -89,7 +98,7 @@ def test_the_dashboard_asks_for_what_is_told(told: dict[str, list[dict[str, str]
             expression = target["expr"]
             check(re.sub(r"\$\w+", "x", expression), told)
             labels |= set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            for label in re.findall(r"by \((\w+)\)", expression):
+            for label in re.findall(r"by \((?!le\))(\w+)\)", expression):
                 assert f"{{{{{label}}}}}" in target["legendFormat"]
     assert labels == {"status", "kind"}
     shown = {name for name in told if name in data}

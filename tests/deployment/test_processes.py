@@ -101,6 +101,7 @@ def manifests() -> Iterator[list[Manifest]]:
                 "sslMode": "disable",
             },
             worker={"spark": {"mode": "local", "driverMemory": "512m"}},
+            lookup={"enabled": True},
         )
 
 
@@ -150,6 +151,9 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
             assert events.headers["X-Accel-Buffering"] == "no"
         wait_until(lambda: schedulers(given(service, {}, {})) == 1, first, logs[0])
 
+        answers_for_keys(
+            pod_of(manifests, "lookup"), given(service, {}, {})["ICESTREAM_LOOKUP_TOKEN"], tmp_path
+        )
         works(worker, named(manifests, "ConfigMap", "spark"), url, tmp_path)
         for process, said in zip((first, second), logs, strict=True):
             end(process, said)
@@ -168,6 +172,24 @@ def schedulers(variables: Mapping[str, str]) -> int:
         held: int = connection.execute(text("SELECT count(*) FROM leases")).scalar_one()
     engine.dispose()
     return held
+
+
+def answers_for_keys(lookup: Manifest, token: str, directory: Path) -> None:
+    """Starts a lookup server, which knows what the service shows it, and ends it."""
+    port, log = free_port(), directory / "lookup.log"
+    facts = {"limits.cpu": str(container(lookup)["resources"]["limits"]["cpu"])}
+    with running(lookup, log, facts, ICESTREAM_LOOKUP_PORT=str(port)) as process:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            wait_until(lambda probe=probe: answers(lookup, probe, port), process, log)  # type: ignore[misc]
+        for shown, status in ((token, 400), ("another", 401)):
+            asked = httpx.post(
+                f"http://127.0.0.1:{port}/lookups",
+                headers={"Authorization": f"Bearer {shown}"},
+                json={},
+                timeout=PATIENCE_SECONDS,
+            )
+            assert asked.status_code == status
+        end(process, log)
 
 
 def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
