@@ -32,7 +32,7 @@ import worker.index.compaction
 import worker.jobs.orphan_files
 import worker.lookup.index_lookup
 import worker.spark.tasks
-import worker.table.commit
+import worker.table.row_delta
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
@@ -177,8 +177,8 @@ def inject() -> None:
         wrap(worker.deletes.write, write, "delete-file", disk_full)
     wrap(worker.jobs.orphan_files, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
-    row_delta, stage = worker.table.commit.java_row_delta, Job.stage
-    worker.table.commit.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))
+    row_delta, stage = worker.table.row_delta.java_row_delta, Job.stage
+    worker.table.row_delta.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))
 
     @contextmanager
     def faulty_stage(job: Job, name: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from worker.table import row_delta
 from worker.table.catalogs import java_message, java_types, jvm_of, raise_lack_of_memory
 from worker.table.commit_errors import (
     COMMIT_FAILED,
@@ -30,7 +31,7 @@ from worker.table.commit_errors import (
     commit_failure,
     prepared,
 )
-from worker.table.row_delta import ANY_FILE, RowDelta, java_list, java_row_delta, nothing_added_again
+from worker.table.row_delta import ANY_FILE, RowDelta, java_list, nothing_added_again
 
 JOB_ID = "icestream.job-id"
 ATTEMPT = "icestream.attempt"
@@ -90,7 +91,9 @@ def commit_row_delta(
             check_location(place)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation = java_row_delta(java_table, delta, summary, referenced, validator, condemned, place)
+            operation = row_delta.java_row_delta(
+                java_table, delta, summary, referenced, validator, condemned, place
+            )
         failure: CommitError | None = None
         cause: Exception | None = None
         may_repeat = False

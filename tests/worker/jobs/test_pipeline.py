@@ -196,7 +196,7 @@ def test_nothing_is_committed_to_a_place_that_the_table_names_meanwhile(
             lead_elsewhere()
             return operation
 
-        monkeypatch.setattr("worker.table.commit.java_row_delta", built)
+        monkeypatch.setattr("worker.table.row_delta.java_row_delta", built)
     allowed = [catalog.warehouse, str(catalog.database), jobs.index_location]
     with pytest.raises(JobError) as refused:
         jobs.run("convert", allowed_locations=allowed)

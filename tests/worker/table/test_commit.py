@@ -464,7 +464,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
     """Its delete files are in a snapshot that anybody may still read, or go back to."""
     plan = new_plan()
     before = plan.table.snapshot_id
-    build = worker.table.commit.java_row_delta
+    build = row_delta.java_row_delta
 
     class RolledBack:
         def __init__(self, operation: Any) -> None:
@@ -475,7 +475,7 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
             plan.table.java.manageSnapshots().rollbackTo(before).commit()
             plan.table.java.manageSnapshots().rollbackTo(1)  # a conflict, as a repeated statement may end
 
-    monkeypatch.setattr(worker.table.commit, "java_row_delta", lambda *how: RolledBack(build(*how)))
+    monkeypatch.setattr(row_delta, "java_row_delta", lambda *how: RolledBack(build(*how)))
     with pytest.raises(CommitStateUnknownError, match="branch main was moved away from it"):
         commit_row_delta(plan.java_table, plan.delta)
     head = plan.table.metadata.snapshots[-1].snapshot_id
