@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, UtcTime, example
@@ -50,6 +50,8 @@ class Principal:
     """Set for browser sessions: forms and scripts of the page must send it back."""
     scopes: frozenset[Scope] | None = None
     """None: all that the role allows."""
+    tables: tuple[str, ...] | None = None
+    """Patterns of full names, such as `lake.sales.*`: whose keys may be asked for. None: all."""
 
     @property
     def key(self) -> str:
@@ -59,6 +61,9 @@ class Principal:
 
 SYSTEM = Principal("system", "system", "icestream", Role.ADMIN)
 """The service itself: `up` and the scheduler."""
+
+
+TablePattern = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
 
 
 class ApiKeyRequest(Message):
@@ -82,8 +87,18 @@ class ApiKeyRequest(Message):
     scopes: list[Scope] | None = ModelField(default=None, min_length=1)
     """The key may call only what these scopes name: headings of /docs, where `write` includes `read`; null is
     all that its role may. A key with scopes cannot sign in a browser."""
+    tables: list[TablePattern] | None = ModelField(default=None, min_length=1, max_length=1_000)
+    """The key may ask for keys of these tables alone, by full names with `*` for any text, such as
+    `lake.sales.*`; null for all. Only for a key whose one scope is `lookups:read`: every other part of the
+    API tells of all tables."""
     expires_at: UtcTime | None = None
     """The key ends at this time; null for never."""
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        if self.tables is not None and set(self.scopes or ()) != {Scope.LOOKUPS_READ}:
+            raise ValueError("tables can be given for the one scope lookups:read only")
+        return self
 
 
 class RotationRequest(Message):
@@ -114,6 +129,8 @@ class ApiKeyView(Message):
     """What the key may do."""
     scopes: list[Scope] | None
     """The parts of it that are meant; null for all."""
+    tables: list[str] | None
+    """The tables whose keys may be asked for, by patterns of their full names; null for all."""
     state: KeyState
     """Whether it can be used."""
     prefix: str

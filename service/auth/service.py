@@ -82,13 +82,15 @@ def create_api_key(
 ) -> CreatedApiKey:
     """Make a key; the answer is the only place where it can ever be read."""
     scopes = sorted({scope.value for scope in request.scopes}) if request.scopes is not None else None
-    limits = {"role": request.role.value} | ({"scopes": scopes} if scopes else {})
+    limits = {"role": request.role.value, "scopes": scopes, "tables": request.tables}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
     authorize(session, principal, Role.ADMIN, "api_key.create", request.name, **limits)
     secret = key or _new_key()
     row = ApiKey(
         name=request.name,
         role=request.role.value,
         scopes=scopes,
+        tables=request.tables,
         key_hash=hash_secret(secret),
         prefix=_shown_prefix(secret) if key is None else _GIVEN,
         created_by=principal.name,
@@ -232,7 +234,8 @@ def find_api_key_principal(database: Database, key: str) -> Principal | None:
             used.last_used_at = now
             session.add(used)
     scopes = frozenset(map(Scope, row.scopes)) if row.scopes is not None else None
-    return Principal("api_key", row.id, row.name, Role(row.role), scopes=scopes)
+    tables = tuple(row.tables) if row.tables is not None else None
+    return Principal("api_key", row.id, row.name, Role(row.role), scopes=scopes, tables=tables)
 
 
 def create_login_link(

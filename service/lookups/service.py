@@ -1,5 +1,6 @@
 """Who asks about which keys of which table, and where that is."""
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from sqlmodel import Session
@@ -8,7 +9,7 @@ from service.auth import audit
 from service.auth.models import Principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
-from service.errors import IcestreamError
+from service.errors import ForbiddenError, IcestreamError
 from service.lookups.heads import Head
 from service.lookups.models import LookupRequest
 from service.lookups.servers import OutdatedError
@@ -20,10 +21,27 @@ from service.settings import Settings
 def asked(
     session: Session, caller: Principal, table_id: str, key_count: int
 ) -> tuple[EnrolledTable, Catalog]:
-    """The table and its catalog; the audit log tells who asks about how many keys, and never which."""
+    """The table and its catalog; the audit log tells who asks about how many keys, and never which.
+
+    Raises NotFoundError, or ForbiddenError for a caller who may ask about other tables alone.
+    """
     table = get_table(session, table_id)
+    catalog = session.get_one(Catalog, table.catalog_id)
+    _check_tables(caller, f"{catalog.name}.{table.name}")
     audit.record(session, caller, "table.look_up", table.name, "allowed", keys=key_count)
-    return table, session.get_one(Catalog, table.catalog_id)
+    return table, catalog
+
+
+def _check_tables(caller: Principal, table: str) -> None:
+    if caller.tables is None or any(fnmatchcase(table, pattern) for pattern in caller.tables):
+        return
+    raise ForbiddenError(
+        "out-of-scope",
+        f"{caller.name!r} is only for keys of {', '.join(caller.tables)}.",
+        "Use a key that is for this table as well.",
+        action="table.look_up",
+        target=table,
+    )
 
 
 def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: EnrolledTable) -> str:

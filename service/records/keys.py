@@ -41,6 +41,8 @@ class ApiKey(SQLModel, table=True):
     key_hash: str = Field(unique=True)
     scopes: list[str] | None = Field(default=None, sa_type=Json)
     """None: all that the role allows."""
+    tables: list[str] | None = Field(default=None, sa_type=Json)
+    """Patterns of full names, of tables whose keys may be asked for; None: all."""
     prefix: str
     """The first characters, to tell keys apart in lists."""
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)

@@ -59,6 +59,7 @@ def create_key(request: Request, database: CurrentDatabase, sender: Admin, typed
                 "name": typed["name"],
                 "role": typed["role"],
                 "scopes": typed.all("scopes") or None,
+                "tables": typed.lines("tables") or None,
                 "expires_at": f"{expires_on}T00:00:00Z" if expires_on else None,
             },
         )

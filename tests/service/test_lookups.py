@@ -151,6 +151,27 @@ def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(
         assert client.patch(table.removesuffix("/lookups"), json={}).status_code == 403
 
 
+def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: str) -> None:
+    def key(*tables: str, scopes: tuple[str, ...] = ("lookups:read",)) -> httpx.Response:
+        body = {"name": "k", "role": "viewer", "scopes": scopes, "tables": tables}
+        return service.admin.post("/api-keys", json=body)
+
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
+    of_one = {"key": {"id": 3}, "key_columns": ["id"]}
+    cases = [(["local.db.*"], True), (["other.*", "local.db.t"], True), (["local.db"], False)]
+    for tables, is_let in cases:
+        made = key(*tables).json()
+        assert made["tables"] == tables
+        client = service.client_with({"Authorization": f"Bearer {made['key']}"})
+        answers = [client.post(table, json=asked), client.post(f"{table}/history", json=of_one)]
+        assert [answer.status_code for answer in answers] == [200 if is_let else 403] * 2
+    assert answers[0].json()["type"] == "/problems/out-of-scope"
+    denied = service.admin.get("/audit", params={"action": "table.look_up", "outcome": "denied"}).json()
+    assert {entry["target"] for entry in denied["items"]} == {"local.db.t"}
+    for refused in (key(), key("x", scopes=("lookups:read", "tables:read")), key("x", scopes=())):
+        assert refused.status_code == 422
+
+
 def test_the_history_of_a_key_tells_what_each_snapshot_did(
     service: Running, table: str, iceberg: IcebergCatalog
 ) -> None:

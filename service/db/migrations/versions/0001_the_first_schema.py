@@ -82,6 +82,7 @@ def _create_tables() -> None:
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("key_hash", sa.String(), nullable=False),
         sa.Column("scopes", JSON, nullable=True),
+        sa.Column("tables", JSON, nullable=True),
         sa.Column("prefix", sa.String(), nullable=False),
         sa.Column("created_at", AT, nullable=False),
         sa.Column("created_by", sa.String(), nullable=False),
