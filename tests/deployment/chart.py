@@ -24,6 +24,10 @@ class HelmError(Exception):
     """Helm refused; the text is what a user reads."""
 
 
+class KubernetesError(Exception):
+    """Kubernetes would refuse a manifest."""
+
+
 @cache
 def helm() -> str:
     """The path of Helm, which is built the first time."""
@@ -65,6 +69,17 @@ def render(
     # libyaml's loader: the same, ten times as fast.
     manifests = yaml.load_all(template(example, kubernetes, **values), yaml.CSafeLoader)
     return [manifest for manifest in manifests if manifest]
+
+
+def validate(manifest: Manifest, kubernetes: str) -> None:
+    """Raises KubernetesError if one of its fields is unknown, missing or of another type."""
+    # Not at the top: the grammars of addresses that it brings take whoever collects tests seconds.
+    import kubernetes_validate
+
+    try:
+        kubernetes_validate.validate(manifest, kubernetes, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        raise KubernetesError(str(error)) from error
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:

@@ -18,8 +18,6 @@ from typing import Any
 
 import pyspark
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from tests.deployment.chart import ROOT, component, container, pods, render
@@ -189,6 +187,10 @@ def test_an_image_takes_the_jars_that_are_locked_and_no_others(found: str, tmp_p
 
 
 def bill_of_materials(*options: object) -> dict[str, Any]:
+    # Not at the top: the grammars of addresses that it brings take whoever collects tests seconds.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     command = [sys.executable, str(ROOT / "scripts" / "sbom"), "--name", "icestream-test", *map(str, options)]
     text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     validator = JsonStrictValidator(SchemaVersion.V1_6)

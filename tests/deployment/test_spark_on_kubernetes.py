@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kubernetes_validate
 import pyspark
 import pytest
 
@@ -20,6 +19,7 @@ from tests.deployment.chart import (
     of_kind,
     pods,
     render,
+    validate,
 )
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.pods import given
@@ -84,7 +84,7 @@ def test_a_driver_runs_its_tasks_on_executors_that_it_may_make(tmp_path: Path) -
     assert {verb for verb, _ in api.allowed} - api.used <= {"delete", "watch"}
 
     (pod,) = api.created
-    kubernetes_validate.validate(pod, NEWEST_KUBERNETES, strict=True)
+    validate(pod, NEWEST_KUBERNETES)
     asked = container(pod)
     assert asked["command"] == ["spark-executor"]
     assert asked["image"] == container(worker)["image"]
