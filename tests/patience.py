@@ -5,15 +5,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_SECONDS = 240.0
-POLL_SECONDS = 0.05
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.2
 T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | None], what: str) -> T:
-    """Return the condition's first true value."""
+    """Return the condition's first true value, looking less and less often: to look costs, too."""
     deadline = time.monotonic() + PATIENCE_SECONDS
+    pause = MIN_PAUSE_SECONDS
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"Waited {PATIENCE_SECONDS:.0f} s in vain for {what}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
     return value
