@@ -24,7 +24,7 @@ def given(pod: Manifest, facts: Mapping[str, str], overridden: Mapping[str, str]
     found = {"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONPATH": str(ROOT)}
     # The image has these elsewhere.
     found |= {"ICESTREAM_JARS_DIR": str(JARS)}
-    found |= {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+    found |= {name: os.environ[name] for name in ("JAVA_HOME", "JDK_JAVA_OPTIONS") if name in os.environ}
     for name, value in environment(pod).items():
         if isinstance(value, str):
             for known in found:

@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, make_url, text
 from tests.deployment.chart import Manifest, component, container, named, pods, render
 from tests.deployment.pods import SECRETS, given
 from tests.patience import PATIENCE_SECONDS
+from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import running_server
 
 pytestmark = pytest.mark.integration
@@ -72,12 +73,13 @@ def answers(pod: Manifest, probe: str, port: int) -> bool:
     request = container(pod)[probe]["httpGet"]
     assert request["port"] == "http"
     try:
-        return (
-            httpx.get(f"http://127.0.0.1:{port}{request['path']}", timeout=PATIENCE_SECONDS).status_code
-            == 200
-        )
+        return get(f"http://127.0.0.1:{port}{request['path']}").status_code == 200
     except httpx.TransportError:
         return False
+
+
+def get(url: str, **how: Any) -> httpx.Response:
+    return httpx.get(url, timeout=PATIENCE_SECONDS, verify=PLAIN_HTTP, **how)
 
 
 def free_port() -> int:
@@ -136,14 +138,8 @@ def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path
         url = f"http://127.0.0.1:{ports[0]}"
         worker_key = {"Authorization": f"Bearer {WORKER_KEY}"}
         admin_key = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        assert (
-            httpx.get(f"{url}/api/v1/api-keys", headers=worker_key, timeout=PATIENCE_SECONDS).status_code
-            == 403
-        )
-        assert (
-            httpx.get(f"{url}/api/v1/api-keys", headers=admin_key, timeout=PATIENCE_SECONDS).status_code
-            == 200
-        )
+        assert get(f"{url}/api/v1/api-keys", headers=worker_key).status_code == 403
+        assert get(f"{url}/api/v1/api-keys", headers=admin_key).status_code == 200
         # A proxy must pass events on as they come; nginx reads this header, whatever the ingress says.
         with httpx.stream(
             "GET", f"{url}/api/v1/events", headers=admin_key, timeout=PATIENCE_SECONDS
@@ -214,13 +210,7 @@ def works(worker: Manifest, spark: Manifest, url: str, directory: Path) -> None:
     with running(worker, log, facts, **own) as process:
         wait_until(lambda: passes("livenessProbe"), process, log)
         assert passes("startupProbe")
-        wait_until(
-            lambda: (
-                "icestream_workers_alive 1.0" in httpx.get(f"{url}/metrics", timeout=PATIENCE_SECONDS).text
-            ),
-            process,
-            log,
-        )
+        wait_until(lambda: "icestream_workers_alive 1.0" in get(f"{url}/metrics").text, process, log)
         end(process, log)
     said = log.read_text().splitlines()
     lines = [json.loads(line) for line in said if line.startswith("{")]

@@ -22,7 +22,7 @@ from service.command.main import app
 from service.command.openapi import render
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.service.conftest import running
+from tests.service.conftest import PLAIN_HTTP, running
 
 COMMAND = [sys.executable, "-c", "from service.command.main import main; main()"]
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
@@ -234,7 +234,10 @@ class Up:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(
-            self.url + path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=PATIENCE_SECONDS
+            self.url + path,
+            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            timeout=PATIENCE_SECONDS,
+            verify=PLAIN_HTTP,
         )
 
     def audit(self, action: str) -> list[dict[str, Any]]:
