@@ -34,9 +34,9 @@ def catalog(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ca
 EXACT_MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_MMAP_THRESHOLD_": str(64 * 1024)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for all files whose tests do the same to its workers: these take long to start."""
+    """One for all files whose tests do the same to its workers: these take long to start, and never rest."""
     allowed = [tmp_path_factory.getbasetemp().as_uri()]
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), allowed, environment=EXACT_MEMORY)
     try:
@@ -46,7 +46,7 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
         cluster.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Subjects:
     """One table of each format version; every case adds to it."""
     known: dict[int, Subject] = {}

@@ -27,7 +27,6 @@ from tests.faults.tables import (
     unnamed,
 )
 from tests.jobs import Jobs
-from tests.thorough import thorough_unless
 from worker.process.errors import JobError
 
 _numbers = count()
@@ -73,7 +72,7 @@ def spark(spark_disk: Disk, spark: SparkSession) -> SparkSession:
     return spark
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=[2, 3])
 def disk(request: pytest.FixtureRequest, catalog: Catalog) -> Disk:
     """Where the tables of one namespace lie."""
     return Disk(local(catalog.warehouse) / f"disk{request.param}")
@@ -90,11 +89,7 @@ def table(spark: SparkSession, catalog: Catalog, disk: Disk) -> TableBuilder:
     return table
 
 
-RARE = pytest.mark.thorough
-SIZES = [pytest.param("4k", marks=RARE), "8k", pytest.param("16k", marks=RARE), "32k"]
-
-
-@pytest.mark.parametrize("size", SIZES)  # for schemas, runs, manifests, the dictionary
+@pytest.mark.parametrize("size", ["4k", "8k", "16k", "32k"])  # for schemas, runs, manifests, the dictionary
 def test_a_full_disk_of_the_index(
     spark: SparkSession,
     catalog: Catalog,
@@ -153,14 +148,7 @@ def test_a_full_disk_of_temporary_files(
     assert_nothing_is_left(table)
 
 
-@pytest.mark.parametrize(
-    ("disk", "when"),
-    thorough_unless(
-        {(2, "before the delete files"), (3, "before the commit")}.__contains__,
-        [(version, when) for version in (2, 3) for when in ("before the delete files", "before the commit")],
-    ),
-    indirect=["disk"],
-)
+@pytest.mark.parametrize("when", ["before the delete files", "before the commit"])
 def test_a_full_disk_of_the_table(
     spark: SparkSession, catalog: Catalog, table: TableBuilder, disk: Disk, tmp_path: Path, when: str
 ) -> None:

@@ -359,6 +359,9 @@ OFTEN = {
     "compaction and expiry, pinned",
     "compaction and expiry, deletes",
     "early upgrade",
+    "partial compaction",
+    "compaction and expiry, find",
+    "rollback and other deletes",
 }
 CELLS = [
     pytest.param(

@@ -71,7 +71,7 @@ def test_a_service_on_postgresql_that_is_killed_again_and_again_loses_no_job(
     new_world(lease_seconds=2.0).kill_service(10)
 
 
-@pytest.mark.parametrize("crashes", [2, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("crashes", [1, pytest.param(5, marks=pytest.mark.thorough)])
 def test_postgresql_that_crashes_under_load_loses_no_job(
     crashes: int, server: Server, new_world: Callable[..., World]
 ) -> None:
@@ -94,7 +94,8 @@ def test_postgresql_that_crashes_under_load_loses_no_job(
     assert service.starts == 1, "the service goes on without a restart"
 
 
-@pytest.mark.parametrize("kind", ["postgresql", pytest.param("sqlite", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_every_fault_at_every_point_loses_no_job(kind: str, new_world: Callable[..., World]) -> None:
     world = new_world(kind, lease_seconds=2.0)
     faults = tuple(Fault(point, when, action) for point in POINTS for when, action in FAULTS)

@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
-from tests.thorough import thorough_unless
+from tests.thorough import V3_FIRST, thorough_unless
 from worker.process.errors import JobError
 from worker.table.manifests import CorruptMetadataError, read_snapshot_files
 
@@ -221,7 +221,7 @@ def metadata_files(table: TableBuilder) -> dict[str, list[Path]]:
     }
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@V3_FIRST
 def test_a_manifest_that_was_cut_off_anywhere_is_not_a_shorter_one(
     exactly: Exactness, format_version: int
 ) -> None:

@@ -83,15 +83,12 @@ POINTS: dict[str, list[tuple[str, When]]] = {
     "verify": [("stage.report", "before")],
 }
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
+
+
 # The rest by `make thorough`: each starts a JVM anew.
-ALWAYS = {
-    ("convert", "delete-file", "after"),
-    ("convert", "iceberg", "after"),
-    ("index", "entries", "after"),
-}
-
-
-@pytest.mark.parametrize(("kind", "point", "when"), thorough_unless(ALWAYS.__contains__, KILLS))
+@pytest.mark.parametrize(
+    ("kind", "point", "when"), thorough_unless(lambda case: case == ("convert", "iceberg", "after"), KILLS)
+)
 def test_a_killed_worker(
     kind: str,
     point: str,
@@ -127,12 +124,10 @@ def test_a_killed_worker(
     recoveries.append(recovery)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "when", "format_version"),
-    thorough_unless(
-        lambda case: case == ("iceberg", "before", 3),
-        [("delete-files", "after", 2), ("iceberg", "before", 3), ("iceberg", "after", 2)],
-    ),
+    [("delete-files", "after", 2), ("iceberg", "before", 3), ("iceberg", "after", 2)],
 )
 def test_a_killed_worker_between_two_commits_of_a_job(
     point: str, when: When, format_version: int, cluster: Cluster, spark: SparkSession, catalog: Catalog

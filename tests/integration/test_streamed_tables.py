@@ -19,7 +19,6 @@ from tests.factories import (
 from tests.integration.icestream import Icestream, Json
 from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.patience import wait_until
-from tests.thorough import V3_FIRST, thorough_unless
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +28,7 @@ DuckDBRows = Callable[[TableBuilder], Counter[tuple[Any, ...]]]
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format_version", "partitioned", "key"),
-    thorough_unless(
-        lambda case: case == (3, True, ("tenant", "id")),
-        list(product((2, 3), (False, True), (("id",), ("tenant", "id")))),
-    ),
+    list(product((2, 3), (False, True), (("id",), ("tenant", "id")))),
 )
 def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     format_version: Literal[2, 3],
@@ -89,7 +85,8 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
-@V3_FIRST
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],
     spark: SparkSession,

@@ -9,13 +9,15 @@ from tests.soak.world import World
 from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
-BATCH = 20
+FEW, BATCH = 5, 20
 SHRINKING_SECONDS = 30
 
 
-@first_always("first", range(0, 200, BATCH))
-def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, first: int) -> None:
-    failures = [failure for seed in range(first, first + BATCH) if (failure := run_seed(world, seed))]
+@first_always(
+    "seeds", [range(FEW), range(FEW, BATCH), *(range(at, at + BATCH) for at in range(BATCH, 200, BATCH))]
+)
+def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(world, seed))]
     if failures:
         shortest = shrink(world, failures[0].seed, seconds=SHRINKING_SECONDS)
         pytest.fail("\n\n".join([*map(str, failures), shortest]), pytrace=False)
