@@ -92,7 +92,13 @@ def uuid_rows(keys: Sequence[UUID | None]) -> list[dict[str, Any]]:
 
 
 @V3_FIRST
-@pytest.mark.parametrize(("keys", "deleted"), ACROSS_THE_SIGN.values(), ids=ACROSS_THE_SIGN)
+@pytest.mark.parametrize(
+    ("keys", "deleted"),
+    [
+        pytest.param(*case, id=name, marks=() if name.endswith("file") else pytest.mark.thorough)
+        for name, case in ACROSS_THE_SIGN.items()
+    ],
+)
 def test_uuid_bounds_on_both_sides_of_the_sign_hide_deletes_from_the_java_reader(
     exactly: Exactness, format_version: int, keys: Sequence[UUID], deleted: Sequence[UUID]
 ) -> None:

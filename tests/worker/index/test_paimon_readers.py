@@ -133,7 +133,7 @@ def states(
     return states
 
 
-@pytest.fixture(scope="module", params=["pypaimon", "java"])
+@pytest.fixture(scope="module", params=["pypaimon", pytest.param("java", marks=pytest.mark.thorough)])
 def read(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Path, str], PaimonTable]]:
