@@ -19,8 +19,11 @@ from service.records.jobs import Event, Job, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.scheduling.background import Background
 from service.settings import Settings
-from tests.service.conftest import ManualTime
+from tests.service.conftest import ON_BOTH, ManualTime, alike_on_both
 from tests.service.queue_calls import RETRYABLE, add_tables, add_worker, claim, finish, job, request
+
+# Its time does not come from the database.
+database_kind = alike_on_both
 
 
 def test_a_lease_ends_once_it_stood_still_for_its_time() -> None:
@@ -155,6 +158,7 @@ def test_an_attempt_that_takes_too_long_is_taken_from_a_worker_that_goes_on_beat
     assert claim(database, workers[0], replica.time.wall + timedelta(minutes=1)) is not None
 
 
+@ON_BOTH
 def test_a_restart_gives_each_running_attempt_a_whole_lease(
     replica: Replica, start_job: Callable[[], str]
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_restart_gives_each_running_attempt_a_whole_lease(
     restarted.background.stop()
 
 
+@ON_BOTH
 def test_another_replica_gives_up_an_attempt_in_time_although_it_did_not_schedule(
     replica: Replica, start_job: Callable[[], str]
 ) -> None:

@@ -7,8 +7,11 @@ import pytest
 from sqlmodel import col, select
 
 from service.records.jobs import Job
-from tests.service.conftest import Running
+from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+
+# How long a pause is says no SQL.
+database_kind = alike_on_both
 
 FAILED = {"code": "x", "title": "The store is away", "detail": "d", "remedy": "r", "retryable": False}
 
@@ -80,6 +83,7 @@ def test_failed_jobs_pause_their_kind_longer_each_time_and_a_success_ends_it(
     assert decision(service, table)["action"] == "trigger"
 
 
+@ON_BOTH
 def test_another_policy_ends_the_pause(service: Running, table: str) -> None:
     assert fail(service, table, service.start_worker())["code"] == "failed-1"
     settings = {"convert": {"delete_files": 1, "max_delete_files_per_commit": 1}, "index": {"enabled": False}}

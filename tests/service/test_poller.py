@@ -26,8 +26,11 @@ from service.scheduling.poller import Poller
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.rest_catalog import running_rest_catalog
-from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
+
+# When a table is read is for the poller to say, and not for SQL.
+database_kind = alike_on_both
 
 
 class WatchedCatalogs(IcebergCatalogs):
@@ -76,6 +79,7 @@ def health(service: Running, table: dict[str, Any]) -> dict[str, Any]:
     return dict(service.admin.get(f"/tables/{table['id']}/health").json())
 
 
+@ON_BOTH
 def test_a_slow_catalog_holds_up_no_other_and_has_few_polls_at_a_time(
     service: Running, iceberg: IcebergCatalog, tmp_path: Path
 ) -> None:
@@ -176,6 +180,7 @@ def stored_status(service: Running, table: dict[str, Any]) -> str:
     return str(service.admin.get(f"/tables/{table['id']}").json()["status"])
 
 
+@ON_BOTH
 def test_history_shows_how_long_the_lag_became_while_the_table_was_not_read(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
@@ -254,6 +259,7 @@ def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anywa
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > read)
 
 
+@ON_BOTH
 def test_what_is_attached_to_one_table_is_no_news_to_others(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
@@ -294,6 +300,7 @@ def test_moments_at_which_nothing_can_start_let_no_table_be_read(
         assert catalogs.loads["local.db.quiet"] == 1
 
 
+@ON_BOTH
 def test_tables_are_listed_again_only_if_something_may_have_changed(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
