@@ -19,6 +19,7 @@ from tests.factories import (
 from tests.integration.icestream import Icestream, Json
 from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.patience import wait_until
+from tests.thorough import V3_FIRST
 
 pytestmark = pytest.mark.integration
 
@@ -85,8 +86,7 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("format_version", [2, 3])
+@V3_FIRST
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],
     spark: SparkSession,
