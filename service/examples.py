@@ -103,6 +103,7 @@ FIELDS: dict[str, Any] = {
     # of one message
     "ApiKeyView.id": "d1c2b3a4-5e6f-4a7b-8c9d-0e1f2a3b4c77",
     "ApiKeyView.name": "dashboard",
+    "ApiKeyView.tables": None,
     "DeliveryView.attempts": 1,
     "DeliveryView.event": {
         "specversion": "1.0",
@@ -159,6 +160,7 @@ FIELDS: dict[str, Any] = {
     "CreatedApiKey.id": "d1c2b3a4-5e6f-4a7b-8c9d-0e1f2a3b4c77",
     "CreatedApiKey.key": "ice_3fQ9xW2mT7vK1nB8rY5cZ0dL4hJ6gS",
     "CreatedApiKey.name": "dashboard",
+    "CreatedApiKey.tables": None,
     "EffectivePolicyView.explanation": [
         "convert.delete_files = 10: from policy 'standard', attached to the system."
     ],
