@@ -26,9 +26,10 @@ class AskedTable(Limits):
 
 
 class AskedKeys(Body):
-    """keys: a value for each key column, as Iceberg writes it in JSON. select: columns to show."""
+    """keys: a value for each key column, as Iceberg writes it in JSON; none if they come as Arrow. select:
+    columns to show."""
 
-    keys: list[dict[str, Any]] = Field(min_length=1, max_length=KEYS)
+    keys: list[dict[str, Any]] = Field(default_factory=list, max_length=KEYS)
     key_columns: list[str] | None = Field(default=None, min_length=1, max_length=_COLUMNS)
     branch: str | None = None
     snapshot_id: int | None = None

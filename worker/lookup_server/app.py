@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from trust.arrow_streams import STREAM_TYPE
 from trust.bounds import LimitExceededError, check_json
 from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
@@ -28,8 +28,10 @@ from worker.lookup_server.turns import RETRY_SECONDS, Turns
 from worker.process.errors import JobError
 from worker.process.redaction import Redaction
 from worker.query.answers import Answers, TablePlace
+from worker.query.arrow import arrow_answer, key_schema, keys_of_arrow, read_stream, shown_keys, to_stream
+from worker.query.asked import keys_of_json
 from worker.query.errors import QuestionError
-from worker.query.report import report
+from worker.query.report import facts, json_rows, report
 from worker.query.rows import rows_at, selected
 from worker.table.record_properties import (
     index_storage_of,
@@ -55,11 +57,12 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
         if not is_shown(request):
             return _unauthorized()
         try:
-            asked = await _read(request)
+            asked, stream = await _read(request)
         except (ValidationError, LimitExceededError, ValueError) as error:
             remedy = "Run the service and its lookup servers in the same version."
             return _problem(400, "malformed", "The request can't be understood", str(error), remedy)
-        return await run_in_threadpool(_answer, known, asked)
+        as_arrow = request.headers.get("accept") == STREAM_TYPE
+        return await run_in_threadpool(_answer, known, asked, stream, as_arrow)
 
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -78,19 +81,24 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
     return Starlette(routes=routes, middleware=[Middleware(turns.before)])
 
 
-async def _read(request: Request) -> LookupRequest:
+async def _read(request: Request) -> tuple[LookupRequest, bytes]:
+    """A line of JSON, and the keys as Arrow unless they are in it."""
     content = bytearray()
     async for piece in request.stream():
         content += piece
         if len(content) > BODY_BYTES:
             raise ValueError(f"it has more than {BODY_BYTES:,} bytes")
-    check_json(bytes(content), "The request")
-    return LookupRequest.model_validate_json(bytes(content))
+    line, _, stream = bytes(content).partition(b"\n")
+    check_json(line, "The request")
+    asked = LookupRequest.model_validate_json(line)
+    if bool(asked.question.keys) == bool(stream):
+        raise ValueError("it must have keys, in JSON or as Arrow")
+    return asked, stream
 
 
-def _answer(answers: Answers, asked: LookupRequest) -> Response:
+def _answer(answers: Answers, asked: LookupRequest, stream: bytes, as_arrow: bool) -> Response:
     try:
-        told = answer(answers, asked)
+        told = answer(answers, asked, stream, as_arrow=as_arrow)
     except QuestionError as error:
         return _refusal(error.status, error, asked)
     except JobError as error:
@@ -103,17 +111,29 @@ def _answer(answers: Answers, asked: LookupRequest) -> Response:
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         log.warning("A store did not answer: %s", why)
         return _problem(503, "store_unavailable", "A store does not answer", why, "Ask again.")
-    return Response(json.dumps(told, allow_nan=False), media_type="application/json")
+    return Response(told, media_type=STREAM_TYPE if as_arrow else "application/json")
 
 
-def answer(answers: Answers, asked: LookupRequest) -> dict[str, Any]:
-    """Raises QuestionError, JobError, or OSError (a retry can help)."""
-    question = asked.question
-    coverage, places = answers.find(_place(asked), question)
+def answer(
+    answers: Answers, asked: LookupRequest, stream: bytes = b"", *, as_arrow: bool = False
+) -> bytes | str:
+    """stream: the keys, if they are Arrow. Raises QuestionError, JobError, or OSError (a retry can help)."""
+    question, keys = asked.question, read_stream(stream) if stream else None
+    if keys is not None:
+        question = question.model_copy(update={"key_columns": keys.column_names})
+    coverage, found, places = answers.find_keys(
+        _place(asked),
+        question,
+        lambda of: keys_of_json(of, question.keys) if keys is None else keys_of_arrow(of, keys),
+    )
     schema = None if question.select is None else selected(coverage.table, question.select)
     rows = None if schema is None else rows_at(coverage.table, places, schema)
     head = {"head_age_seconds": asked.table.head_age_seconds}
-    return head | report(coverage, question.keys, places, rows, schema)
+    if as_arrow:
+        return to_stream(arrow_answer(coverage, found, places, rows, schema), head | facts(coverage, places))
+    of = coverage.key_set
+    shown = question.keys if keys is None else json_rows(shown_keys(of, found), key_schema(of))
+    return json.dumps(head | report(coverage, shown, places, rows, schema), allow_nan=False)
 
 
 def _place(asked: LookupRequest) -> TablePlace:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
@@ -135,11 +136,18 @@ class Answers:
 
     def find(self, place: TablePlace, question: AskedKeys) -> tuple[Coverage, Places]:
         """Raises QuestionError, JobError, or OSError (a retry can help)."""
+        coverage, _, places = self.find_keys(place, question, lambda of: keys_of_json(of, question.keys))
+        return coverage, places
+
+    def find_keys(
+        self, place: TablePlace, question: AskedKeys, keys: Callable[[KeySet], pa.RecordBatch]
+    ) -> tuple[Coverage, pa.RecordBatch, Places]:
+        """keys: what is asked for, as `KeySet.schema`. Raises as `find`, and what `keys` raises."""
         for is_last in (False, True):
             coverage = self.coverage(place, question)
-            asked = keys_of_json(coverage.key_set, question.keys)
+            asked = keys(coverage.key_set)
             try:
-                return coverage, coverage.find(asked)
+                return coverage, asked, coverage.find(asked)
             except FileNotFoundError as error:
                 if is_last:
                     raise OutdatedError(str(error)) from error
@@ -184,6 +192,8 @@ class Answers:
         """The one that is asked by, or else the table's only one. Raises UnknownKeyColumnsError."""
         schema = metadata.schema()
         try:
+            if columns is not None and len({*columns}) < len(columns):
+                raise UnknownKeyColumnsError("A key column is named twice.")
             if columns is not None:
                 return resolve_key_set(metadata, field_ids_of(schema, columns))
             declared = {field_ids_of(schema, one) for one in place.declared}

@@ -20,6 +20,12 @@ class InvalidKeyError(QuestionError):
     remedy = "Give each key column a value of its type, as Iceberg writes it in JSON, or null."
 
 
+class InvalidArrowError(QuestionError):
+    code = "invalid_arrow"
+    title = "The keys are no Arrow stream of plain columns"
+    remedy = "Send an Arrow IPC stream of plain columns, one for each key column, uncompressed."
+
+
 class UnknownKeyColumnsError(QuestionError):
     code = "unknown_key_columns"
     title = "The table has no such key"

@@ -26,7 +26,7 @@ def report(
     matches: list[list[dict[str, Any]]] = [[] for _ in keys]
     table = coverage.table
     specs = {spec.spec_id: [field.name for field in spec.fields] for spec in table.metadata.partition_specs}
-    shown = _rows(rows, schema) if rows is not None and schema is not None else None
+    shown = json_rows(rows, schema) if rows is not None and schema is not None else None
     files = places.data_files.select(places.ordinals)
     for at, (key, file) in enumerate(zip(places.keys.tolist(), files, strict=True)):
         names = specs[file.partition.spec_id]
@@ -39,17 +39,23 @@ def report(
             "deleted_by": places.deleted_by[at],
         }
         matches[key].append(match if shown is None else match | {"row": shown[at]})
+    results = [{"key": key, "matches": found} for key, found in zip(keys, matches, strict=True)]
+    return facts(coverage, places) | {"results": results}
+
+
+def facts(coverage: Coverage, places: Places) -> dict[str, Any]:
+    """What an answer says of all keys together."""
+    table = coverage.table
     return {
         "snapshot_id": None if table.snapshot is None else table.snapshot.snapshot_id,
         "key_columns": coverage.key_set.column_names,
         "data_files_from_index": len(places.data_files) - places.data_files_scanned,
         "data_files_scanned": places.data_files_scanned,
         "rows_scanned": places.rows_scanned,
-        "results": [{"key": key, "matches": found} for key, found in zip(keys, matches, strict=True)],
     }
 
 
-def _rows(rows: pa.Table, schema: Schema) -> list[dict[str, Any]]:
+def json_rows(rows: pa.Table, schema: Schema) -> list[dict[str, Any]]:
     columns = {
         field.name: [_json(field.field_type, value) for value in rows[field.name].to_pylist()]
         for field in schema.fields
