@@ -60,6 +60,7 @@ from service.lookups import endpoints as lookups_endpoints
 from service.lookups.figures import LookupFigures
 from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
+from service.lookups.questions import add_schema
 from service.lookups.servers import LookupServers
 from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
@@ -175,6 +176,7 @@ class _Service(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
+        add_schema(document)
         add_examples(document)
         for call in (call for calls in document["paths"].values() for call in calls.values()):
             for answer in call["responses"].values():

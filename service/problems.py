@@ -236,6 +236,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "The key is unknown, revoked or expired.",
         "Check the key, or ask an admin for a new one.",
     ),
+    "invalid-arrow": ProblemType(
+        (422,),
+        "The keys are no Arrow stream of plain columns",
+        "The body is said to be an Arrow IPC stream and is none, has no key or more than 10,000, or has "
+        "dictionaries, compression or columns within columns.",
+        "Send an Arrow IPC stream of plain columns, one for each key column, uncompressed.",
+    ),
     "invalid-cursor": ProblemType(
         (400,),
         "The cursor is not one of ours",
@@ -379,6 +386,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The token is valid, but nothing in its role claim is mapped to a role.",
         "Ask an admin to map it in ICESTREAM_OIDC_ROLES, or your issuer to put you into a mapped group.",
         {"principal": "whom the token belongs to, as in the audit log"},
+    ),
+    "not-acceptable": ProblemType(
+        (406,),
+        "No answer is of this type",
+        "The header Accept names neither what the call answers with nor */*.",
+        "Accept application/json or application/vnd.apache.arrow.stream.",
     ),
     "not-covered": ProblemType(
         (409,),
@@ -573,6 +586,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The uri is not one for this type of catalog",
         "The scheme of `uri` does not fit the type of the catalog, or it names no host.",
         "Correct `uri`; `detail` says what it may be.",
+    ),
+    "unsupported-media-type": ProblemType(
+        (415,),
+        "No body of this type is read",
+        "The header Content-Type names neither of the types in which keys are read.",
+        "Send application/json or application/vnd.apache.arrow.stream, and say which.",
     ),
     "unusable-value": ProblemType(
         (422,),

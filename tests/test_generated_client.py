@@ -13,6 +13,7 @@ from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
+from trust.arrow_streams import STREAM_TYPE
 
 PROGRAM = Path(__file__).with_name("client_program.py")
 BIN = Path(sys.executable).parent
@@ -23,10 +24,13 @@ pytestmark = pytest.mark.integration
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that holds the generated package."""
     directory = tmp_path_factory.mktemp("client")
+    config = directory / "generator.yaml"
+    # The generator does not know Arrow, and is told what to make of it.
+    config.write_text(f"content_type_overrides: {{{STREAM_TYPE}: application/octet-stream}}\n")
     generated = run(
         [
             *(BIN / "openapi-python-client", "generate", "--path", DOCUMENT, "--meta", "none"),
-            *("--output-path", directory / "icestream_client", "--fail-on-warning"),
+            *("--output-path", directory / "icestream_client", "--fail-on-warning", "--config", config),
         ],
         directory,
     )

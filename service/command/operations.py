@@ -155,6 +155,9 @@ def _operation(document: Json, path: str, method: str, call: Json) -> Operation:
             )
             for name, field in schema["properties"].items()
         ]
+        # What stands in the query of a body of another type stands in a body of JSON itself.
+        in_body = {field.name for field in fields if field.place == "body"}
+        fields = [field for field in fields if field.place != "query" or field.name not in in_body]
     answer: Json = next((said for status, said in call["responses"].items() if status.startswith("2")), {})
     content = answer.get("content", {})
     shown = _plain(document, content.get("application/json", {}).get("schema", {}))

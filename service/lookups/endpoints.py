@@ -2,8 +2,9 @@
 
 import time
 from functools import partial
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.auth.access import Asking
@@ -17,29 +18,34 @@ from service.lookups import history, service
 from service.lookups.figures import LookupFigures
 from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
-from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer, LookupRequest
+from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
+from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
 from service.lookups.servers import LookupServers
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
+from trust.arrow_streams import STREAM_TYPE
 
 router = APIRouter(tags=["lookups"], route_class=ApiRoute)
 
 
-@router.post("/tables/{table_id}/lookups")
+@router.post(
+    "/tables/{table_id}/lookups", response_model=LookupAnswer, responses=ANSWER, openapi_extra=REQUEST_BODY
+)
 async def look_up_keys(
-    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, body: LookupRequest
-) -> LookupAnswer:
+    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, asked: Asked
+) -> LookupAnswer | Response:
     """Tell where rows with given keys are, whether they are live, and what they hold.
 
-    An answer is about all keys and all of a snapshot, or there is none.
+    An answer is about all keys and all of a snapshot, or there is none. Keys come in JSON or as an Arrow IPC
+    stream, whose columns are the key's and whose options stand in the query; answers go in either, too.
     """
     servers: LookupServers = request.app.state.lookup_servers
     figures: LookupFigures = request.app.state.lookup_figures
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
-    with figures.counted(len(body.keys)):
-        return await _answer(request, settings, caller, table_id, body)
+    with figures.counted(asked.key_count):
+        return await _answer(request, settings, caller, table_id, asked)
 
 
 @router.post("/tables/{table_id}/lookups/history")
@@ -60,22 +66,22 @@ async def tell_key_history(
 
 
 async def _answer(
-    request: Request, settings: Settings, caller: Principal, table_id: str, body: LookupRequest
-) -> LookupAnswer:
+    request: Request, settings: Settings, caller: Principal, table_id: str, asked: Question
+) -> LookupAnswer | Response:
     servers: LookupServers = request.app.state.lookup_servers
     limits: KeyLimits = request.app.state.key_limits
     heads: Heads = request.app.state.heads
-    limits.take(caller, len(body.keys))
-    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, len(body.keys))
+    limits.take(caller, asked.key_count)
+    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, asked.key_count)
     head_of = partial(
         heads.of,
         f"{table.id} {catalog.version}",
         ask=partial(_metadata_location, request, catalog, table),
     )
     began = time.monotonic()
-    head = await head_of(body.max_staleness_seconds)
+    head = await head_of(asked.request.max_staleness_seconds)
     try:
-        return await servers.ask(service.question(settings, catalog, table, head, body))
+        return await _ask(servers, service.question(settings, catalog, table, head, asked.request), asked)
     except IcestreamError as error:
         if not service.may_know_too_little(error):
             raise
@@ -83,7 +89,13 @@ async def _answer(
         newest = await head_of(time.monotonic() - began)
         if newest.metadata_location == head.metadata_location:
             raise
-    return await servers.ask(service.question(settings, catalog, table, newest, body))
+    return await _ask(servers, service.question(settings, catalog, table, newest, asked.request), asked)
+
+
+async def _ask(servers: LookupServers, question: dict[str, Any], asked: Question) -> LookupAnswer | Response:
+    if asked.answer_type == STREAM_TYPE:
+        return Response(await servers.ask_for_arrow(question, asked.stream), media_type=STREAM_TYPE)
+    return await servers.ask(question, asked.stream)
 
 
 def _asked(

@@ -6,18 +6,22 @@ longest question would have to be over.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from pydantic import ValidationError
 
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.lookups.models import LookupAnswer, ServerRefusal
+from service.lookups.questions import JSON_TYPE
 from service.settings import Settings
+from trust.arrow_streams import STREAM_TYPE
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0
@@ -35,11 +39,29 @@ _AT_ONCE = 64
 _WORDS = 2_000
 _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
     "invalid_key": lambda words, remedy: InvalidError("invalid-key", words, remedy),
+    "invalid_arrow": lambda words, remedy: InvalidError("invalid-arrow", words, remedy),
     "unknown_key_columns": lambda words, remedy: InvalidError("unknown-key-columns", words, remedy),
     "unknown_columns": lambda words, remedy: InvalidError("unknown-columns", words, remedy),
     "unknown_snapshot": lambda words, remedy: NotFoundError("unknown-snapshot", words, remedy),
     "not_covered": lambda words, remedy: ConflictError("not-covered", words, remedy),
 }
+
+
+_Answered = tuple[int, str, bytes]
+"""Status, type and content."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """content: a line of JSON, and keys if they are Arrow."""
+
+    content: bytes
+    answer_type: str
+
+    @classmethod
+    def of(cls, question: dict[str, Any], stream: bytes, answer_type: str) -> Self:
+        line = json.dumps(question, separators=(",", ":"), allow_nan=False).encode()
+        return cls(line + b"\n" + stream if stream else line, answer_type)
 
 
 class OutdatedError(IcestreamError):
@@ -71,15 +93,27 @@ class LookupServers:
     def are_set_up(self) -> bool:
         return bool(self._url)
 
-    async def ask(self, question: dict[str, Any]) -> LookupAnswer:
-        """Raises IcestreamError: what a server refuses, or 503 when none answers."""
-        status, content = await self._first_answer(question)
+    async def ask(self, question: dict[str, Any], stream: bytes = b"") -> LookupAnswer:
+        """stream: the keys, if they are Arrow. Raises IcestreamError: what a server refuses, or 503 when none
+        answers."""
+        content = await self._answer(_Question.of(question, stream, JSON_TYPE))
         try:
-            if status == 200:
-                return LookupAnswer.model_validate_json(content)
+            return LookupAnswer.model_validate_json(content)
+        except ValidationError as error:
+            raise _not_understood(200) from error
+
+    async def ask_for_arrow(self, question: dict[str, Any], stream: bytes = b"") -> bytes:
+        """The answer as a stream. Otherwise as `ask`."""
+        return await self._answer(_Question.of(question, stream, STREAM_TYPE))
+
+    async def _answer(self, question: _Question) -> bytes:
+        status, given_type, content = await self._first_answer(question)
+        if status == 200 and given_type == question.answer_type:
+            return content
+        try:
             refusal = ServerRefusal.model_validate_json(content)
         except ValidationError as error:
-            raise _away(f"A lookup server said what nobody understands (status {status}).") from error
+            raise _not_understood(status) from error
         raise _refused(status, refusal)
 
     async def trouble(self) -> str | None:
@@ -101,7 +135,7 @@ class LookupServers:
             return "A lookup server has another ICESTREAM_LOOKUP_TOKEN than the service."
         return None if answer.status_code == 200 else "The lookup servers have all they can do."
 
-    async def _first_answer(self, question: dict[str, Any]) -> tuple[int, bytes]:
+    async def _first_answer(self, question: _Question) -> _Answered:
         """Of the question, or of its repetition once it is late: whichever is over first decides."""
         first = asyncio.create_task(self._send(question))
         asked = [first]
@@ -121,14 +155,12 @@ class LookupServers:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _send_again(
-        self, question: dict[str, Any], first: asyncio.Task[tuple[int, bytes]]
-    ) -> tuple[int, bytes]:
+    async def _send_again(self, question: _Question, first: asyncio.Task[_Answered]) -> _Answered:
         if await self._takes_questions():
             with suppress(IcestreamError):
-                status, content = await self._send(question)
-                if status != 503:
-                    return status, content
+                answered = await self._send(question)
+                if answered[0] != 503:
+                    return answered
         return await first
 
     async def _takes_questions(self) -> bool:
@@ -144,11 +176,11 @@ class LookupServers:
             return True
         raise _away("The lookup servers answer neither this question nor their probes.")
 
-    async def _send(self, question: dict[str, Any]) -> tuple[int, bytes]:
+    async def _send(self, question: _Question) -> _Answered:
         """Raises IcestreamError."""
         for is_last in (False, True):
             try:
-                status, content = await self._send_once(question)
+                answered = await self._send_once(question)
             except httpx.HTTPError as error:
                 is_late = isinstance(error, httpx.TimeoutException)
                 # One that has just died: another one answers, or the next one.
@@ -156,18 +188,23 @@ class LookupServers:
                     raise _away(f"No lookup server answers ({type(error).__name__}).") from error
                 continue
             # One that has enough to do: another one may not.
-            if status != 503 or is_last:
-                return status, content
+            if answered[0] != 503 or is_last:
+                return answered
         raise AssertionError
 
-    async def _send_once(self, question: dict[str, Any]) -> tuple[int, bytes]:
-        content = bytearray()
-        async with self._client.stream("POST", f"{self._url}/lookups", json=question) as answer:
+    async def _send_once(self, question: _Question) -> _Answered:
+        content, url = bytearray(), f"{self._url}/lookups"
+        headers = {"Accept": question.answer_type}
+        async with self._client.stream("POST", url, content=question.content, headers=headers) as answer:
             async for piece in answer.aiter_bytes():
                 content += piece
                 if len(content) > _ANSWER_BYTES:
                     raise InvalidError("answer-too-large", f"It has more than {_ANSWER_BYTES:,} bytes.")
-        return answer.status_code, bytes(content)
+        return answer.status_code, answer.headers.get("Content-Type", ""), bytes(content)
+
+
+def _not_understood(status: int) -> IcestreamError:
+    return _away(f"A lookup server said what nobody understands (status {status}).")
 
 
 def _away(detail: str) -> IcestreamError:

@@ -11,7 +11,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
 from service.errors import ForbiddenError, IcestreamError
 from service.lookups.heads import Head
-from service.lookups.models import LookupRequest
+from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable, get_table
@@ -53,9 +53,9 @@ def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: Enroll
 
 
 def question(
-    settings: Settings, catalog: Catalog, table: EnrolledTable, head: Head, request: LookupRequest
+    settings: Settings, catalog: Catalog, table: EnrolledTable, head: Head, request: LookupOptions
 ) -> dict[str, Any]:
-    """What a lookup server is sent: all that it needs to know."""
+    """What a lookup server is sent: all that it needs to know, but for keys in Arrow."""
     return {
         "table": {
             "metadata_location": head.metadata_location,

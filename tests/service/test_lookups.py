@@ -23,6 +23,7 @@ from service.lookups import servers
 from service.lookups.history import describe
 from service.lookups.limits import KeyLimits
 from service.lookups.models import EarlierSnapshots, KeyMatches, LookupAnswer, Match
+from service.lookups.questions import JSON_TYPE
 from service.lookups.servers import LookupServers
 from service.records.keys import Role
 from service.settings import Settings
@@ -38,6 +39,7 @@ from tests.service.conftest import (
     with_lookup_server,
 )
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
+from trust.arrow_streams import STREAM_TYPE
 from worker.lookup_server.app import create_app
 from worker.query.answers import Answers
 
@@ -83,6 +85,103 @@ def test_places_and_rows_of_keys_are_told(service: Running, table: str, iceberg:
     assert _matches(before) == [[True], [True], []]
 
 
+def arrow_stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+AS_ARROW = {"Content-Type": STREAM_TYPE}
+
+
+@pytest.mark.parametrize("sent", ["json", "arrow"])
+def test_an_answer_as_arrow_says_what_one_in_json_says(
+    service: Running, table: str, iceberg: IcebergCatalog, sent: str
+) -> None:
+    iceberg.delete_keys("db.t", [2])
+    keys = [2, 3, 9, 3]
+    options = {"select": ["region"], "max_staleness_seconds": 0}
+    asked: dict[str, Any] = {"json": {"keys": [{"id": key} for key in keys], "key_columns": ["id"]} | options}
+    if sent == "arrow":
+        stream = arrow_stream(pa.table({"id": pa.array(keys, pa.int16())}))
+        asked = {"params": options, "content": stream}
+    headers = AS_ARROW if sent == "arrow" else {}
+    in_json = service.admin.post(table, **asked, headers=headers)
+    as_arrow = service.admin.post(table, **asked, headers=headers | {"Accept": STREAM_TYPE})
+    assert (in_json.status_code, as_arrow.status_code) == (200, 200), (in_json.text, as_arrow.text)
+    assert (in_json.headers["Content-Type"], as_arrow.headers["Content-Type"]) == (JSON_TYPE, STREAM_TYPE)
+    told, found = in_json.json(), pa.ipc.open_stream(as_arrow.content).read_all()
+    facts = json.loads(found.schema.metadata[b"icestream"])
+    facts["head_age_seconds"] = told["head_age_seconds"]
+    assert facts == {name: value for name, value in told.items() if name != "results"}
+    results = [{"key": {"id": key}, "matches": list[dict[str, Any]]()} for key in keys]
+    for match in found.to_pylist():
+        result = results[match.pop("key_index")]
+        assert match.pop("key") == result["key"]
+        if match["data_file"] is not None:
+            result["matches"].append(match | {"partition": json.loads(match["partition"])})
+    assert told["results"] == results
+    assert [len(one["matches"]) for one in results] == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "slug"),
+    [
+        ({"Content-Type": "text/csv"}, b"id\n1\n", 415, "unsupported-media-type"),
+        ({}, b"{}", 415, "unsupported-media-type"),
+        ({"Content-Type": JSON_TYPE, "Accept": "text/csv"}, b"{}", 406, "not-acceptable"),
+        ({"Content-Type": JSON_TYPE, "Accept": "*/*;q=0"}, b"{}", 406, "not-acceptable"),
+        ({"Content-Type": JSON_TYPE}, b"{", 422, "validation-error"),
+        (AS_ARROW, b"{}", 422, "invalid-arrow"),
+        (AS_ARROW, arrow_stream(pa.table({"id": pa.array([], pa.int64())})), 422, "invalid-arrow"),
+        (AS_ARROW, arrow_stream(pa.table({"id": [1] * 10_001})), 422, "invalid-arrow"),
+        (AS_ARROW, arrow_stream(pa.table({"id": ["1"]})), 422, "invalid-key"),
+        (AS_ARROW, arrow_stream(pa.table({"id": [1.0]})), 422, "invalid-key"),
+        (AS_ARROW, arrow_stream(pa.table({"id": pa.array([2**64 - 1], pa.uint64())})), 422, "invalid-key"),
+        (AS_ARROW, arrow_stream(pa.table({"no": [1]})), 422, "unknown-key-columns"),
+        (AS_ARROW, arrow_stream(pa.table([[1], [1]], names=["id", "id"])), 422, "unknown-key-columns"),
+        (
+            AS_ARROW,
+            arrow_stream(pa.table({"region": ["eu"]})).replace(b"eu", b"\xff\xff"),
+            422,
+            "invalid-arrow",
+        ),
+    ],
+)
+def test_what_is_neither_of_the_two_is_refused(
+    service: Running, table: str, headers: dict[str, str], content: bytes, status: int, slug: str
+) -> None:
+    answer = service.admin.post(table, content=content, headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{slug}"), answer.text
+
+
+def test_options_of_keys_in_json_do_not_stand_in_the_query(service: Running, table: str) -> None:
+    asked = {"keys": [{"id": 1}], "key_columns": ["id"]}
+    answer = service.admin.post(table, json=asked, params={"branch": "main"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+    assert "branch" in answer.json()["detail"]
+    assert service.admin.post(table, json=asked, params={"max_staleness_seconds": 1.0}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "answer_type"),
+    [
+        ("", JSON_TYPE),
+        ("*/*", JSON_TYPE),
+        (f"{STREAM_TYPE}, */*", STREAM_TYPE),
+        (f"{STREAM_TYPE};q=0.5, application/json", JSON_TYPE),
+        (f"application/*;q=0.1, {STREAM_TYPE}", STREAM_TYPE),
+    ],
+)
+def test_the_type_that_is_wanted_most_is_answered(
+    service: Running, table: str, accept: str, answer_type: str
+) -> None:
+    asked = {"keys": [{"id": 1}], "key_columns": ["id"]}
+    answer = service.admin.post(table, json=asked, headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, answer_type)
+
+
 def test_a_head_is_as_new_as_the_question_wants(
     service: Running, table: str, iceberg: IcebergCatalog
 ) -> None:
@@ -102,6 +201,7 @@ def test_a_head_is_as_new_as_the_question_wants(
         ({"keys": [{"no": 1}]}, 422, "invalid-key"),
         ({"keys": [{"id": 1}], "key_columns": ["no"]}, 422, "unknown-key-columns"),
         ({"keys": [{"id": 1}], "key_columns": None}, 422, "unknown-key-columns"),
+        ({"keys": [{"id": 1}], "key_columns": ["id", "id"]}, 422, "unknown-key-columns"),
         ({"keys": [{"id": 1}], "select": ["no"]}, 422, "unknown-columns"),
         ({"keys": [{"id": 1}], "snapshot_id": 7}, 404, "unknown-snapshot"),
         ({"keys": [{"id": 1}], "branch": "no"}, 404, "unknown-snapshot"),
