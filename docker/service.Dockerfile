@@ -14,6 +14,7 @@ COPY worker/ worker/
 COPY telemetry/ telemetry/
 COPY stores/ stores/
 COPY trust/ trust/
+COPY icestream/ icestream/
 COPY openapi/openapi.json openapi/
 # Without pip, which nothing needs there.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

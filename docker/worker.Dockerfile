@@ -20,6 +20,7 @@ COPY worker/ worker/
 COPY telemetry/ telemetry/
 COPY stores/ stores/
 COPY trust/ trust/
+COPY icestream/ icestream/
 COPY openapi/openapi.json openapi/
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/icestream \

@@ -4,7 +4,6 @@ Whatever goes wrong ends the program with words and with 1.
 """
 
 import json
-import os
 import re
 import sys
 import time
@@ -13,19 +12,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
-from uuid import UUID
 
 import httpx
 import typer
 from rich.console import Console
 
+from icestream.client import is_id
+from icestream.connection import Connection, json_of
+from icestream.errors import IcestreamError, ProblemError, SetupError, refusal
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import print_answer, reason_of
-from service.quantities import counted
 
 _WAITS_SECONDS = 1.0
-_WHERE = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."
-_NOUNS = {"/tables": "table", "/api-keys": "API key", "/webhooks": "webhook"}
 _ENDED = ("succeeded", "failed", "cancelled")
 
 # What the service says may have brackets, which are no markup.
@@ -75,26 +73,16 @@ class Client:
     """Talks to the service."""
 
     def __init__(self) -> None:
-        url = os.environ.get("ICESTREAM_URL", "http://127.0.0.1:8000")
-        key = os.environ.get("ICESTREAM_API_KEY")
-        if not key:
-            _end(
-                "ICESTREAM_API_KEY is not set.",
-                "Set it to a key that was made on the page, or to what the service was started with as "
-                "ICESTREAM_BOOTSTRAP_KEY. With that one, `icestream auth create-api-key` makes others.",
-            )
         try:
-            self._http = httpx.Client(
-                base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, follow_redirects=False
-            )
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            _end(f"No call can be made with this address and key: {error}.", _WHERE)
+            self._connection = Connection()
+        except IcestreamError as error:
+            _end(error)
 
     def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self._connection.close()
 
     def fill(self, operation: Operation, given: Mapping[str, Any]) -> tuple[str, Json, Json | None]:
         """The path, query and body of a call."""
@@ -122,33 +110,19 @@ class Client:
         return self._find("table_id", named)
 
     def _find(self, parameter: str, given: Any) -> str:
-        if parameter not in NAMED or _is_id(given):
+        if parameter not in NAMED or is_id(given):
             return str(given)
-        path, field = NAMED[parameter]
-        # A table may be named with its catalog, as catalog.namespace.table or catalog/namespace.table.
-        search = given.rpartition("/")[2].rpartition(".")[2] if parameter == "table_id" else given
-        found = self.read_list(f"/api/v1{path}", {"search": search}, None)["items"]
-        exact = [one for one in found if given in _names(one, field)]
-        if not exact:
-            _end(f"No {_NOUNS[path]} is named {given}.", "Look at the list, or give the id.")
-        if len(exact) > 1:
-            ids = "; ".join(f"{one['id']} is {_described(one, field)}" for one in exact)
-            _end(f"{counted(len(exact), _NOUNS[path])} are named {given}.", f"Give the id of one: {ids}.")
-        return str(exact[0]["id"])
+        try:
+            return str(self._connection.find(*NAMED[parameter], given)["id"])
+        except IcestreamError as error:
+            _end(error)
 
-    def read_list(self, path: str, query: Json, limit: int | None, page_items: int = 500) -> Json:
+    def read_list(self, path: str, query: Json, limit: int | None, page_items: int) -> Json:
         """Items of as many pages as it takes to have `limit` of them; all, without one."""
-        items: list[Any] = []
-        while True:
-            rest = page_items if limit is None else min(page_items, limit - len(items))
-            page = self.send("GET", path, {**query, "limit": rest})
-            if not isinstance(page, dict) or "items" not in page:
-                _end(f"What answers at {self._http.base_url} is not Icestream.", _WHERE)
-            items += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None or (limit is not None and len(items) >= limit):
-                return {**page, "items": items}
-            query = {**query, "cursor": cursor}
+        try:
+            return self._connection.read_list(path, query, limit, page_items)
+        except IcestreamError as error:
+            _end(error)
 
     def version(self, path: str) -> str | None:
         """The version of what is at `path` now, or None where nothing is read."""
@@ -164,19 +138,15 @@ class Client:
         version: str | None = None,
     ) -> Any:
         headers = {"If-Match": version} if version else {}
-        answer = self._request(method, path, params=query, json=body, headers=headers)
-        if not answer.content:
-            return None
-        is_json = answer.headers.get("Content-Type", "").startswith("application/json")
-        return answer.json() if is_json else answer.text
+        return json_of(self._request(method, path, params=query, json=body, headers=headers))
 
     def follow(self, path: str, query: Json) -> None:
         """Prints events, one line of JSON each, until the service ends the stream or Ctrl-C is pressed."""
         try:
-            with self._http.stream("GET", path, params=query, timeout=None) as answer:
+            with self._connection.http.stream("GET", path, params=query, timeout=None) as answer:
                 if answer.is_error:
                     answer.read()
-                    _refuse(answer)
+                    _end(refusal(answer))
                 for line in answer.iter_lines():
                     if line.startswith("data:"):
                         sys.stdout.write(line.removeprefix("data:").strip() + "\n")
@@ -184,38 +154,13 @@ class Client:
         except KeyboardInterrupt:
             return
         except httpx.TransportError as error:
-            self._unreachable(error)
+            _end(self._connection.unreachable(error))
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, **options)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            self._unreachable(error)
-        if answer.is_error:
-            _refuse(answer)
-        return answer
-
-    def _unreachable(self, error: Exception) -> NoReturn:
-        _end(f"The service at {self._http.base_url} can't be reached: {error}.", _WHERE)
-
-
-def _is_id(text: str) -> bool:
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _names(one: Json, field: str) -> tuple[str, ...]:
-    """All that a thing can be called by on the command line."""
-    name, catalog = one[field], one.get("catalog")
-    return (name,) if catalog is None else (name, f"{catalog}.{name}", f"{catalog}/{name}")
-
-
-def _described(one: Json, field: str) -> str:
-    branch = f" on branch {one['branch']}" if "branch" in one else ""
-    return f"{one[field]} of catalog {one['catalog']}{branch}" if "catalog" in one else str(one[field])
+            return self._connection.request(method, path, **options)
+        except IcestreamError as error:
+            _end(error)
 
 
 def _parts(name: str, given: list[str]) -> list[str]:
@@ -227,7 +172,11 @@ def _parts(name: str, given: list[str]) -> list[str]:
         return word.split(".")
     parts = _parsed(name, word)
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        _end(f"--{name} is no list of words: {word}.", "Write shop.orders, or a list of its parts in JSON.")
+        _end(
+            SetupError(
+                f"--{name} is no list of words: {word}.", "Write shop.orders, or a list of its parts in JSON."
+            )
+        )
     return parts
 
 
@@ -243,24 +192,21 @@ def _parsed(name: str, text: str | list[str]) -> Any:
     try:
         return json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
     except (OSError, ValueError) as error:
-        _end(f"--{name.replace('_', '-')} is not JSON: {error}.", "Write JSON, or @FILE with it.")
+        _end(SetupError(f"--{name.replace('_', '-')} is not JSON: {error}.", "Write JSON, or @FILE with it."))
 
 
-def _refuse(answer: httpx.Response) -> NoReturn:
-    try:
-        problem = answer.json()
-        problem["title"]
-    except (ValueError, KeyError, TypeError):
-        _end(f"The service answered {answer.status_code}.", answer.text[:500])
-    _err.print(f"{problem['title']} ({answer.status_code})", style="bold red")
-    detail, remedy = (str(problem.get(key) or "") for key in ("detail", "remedy"))
-    mistakes = _mistakes(problem)
-    if not mistakes or any(message not in detail for message in mistakes.values()):
-        _err.print(detail)
-    for field, message in mistakes.items():
-        if message not in remedy:
-            _err.print(f"  {field}: {message}")
-    _err.print(remedy)
+def _end(error: IcestreamError) -> NoReturn:
+    if isinstance(error, ProblemError) and error.title:
+        _err.print(f"{error.title} ({error.status})", style="bold red")
+        mistakes = _mistakes(error.fields)
+        if not mistakes or any(message not in error.detail for message in mistakes.values()):
+            _err.print(error.detail)
+        for field, message in mistakes.items():
+            if message not in error.remedy:
+                _err.print(f"  {field}: {message}")
+    else:
+        _err.print(error.detail, style="bold red")
+    _err.print(error.remedy)
     raise typer.Exit(1)
 
 
@@ -271,9 +217,3 @@ def _mistakes(problem: Json) -> dict[str, str]:
         for each in problem.get("errors") or ()
         if isinstance(each, dict) and each.keys() >= {"field", "message"}
     }
-
-
-def _end(what: str, remedy: str) -> NoReturn:
-    _err.print(what, style="bold red")
-    _err.print(remedy)
-    raise typer.Exit(1)

@@ -4,16 +4,16 @@ import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from icestream.client import KEYS_AT_ONCE, pinned
 from service.command.calls import Client
 from service.command.operations import Json, Output
 from service.command.printing import print_answer
-
-_KEYS_AT_ONCE = 10_000
 
 
 def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, output: Output) -> None:
@@ -27,13 +27,13 @@ def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, o
         raise typer.BadParameter("Name keys by --key or --file.")
     with Client() as client:
         path = f"/api/v1/tables/{client.table_id(table)}/lookups"
-        answer: Json = {}
-        for start in range(0, len(asked), _KEYS_AT_ONCE):
-            part = client.send("POST", path, body=options | {"keys": asked[start : start + _KEYS_AT_ONCE]})
-            answer = part if not answer else _joined(answer, part)
-            # The others are asked of the same snapshot.
-            if part["snapshot_id"] is not None:
-                options = options | {"snapshot_id": part["snapshot_id"]}
+
+        def ask(part: Sequence[Json], options: Json) -> tuple[int | None, Json]:
+            answer: Json = client.send("POST", path, body=options | {"keys": part})
+            return answer["snapshot_id"], answer
+
+        parts = (asked[start : start + KEYS_AT_ONCE] for start in range(0, len(asked), KEYS_AT_ONCE))
+        answer = reduce(_joined, pinned(parts, ask, options))
     if output is Output.JSON:
         print_answer(answer, output)
     else:

@@ -129,7 +129,7 @@ def _copy(number: int) -> Path:
     copy = BUILD / str(number)
     subprocess.run(["git", "checkout-index", "--all", f"--prefix={copy}/"], cwd=ROOT, check=True)
     (copy / ".venv").symlink_to(ROOT / ".venv")
-    packages = ("service", "worker", "telemetry", "stores", "trust", "tests")
+    packages = ("service", "worker", "telemetry", "stores", "trust", "icestream", "tests")
     subprocess.run([sys.executable, "-m", "compileall", "-qq", *packages], cwd=copy, check=True)
     return copy
 

@@ -1,0 +1,42 @@
+"""Icestream's client: where the rows of keys are, asked of the service.
+
+    from icestream import Client
+
+    with Client() as client:
+        found = client.table("sales.orders").lookup([{"order_id": 17}], select=["status"])
+        print(found.to_pandas())
+
+`icestream.spark` answers for any number of keys in Spark, without the service.
+"""
+
+from icestream.client import Answer, Client, Table
+from icestream.errors import (
+    BusyError,
+    ConflictError,
+    ForbiddenError,
+    IcestreamError,
+    InvalidError,
+    NotFoundError,
+    ProblemError,
+    SetupError,
+    UnauthenticatedError,
+    UnknownNameError,
+    UnreachableError,
+)
+
+__all__ = [
+    "Answer",
+    "BusyError",
+    "Client",
+    "ConflictError",
+    "ForbiddenError",
+    "IcestreamError",
+    "InvalidError",
+    "NotFoundError",
+    "ProblemError",
+    "SetupError",
+    "Table",
+    "UnauthenticatedError",
+    "UnknownNameError",
+    "UnreachableError",
+]

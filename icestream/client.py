@@ -1,0 +1,305 @@
+"""Where the rows of some keys of a table are: asked over HTTP, answered as Arrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icestream.connection import WHERE, Connection, Json
+from icestream.errors import UnreachableError
+
+if TYPE_CHECKING:
+    import pandas
+
+KEYS_AT_ONCE: Final = 10_000
+"""Of one call at most; more keys are asked in several."""
+_BODY_BYTES: Final = 8 * 1024**2
+_ARROW: Final = "application/vnd.apache.arrow.stream"
+_WAIT_SECONDS: Final = 120.0
+
+Rows = Iterable[Mapping[str, Any]]
+Part = TypeVar("Part")
+Answered = TypeVar("Answered")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of all keys of a question, in one snapshot.
+
+    data_files_from_index: so many were answered for by the index. data_files_scanned, rows_scanned: so many
+    were read beside it, by each of the calls that the question took.
+    """
+
+    snapshot_id: int | None
+    head_age_seconds: float
+    key_columns: list[str]
+    data_files_from_index: int
+    data_files_scanned: int
+    rows_scanned: int
+    matches: pa.Table
+
+    def to_arrow(self) -> pa.Table:
+        """A row for each match and one for each key without any: key, key_index, data_file, position,
+        partition (JSON), data_sequence_number, live, deleted_by, and row if columns were selected.
+
+        `key` and `row` are structs of the table's columns.
+        """
+        return self.matches
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The same with a column `key.x` or `row.x` for each field of these. Numbers and truths that may be
+        missing are of pandas' own types for that, such as Int64."""
+        import pandas as pd
+
+        nullable = {
+            pa.bool_(): pd.BooleanDtype(),
+            pa.int32(): pd.Int32Dtype(),
+            pa.int64(): pd.Int64Dtype(),
+        }
+        frame: pandas.DataFrame = self.matches.flatten().to_pandas(types_mapper=nullable.get)
+        return frame
+
+
+class Client:
+    """Talks to the service."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        ca_file: str | Path | None = None,
+        wait_seconds: float = _WAIT_SECONDS,
+    ) -> None:
+        """url, api_key: ICESTREAM_URL and ICESTREAM_API_KEY, if they are not given. ca_file: certificates of
+        who has signed the service's own, in PEM. wait_seconds: how long one call may wait for a service that
+        says when to come again.
+
+        Raises SetupError.
+        """
+        self._connection = Connection(url, api_key, ca_file=ca_file, wait_seconds=wait_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def table(self, name: str) -> Table:
+        """name: `namespace.table`, or with its catalog `catalog.namespace.table`; or the id.
+
+        Raises IcestreamError: UnknownNameError, if no enrolled table or several have the name.
+        """
+        if is_id(name):
+            return Table(self._connection, name)
+        return Table(self._connection, str(self._connection.find("/tables", "name", name)["id"]))
+
+
+class Table:
+    """An enrolled table."""
+
+    def __init__(self, connection: Connection, table_id: str) -> None:
+        self.id = table_id
+        self._connection = connection
+
+    def lookup(
+        self,
+        keys: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows,
+        *,
+        key_columns: Sequence[str] | None = None,
+        select: Sequence[str] | None = None,
+        branch: str | None = None,
+        snapshot_id: int | None = None,
+        max_staleness_seconds: float = 1,
+    ) -> Answer:
+        """Where the rows of keys are, whether they are live, and what they hold in the columns of `select`.
+
+        keys: a column for each key column, or a mapping for each key; whatever exports Arrow will do, such as
+        a frame of Polars. key_columns: those that make the key; without them, all columns of Arrow's, and of
+        mappings the table's only key. Keys that do not fit into one call are asked in several, which are all
+        about the snapshot of the first.
+
+        Raises IcestreamError, ValueError for no keys, and TypeError for what is no key.
+        """
+        asked = _asked(keys, key_columns)
+        if not len(asked):
+            raise ValueError("there are no keys")
+        options = {
+            "select": None if select is None else list(select),
+            "branch": branch,
+            "snapshot_id": snapshot_id,
+            "max_staleness_seconds": max_staleness_seconds,
+        }
+        parts: Iterator[_Columns | _Rows] = asked.parts()
+        return _joined(list(pinned(parts, self._ask, options)))
+
+    def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[int | None, tuple[pa.Table, Json]]:
+        answer = self._connection.request(
+            "POST", f"/api/v1/tables/{self.id}/lookups", **part.request(options)
+        )
+        try:
+            with pa.ipc.open_stream(answer.content) as reader:
+                table = reader.read_all()
+            facts = json.loads(table.schema.metadata[b"icestream"])
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise UnreachableError(
+                f"What answers is not Icestream, or of another version: {error}.", WHERE
+            ) from error
+        at = table.column_names.index("key_index")
+        moved = pc.add(table.column(at), pa.scalar(part.start, pa.int32()))
+        return facts["snapshot_id"], (table.set_column(at, "key_index", moved), facts)
+
+
+def pinned(
+    parts: Iterable[Part],
+    ask: Callable[[Part, Json], tuple[int | None, Answered]],
+    options: Json,
+) -> Iterator[Answered]:
+    """What is answered to each part, all of them about the snapshot of the first.
+
+    ask: gives that snapshot and the answer. Raises what it raises, and UnreachableError for a table that has
+    got its first snapshot meanwhile.
+    """
+    first: int | None = None
+    for number, part in enumerate(parts):
+        snapshot_id, answer = ask(part, options)
+        if number and snapshot_id != first:
+            raise UnreachableError("The table got its first snapshot meanwhile.", "Ask again.")
+        if snapshot_id is not None:
+            options = {**options, "snapshot_id": snapshot_id}
+        first = snapshot_id
+        yield answer
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Keys as Arrow. start: the place of the first one in the whole question."""
+
+    keys: pa.Table
+    start: int = 0
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def slice(self, start: int, length: int) -> _Columns:
+        return _Columns(self.keys.slice(start, length), self.start + start)
+
+    def parts(self) -> Iterator[_Columns]:
+        for start in range(0, len(self), KEYS_AT_ONCE):
+            yield from _fitting(self.slice(start, KEYS_AT_ONCE))
+
+    def request(self, options: Json) -> Json:
+        headers = {"Content-Type": _ARROW, "Accept": _ARROW}
+        query = {name: value for name, value in options.items() if value is not None}
+        return {"content": self.content(), "params": query, "headers": headers}
+
+    def content(self) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.keys.schema) as writer:
+            writer.write_table(self.keys.combine_chunks())
+        return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Keys in JSON. start: the place of the first one in the whole question."""
+
+    keys: list[Json]
+    key_columns: list[str] | None
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, start: int, length: int) -> _Rows:
+        return _Rows(self.keys[start : start + length], self.key_columns, self.start + start)
+
+    def parts(self) -> Iterator[_Rows]:
+        for start in range(0, len(self), KEYS_AT_ONCE):
+            yield from _fitting(self.slice(start, KEYS_AT_ONCE))
+
+    def request(self, options: Json) -> Json:
+        body = {**options, "key_columns": self.key_columns, "keys": self.keys}
+        headers = {"Content-Type": "application/json", "Accept": _ARROW}
+        return {"content": json.dumps(body), "headers": headers}
+
+    def content(self) -> bytes:
+        return json.dumps(self.keys).encode()
+
+
+Keys = TypeVar("Keys", _Columns, _Rows)
+
+
+def _fitting(keys: Keys) -> Iterator[Keys]:
+    """Halves, until each fits into a body; there is room for the options beside it."""
+    if len(keys) > 1 and len(keys.content()) > _BODY_BYTES * 3 // 4:
+        middle = len(keys) // 2
+        yield from _fitting(keys.slice(0, middle))
+        yield from _fitting(keys.slice(middle, len(keys) - middle))
+    else:
+        yield keys
+
+
+def _asked(keys: Any, key_columns: Sequence[str] | None) -> _Columns | _Rows:
+    if isinstance(keys, pa.RecordBatch):
+        keys = pa.Table.from_batches([keys])
+    elif not isinstance(keys, pa.Table) and hasattr(keys, "__arrow_c_stream__"):
+        keys = pa.RecordBatchReader.from_stream(keys).read_all()
+    if not isinstance(keys, pa.Table):
+        rows = [{name: _json_value(value) for name, value in dict(key).items()} for key in keys]
+        return _Rows(rows, None if key_columns is None else list(key_columns))
+    table = keys if key_columns is None else keys.select(list(key_columns))
+    # The service reads plain columns alone.
+    plain = [
+        one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in table.columns
+    ]
+    return _Columns(pa.table(plain, names=table.column_names))
+
+
+def _json_value(value: Any) -> Any:
+    """As Iceberg writes single values in JSON (spec, Appendix D)."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case Decimal():
+            return f"{value:f}"
+        case UUID():
+            return str(value)
+        case datetime() | date() | time():
+            return value.isoformat()
+        case bytes() | bytearray() | memoryview():
+            return value.hex()
+    raise TypeError(f"{value!r} is no value of a key")
+
+
+def _joined(answers: list[tuple[pa.Table, Json]]) -> Answer:
+    tables, facts = zip(*answers, strict=True)
+    return Answer(
+        snapshot_id=facts[0]["snapshot_id"],
+        head_age_seconds=facts[0]["head_age_seconds"],
+        key_columns=facts[0]["key_columns"],
+        data_files_from_index=facts[0]["data_files_from_index"],
+        data_files_scanned=facts[0]["data_files_scanned"],
+        rows_scanned=sum(one["rows_scanned"] for one in facts),
+        matches=pa.concat_tables([table.replace_schema_metadata() for table in tables]),
+    )
+
+
+def is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
