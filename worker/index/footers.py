@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -13,9 +12,13 @@ import pyarrow.parquet as pq
 from worker.index.checksums import read_footer
 from worker.index.dictionary import PARTITION_ID
 from worker.index.sorted_runs import DECODED_BYTES
+from worker.io.kept import Kept
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
+
+KEPT = Kept(192 * 1024**2)
+_FACTOR = 6  # by which a footer is larger in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,15 @@ class Footer:
         )
 
 
-@lru_cache(maxsize=128)
 def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
-    """Footers of immutable files are kept from one job to the next: about 2 MB for the largest files."""
-    with storage.open_input(location) as source:
-        return Footer.of(read_footer(source), key_types)
+    """Footers of immutable files are kept from one job to the next."""
+
+    def read() -> Footer:
+        with storage.open_input(location) as source:
+            return Footer.of(read_footer(source), key_types)
+
+    name = (storage, location, key_types)
+    return KEPT.get(name, read, lambda known: _FACTOR * known.metadata.serialized_size)
 
 
 def footers(

@@ -19,12 +19,11 @@ import pytest
 
 from tests.benchmarks.object_store import SlowStore
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
-from worker.index import checksums, sorted_runs
+from worker.index import checksums, footers, sorted_runs
 from worker.index.build import build_tasks
 from worker.index.checksums import CheckedFiles, read_footer
 from worker.index.commit import commit_index
 from worker.index.dictionary import assign_row_addresses
-from worker.index.footers import footer
 from worker.index.key_set_index import DamagedIndexError, decode, open_index
 from worker.index.sorted_runs import IndexWarehouse, write_run
 from worker.io.storage import Storage
@@ -66,7 +65,7 @@ class Subject:
 
     def answer(self) -> tuple[set[tuple[int, int]], list[bool]]:
         """(file, position) of the rows to delete, and which files the index covers."""
-        footer.cache_clear()
+        footers.KEPT.clear()
         index = open_index(warehouse(self.folder), DATABASE, KEY_SET)
         assert index is not None
         files = DataFiles.of(self.files)

@@ -41,7 +41,7 @@ class Subject:
         shutil.copytree(self.index, index)
         jobs = Jobs(self.spark, self.catalog, self.table.identifier, index)
         jobs.reporter.next_address = 10 * ROWS
-        footers.footer.cache_clear()
+        footers.KEPT.clear()
         return jobs
 
 

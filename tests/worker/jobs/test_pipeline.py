@@ -528,7 +528,7 @@ def test_an_index_file_that_cannot_be_merged_does_not_keep_new_files_from_being_
     jobs.run("index", key_sets=[["id"]])
     (run,) = jobs.index.glob("*.db/entries_1_g1/bucket-0/*.parquet")
     run.unlink()
-    footers.footer.cache_clear()
+    footers.KEPT.clear()
     table.append([{"id": i, "region": "eu", "value": i} for i in range(200)], files=4)
     indexed = jobs.run("index", key_sets=[["id"]])
     assert indexed.health["key_sets"][0]["coverage"] == 1.0

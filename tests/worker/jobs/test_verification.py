@@ -54,7 +54,7 @@ class Tampered:
         described = changed.schema.metadata or {}
         described.pop(checksums.NAME.encode(), None)
         pq.write_table(changed.replace_schema_metadata(described), path)
-        footers.footer.cache_clear()
+        footers.KEPT.clear()
 
     def entries(self, change: Callable[[dict[str, list[Any]]], None], *, ordered: bool = True) -> None:
         """Changes the columns of a run."""
@@ -143,7 +143,7 @@ def indexed(
 
 @pytest.fixture
 def jobs(spark: SparkSession, catalog: Catalog, table: TableBuilder, indexed: Path, tmp_path: Path) -> Jobs:
-    footers.footer.cache_clear()
+    footers.KEPT.clear()
     return Jobs(spark, catalog, table.identifier, shutil.copytree(indexed, tmp_path / "index"))
 
 
