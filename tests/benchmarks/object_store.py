@@ -26,8 +26,8 @@ import typer
 from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
+from worker.index import footers
 from worker.index.dictionary import PARTITION_ID
-from worker.index.footers import footer
 from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.io.row_groups import REQUESTS
@@ -228,7 +228,7 @@ def _measured(
         assert len(found.row_addresses) == len(deletes)
         return found
 
-    footer.cache_clear()
+    footers.KEPT.clear()
     cold = Figure((timed(once)[1],))
     asked = store.counted(once)
     many: list[float] = []

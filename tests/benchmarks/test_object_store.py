@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
 from tests.benchmarks.page import Part, read_part
-from worker.index.footers import footer
+from worker.index import footers
 from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches
 
 pytestmark = pytest.mark.integration
@@ -42,7 +42,7 @@ def test_a_lookup_asks_for_little_of_the_index_and_for_all_of_it_at_once(tmp_pat
     size = sum(file.size_bytes for file in files)
     found: list[RowAddressMatches] = []
     store = SlowStore(tmp_path, WAIT_SECONDS)
-    footer.cache_clear()
+    footers.KEPT.clear()
     with store.served() as storage:
         first = store.counted(lambda: found.append(look_up(storage, files, deletes)))
         later = store.counted(lambda: found.append(look_up(storage, files, deletes)))

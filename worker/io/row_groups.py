@@ -5,7 +5,7 @@ Arrow asks for one column chunk after the other as it decodes them, with `pre_bu
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +17,10 @@ from worker.process.slots import Threads
 
 A = TypeVar("A")
 B = TypeVar("B")
+Content: TypeAlias = bytes | memoryview
 
 REQUESTS = 32  # at a time, of all tasks of a process: a request costs its latency, and hardly any CPU
-_GAP_BYTES = 64 * 1024  # are read rather than left out: this takes no longer than another request of many
+GAP_BYTES = 64 * 1024  # are read rather than left out: this takes no longer than another request of many
 _REQUEST_BYTES = 8 * 1024**2  # at most, if more than one column chunk is asked for
 
 _threads = Threads(REQUESTS, "fetch")
@@ -33,11 +34,15 @@ class RowGroups:
         self._remote = None if isinstance(source, pa.MemoryMappedFile) else _Fetched(source)
         self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
 
+    def fetch(self, row_groups: Iterable[int], names: Sequence[str]) -> None:
+        """Asks a store at once for columns that are read afterwards, one after the other."""
+        if self._remote is not None:
+            self._remote.fetch(_column_chunks(self._metadata, row_groups, names))
+
     def read(self, row_groups: Iterable[int], names: Sequence[str]) -> pa.Table:
         """The columns `names`, none of them nested, of row groups in their order. Raises as Arrow does."""
         groups = list(row_groups)
-        if self._remote is not None:
-            self._remote.fetch(_column_chunks(self._metadata, groups, names))
+        self.fetch(groups, names)
         parquet = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
         rows = parquet.read_row_groups(groups, columns=list(names), use_threads=False)
         for name in names:
@@ -85,11 +90,30 @@ def _column_chunks(
     return sorted(ranges)
 
 
+def read_ranges(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """(start, end) of each in bytes, ascending and apart: those that lie close together with one request.
+
+    What an answer holds is there for as long as one of its ranges is.
+    """
+    merged = _merged(ranges)
+    starts = [start for start, _ in merged]
+    contents = dict(zip(starts, map(memoryview, _requested(source, merged)), strict=True))
+    found = []
+    for start, end in ranges:
+        first = starts[bisect_right(starts, start) - 1]
+        found.append(contents[first][start - first : end - first])
+    return found
+
+
+def _requested(source: pa.NativeFile, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    return side_by_side(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)
+
+
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Those that lie close together as one."""
     merged: list[tuple[int, int]] = []
     for start, end in ranges:
-        if merged and start - merged[-1][1] <= _GAP_BYTES and end - merged[-1][0] <= _REQUEST_BYTES:
+        if merged and start - merged[-1][1] <= GAP_BYTES and end - merged[-1][0] <= _REQUEST_BYTES:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((start, end))
@@ -102,24 +126,28 @@ class _Fetched(RangeReader):
     def __init__(self, source: pa.NativeFile) -> None:
         super().__init__(source.size())
         self._source = source
-        self._parts: dict[int, pa.Buffer] = {}
-        self._starts: list[int] = []
+        self._parts: dict[tuple[int, int], Content] = {}
+        self._starts: list[tuple[int, int]] = []
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """ranges: (start, end) in bytes, ascending; what is there already is not read again."""
-        missing = _merged((start, end) for start, end in ranges if self._held(start, end) is None)
-        parts = side_by_side(lambda bounds: self._source.read_at(bounds[1] - bounds[0], bounds[0]), missing)
-        for (start, _), part in zip(missing, parts, strict=True):
-            self._parts[start] = pa.py_buffer(part)
+        missing = [(start, end) for start, end in ranges if self._held(start, end) is None]
+        if hasattr(self._source, "read_ranges"):  # it keeps them one by one
+            parts = self._source.read_ranges(missing)
+        else:
+            missing = _merged(missing)
+            parts = list(_requested(self._source, missing))
+        self._parts |= zip(missing, parts, strict=True)
         self._starts = sorted(self._parts)
 
     def _held(self, start: int, end: int) -> pa.Buffer | None:
-        place = bisect_right(self._starts, start) - 1
+        place = bisect_right(self._starts, (start, self._size + 1)) - 1
         if place < 0:
             return None
-        first = self._starts[place]
-        part = self._parts[first]
-        return part.slice(start - first, end - start) if end - first <= len(part) else None
+        first, last = self._starts[place]
+        return (
+            pa.py_buffer(self._parts[first, last]).slice(start - first, end - start) if end <= last else None
+        )
 
     def read(self, size: int = -1) -> Any:
         """Bytes, or a buffer of Arrow's."""

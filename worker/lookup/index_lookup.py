@@ -22,7 +22,7 @@ from worker.index.dictionary import PARTITION_ID, FileDictionary, owners
 from worker.index.footers import Footer, KeyRanges, comparable, footer, footers
 from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
-from worker.io.row_groups import RowGroups
+from worker.io.row_groups import GAP_BYTES, RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK, KeyColumnError
@@ -346,6 +346,10 @@ class LookupTask:
         """Keys first, then the addresses of the row groups where something was found."""
         ranges, row_groups = known.ranges, RowGroups(source, known.metadata)
         key_names = deletes.key_names[1:]
+        if int(known.address_bytes[chunk].max()) <= GAP_BYTES:
+            # Addresses that take no longer than another request, which would have to wait for the keys.
+            system = [] if ranges.uniform()[chunk[0]] else [PARTITION_ID, NULL_MASK]
+            row_groups.fetch(chunk.tolist(), [*system, *key_names, ROW_ADDRESS])
         if ranges.uniform()[chunk[0]]:
             columns = _read_columns(row_groups, chunk, key_names)
             partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])

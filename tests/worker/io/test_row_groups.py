@@ -71,7 +71,7 @@ def test_neighbours_are_one_request(path: Path) -> None:
 def test_what_a_request_brought_along_is_not_asked_for_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.io.row_groups._GAP_BYTES", 1024**2)
+    monkeypatch.setattr("worker.io.row_groups.GAP_BYTES", 1024**2)
     metadata = pq.read_metadata(path)
     remote = Remote(path.read_bytes(), 1)
     row_groups = RowGroups(remote, metadata)

@@ -1,0 +1,117 @@
+"""Local files as a far store has them: every request waits, and is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from stores.ranges import RangeReader
+from worker.io.kept import Kept
+from worker.io.kept_files import KeptFile, KeptFiles
+
+
+@dataclass
+class Waits:
+    """count: of requests. waves: how often one began while no other was under way."""
+
+    count: int = 0
+    waves: int = 0
+    open: int = 0
+
+
+class WaitingFiles(KeptFiles):
+    """Its locations are those of local files."""
+
+    def __init__(self, properties: Mapping[str, str], kept: Kept, wait_seconds: float) -> None:
+        super().__init__(properties, kept)
+        self._wait_seconds = wait_seconds
+        self._lock = threading.Lock()
+        self._waits = Waits()
+        store = pafs.PyFileSystem(_Store(self))
+        self.io.fs_by_scheme = lambda *_: store  # type: ignore[method-assign]
+
+    def open_input(self, location: str) -> Any:
+        name = ("file", self, location)
+        path = super().resolve(location)[1]
+        opened = self._kept.get(name, lambda: self.opened(path), lambda _: 1_000)
+        return KeptFile(self._kept, name, opened)
+
+    def is_local(self, _: str) -> bool:
+        return False
+
+    def opened(self, path: str) -> Any:
+        with self.request():
+            return _File(self, pafs.LocalFileSystem().open_input_file(path))
+
+    def counted(self, work: Callable[[], object]) -> Waits:
+        """What was asked for meanwhile."""
+        with self._lock:
+            self._waits = Waits()
+        work()
+        with self._lock:
+            return replace(self._waits)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        with self._lock:
+            asked = self._waits
+            asked.waves += not asked.open
+            asked.count += 1
+            asked.open += 1
+        time.sleep(self._wait_seconds)
+        with self._lock:
+            asked.open -= 1
+        yield
+
+
+class _Store(pafs.FSSpecHandler):
+    """Only what is read."""
+
+    def __init__(self, files: WaitingFiles) -> None:
+        self._files = files
+        self._local = pafs.LocalFileSystem()
+
+    def get_type_name(self) -> str:
+        return "waiting"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
+        with self._files.request():
+            return self._local.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        with self._files.request():
+            return self._local.get_file_info(selector)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self._files.opened(path), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+
+class _File(RangeReader):
+    def __init__(self, files: WaitingFiles, source: pa.NativeFile) -> None:
+        super().__init__(source.size())
+        self._files = files
+        self._source = source
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        with self._files.request():
+            return self._source.read_at(nbytes, offset)
+
+    def read(self, size: int = -1) -> bytes:
+        start, end = self.advance(size)
+        return self.read_at(end - start, start)

@@ -1,0 +1,68 @@
+"""Of a far file, what was read is there for whoever asks next, and nobody else pays for it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.waiting_files import WaitingFiles
+from worker.io.kept import Kept
+from worker.io.kept_files import _RANGE_BYTES, KeptFiles
+
+CONTENT = bytes(range(256)) * 8_192
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    return path.as_uri()
+
+
+def test_a_range_and_the_size_are_asked_for_once(location: str) -> None:
+    files = WaitingFiles({}, Kept(2**20), 0)
+
+    def read() -> None:
+        with files.open_input(location) as file:
+            assert (file.size(), file.read_at(5, 3)) == (len(CONTENT), CONTENT[3:8])
+
+    assert (files.counted(read).count, files.counted(read).count) == (2, 0)
+
+
+def test_ranges_that_lie_close_together_are_one_request_and_kept_one_by_one(location: str) -> None:
+    kept = Kept(2**20)
+    files = WaitingFiles({}, kept, 0)
+    ranges = [(0, 10), (1_000, 1_010), (1_000_000, 1_000_010)]
+    wanted = [CONTENT[start:end] for start, end in ranges]
+    file = files.open_input(location)
+    assert files.counted(lambda: file.read_ranges(ranges)).count == 2
+    assert list(map(bytes, file.read_ranges(ranges))) == wanted
+    assert files.counted(lambda: file.read_ranges(ranges[1:2])).count == 0
+    # Not what lies between them.
+    assert kept.size_bytes < 10_000
+
+
+def test_a_long_range_takes_no_place(location: str) -> None:
+    kept = Kept(2**22)
+    files = WaitingFiles({}, kept, 0)
+    file = files.open_input(location)
+    before = kept.size_bytes
+    for _ in range(2):
+        assert files.counted(lambda: file.read_at(_RANGE_BYTES + 1, 0)).count == 1
+    assert kept.size_bytes == before
+
+
+def test_a_file_that_came_in_the_place_of_a_local_one_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files = KeptFiles({}, Kept(2**20))
+    for content in (b"one", b"another"):
+        path.write_bytes(content)
+        with files.open_input(path.as_uri()) as file:
+            assert file.size() == len(content)
+
+
+def test_a_file_that_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
+    files, path = WaitingFiles({}, Kept(2**20), 0), tmp_path / "file"
+    with pytest.raises(FileNotFoundError):
+        files.open_input(path.as_uri())
+    path.write_bytes(b"here")
+    assert files.open_input(path.as_uri()).read_at(4, 0) == b"here"

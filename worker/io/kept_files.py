@@ -1,0 +1,78 @@
+"""Files of which is kept what was read: for a process that answers one question after the other.
+
+Invariant: these files never change under their names, as those of tables and indexes do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from stores.ranges import RangeReader
+from worker.io.kept import Kept
+from worker.io.row_groups import Content, read_ranges
+from worker.io.storage import Storage
+
+_RANGE_BYTES = 256 * 1024
+"""Of a longer range, only what is decoded of it is worth keeping."""
+_HANDLE_BYTES = 4_000
+
+
+class KeptFiles(Storage):
+    """Local files are mapped, which the system keeps; of remote ones, sizes and short ranges are kept."""
+
+    def __init__(self, properties: Mapping[str, str], kept: Kept) -> None:
+        super().__init__(properties)
+        self._kept = kept
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def open_input(self, location: str) -> Any:
+        """As that of `Storage`; a kept file that is gone says so when it is read."""
+        filesystem, path = self.resolve(location)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            return pa.memory_map(path)
+        name = ("file", self, location)
+        open_file = partial(filesystem.open_input_file, path)
+        # Opening it is a request, for its size; open, it is a name.
+        return KeptFile(self._kept, name, self._kept.get(name, open_file, lambda _: _HANDLE_BYTES))
+
+
+class KeptFile(RangeReader):
+    """An open remote file, as Arrow has them; it can be read by any number of threads."""
+
+    def __init__(self, kept: Kept, name: tuple[object, ...], source: pa.NativeFile) -> None:
+        super().__init__(source.size())
+        self._kept = kept
+        self._name = name
+        self._source = source
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        end = min(offset + nbytes, self._size)
+        return bytes(self.read_ranges([(offset, end)])[0])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Content]:
+        """(start, end) of each in bytes, ascending: what is not kept is asked for at once."""
+        found = [self._kept.find((*self._name, one)) for one in ranges]
+        missing = [one for one, content in zip(ranges, found, strict=True) if content is None]
+        if not missing:
+            return found
+        read = dict(zip(missing, read_ranges(self._source, missing), strict=True))
+        for one, content in read.items():
+            if len(content) <= _RANGE_BYTES:
+                # A copy: beside it, an answer may hold what nobody wants.
+                self._kept.put((*self._name, one), bytes(content), len(content))
+        return [read[one] if known is None else known for one, known in zip(ranges, found, strict=True)]
+
+    def read(self, size: int = -1) -> bytes:
+        start, end = self.advance(size)
+        return self.read_at(end - start, start)
