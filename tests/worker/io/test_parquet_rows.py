@@ -1,0 +1,126 @@
+"""Rows at some positions are those that Arrow reads, however a file is written, and of few of its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.io import parquet_rows
+from worker.io.parquet_rows import Pages, ParquetFooter, rows_at
+
+ROWS = 5_000
+_NUMBERS = np.arange(ROWS)
+TABLE = pa.table(
+    {
+        "id": pa.array(_NUMBERS * 7_919 % ROWS),
+        "few": pa.array([None if i % 7 == 0 else f"value {i % 5}" for i in range(ROWS)]),
+        "text": pa.array([f"text {i * 31}" for i in range(ROWS)]),
+        "amount": pa.array([Decimal(i) / 100 for i in range(ROWS)], pa.decimal128(12, 2)),
+        "flag": pa.array([i % 3 == 0 for i in range(ROWS)]),
+        "at": pa.array(_NUMBERS * 10**6, pa.timestamp("us", "UTC")),
+        "bytes": pa.array([bytes([i % 256]) * 4 for i in range(ROWS)], pa.binary(4)),
+        "nothing": pa.array([None] * ROWS, pa.int32()),
+        "list": pa.array([list(range(i % 4)) for i in range(ROWS)]),
+        "struct.x": pa.array(
+            [{"a": i, "b": None} for i in range(ROWS)], pa.struct([("a", "int64"), ("b", "int8")])
+        ),
+    }
+)
+NAMES = TABLE.schema.names
+WRITTEN: list[dict[str, Any]] = [
+    {"write_page_index": True, "compression": "zstd"},
+    {"write_page_index": False, "compression": "snappy", "write_page_checksum": True},
+    {"data_page_version": "2.0", "use_dictionary": False, "row_group_size": 1_700},
+    {"compression": "none", "use_dictionary": ["few"], "row_group_size": 1_000, "version": "1.0"},
+    {"write_page_index": True, "compression": "gzip", "dictionary_pagesize_limit": 1_000},
+]
+
+
+@pytest.fixture(scope="module", params=range(len(WRITTEN)))
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("files") / "file.parquet"
+    pq.write_table(TABLE, path, data_page_size=1_000, write_batch_size=64, **WRITTEN[request.param])
+    return path
+
+
+@given(st.lists(st.integers(0, ROWS - 1)), st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+@settings(max_examples=30, deadline=None)
+def test_rows_are_those_that_arrow_reads(path: Path, positions: list[int], names: list[str]) -> None:
+    with pa.memory_map(str(path)) as source:
+        found = rows_at(source, ParquetFooter.read(source), names, np.array(positions, np.int64))
+    assert found.to_pylist() == TABLE.select(names).take(pa.array(positions, pa.int64())).to_pylist()
+    assert found.schema.names == names
+
+
+class Recording:
+    """An open file that counts what is read of it."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.bytes_read = 0
+
+    def size(self) -> int:
+        return len(self.content)
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        self.bytes_read += nbytes
+        return self.content[offset : offset + nbytes]
+
+
+def test_of_a_column_only_the_pages_of_the_rows_are_read(path: Path) -> None:
+    source: Any = Recording(path.read_bytes())
+    footer = ParquetFooter.read(source)
+    known: dict[tuple[int, int], Pages] = {}
+
+    def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
+        return known[chunk] if chunk in known else known.setdefault(chunk, make())
+
+    for position in (ROWS // 2, ROWS // 2 + 1):
+        source.bytes_read = 0
+        found = rows_at(source, footer, ["amount"], np.array([position]), keep)
+        assert found["amount"].to_pylist() == [Decimal(position) / 100]
+    chunk = footer.metadata.row_group(0).column(3)
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    dictionary = chunk.data_page_offset - start
+    assert source.bytes_read - dictionary < (chunk.total_compressed_size - dictionary) / 2
+
+
+@pytest.mark.parametrize("position", [-1, ROWS])
+def test_a_row_that_the_file_lacks_is_damage(path: Path, position: int) -> None:
+    with pa.memory_map(str(path)) as source, pytest.raises(ValueError, match="it has 5000 rows"):
+        rows_at(source, ParquetFooter.read(source), ["id"], np.array([position]))
+
+
+def test_a_large_footer_is_left_to_arrow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_rows, "_FOOTER_BYTES", 10)
+    with pa.memory_map(str(path)) as source:
+        footer = ParquetFooter.read(source)
+        assert not footer.leaves
+        found = rows_at(source, footer, ["text", "id"], np.array([17, 3]))
+    assert found.to_pylist() == TABLE.select(["text", "id"]).take([17, 3]).to_pylist()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_damage_is_noticed_or_changes_nothing_but_values(path: Path, data: st.DataObject) -> None:
+    """Any byte of the footer, of the index of pages and of their headers: never another kind of error."""
+    content = bytearray(path.read_bytes())
+    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
+    place = data.draw(st.integers(max(0, len(content) - footer_bytes - 2_000), len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    source = pa.BufferReader(bytes(content))
+    try:
+        footer = ParquetFooter.read(source)
+        names = [name for name in footer.leaves if name in NAMES] or footer.schema.names[:1]
+        rows_at(source, footer, names, np.array([0, ROWS - 1]))
+    except (ValueError, OSError, pa.ArrowException, MemoryError):
+        pass

@@ -1,0 +1,313 @@
+"""Rows of a Parquet file at some positions: of each column the pages that hold them are read, and no more.
+
+Arrow decodes whole column chunks, often of a million rows. So a column's dictionary and the wanted pages are
+put together as a file of one column, whose footer says what the original's says of it, and Arrow reads that:
+codecs, encodings, types and checksums of pages stay its own. Where the pages lie tells the offset index, or
+else the pages' headers. Columns with others in them are read as Arrow reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from worker.io import thrift
+from worker.io.row_groups import side_by_side
+from worker.io.sorting import Int64Array, is_bytes
+from worker.io.thrift import Struct
+
+_MAGIC = b"PAR1"
+_TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
+_LENGTH_BYTES = 8  # of the footer's length and the magic number behind it
+_FOOTER_BYTES = 512 * 1024  # that are looked at here: more take longer than reading whole column chunks
+_FACTOR = 60  # by which a footer is larger in memory
+_DATA_PAGES = {0: 5, 3: 8}  # kinds, and the field of the page header that tells the number of values
+# Fields of Parquet's structs (parquet.thrift).
+_VERSION, _SCHEMA, _ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
+_REPETITION, _NAME, _CHILDREN, _REPEATED = 3, 4, 5, 2
+_CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
+_META_DATA, _OFFSET_INDEX_AT, _OFFSET_INDEX_BYTES = 3, 4, 5
+_VALUES, _COMPRESSED_BYTES, _DATA_PAGE_AT, _INDEX_PAGE_AT, _DICTIONARY_AT = 5, 7, 9, 10, 11
+_STATISTICS_AND_LATER = 12
+_PAGE_LOCATIONS, _PAGE_AT, _PAGE_BYTES, _FIRST_ROW = 1, 1, 2, 3
+_PAGE_KIND, _PAGE_CONTENT_BYTES = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFooter:
+    """What a file says of itself. leaves: of top-level columns without others in them, the place of the chunk
+    and the element of the schema; none if the footer is too large to be looked at."""
+
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    leaves: Mapping[str, tuple[int, Struct]]
+    struct: Struct
+    size_bytes: int
+
+    @classmethod
+    def read(cls, source: pa.NativeFile) -> ParquetFooter:
+        """Raises pa.ArrowException or ValueError when it is damaged, and OSError."""
+        size = source.size()
+        tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+        length = int.from_bytes(tail[-_LENGTH_BYTES:-4], "little") + _LENGTH_BYTES
+        if len(tail) < length <= size:
+            tail = source.read_at(length, size - length)
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+        struct: Struct = {}
+        with _told_as_damage():
+            if length <= _FOOTER_BYTES:
+                struct, _ = thrift.decode(tail, len(tail) - length)
+            leaves = _leaves(struct)
+        schema = pq.ParquetFile(pa.BufferReader(tail), metadata=metadata).schema_arrow
+        return cls(metadata, schema, leaves, struct, _FACTOR * length)
+
+    def group_rows(self) -> Int64Array:
+        groups = range(self.metadata.num_row_groups)
+        return np.array([self.metadata.row_group(group).num_rows for group in groups], np.int64)
+
+    def chunk(self, group: int, leaf: int) -> Struct:
+        groups: list[Struct] = self.struct[_ROW_GROUPS][1][1]
+        chunk: Struct = groups[group][_CHUNKS][1][1][leaf]
+        return chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where the data pages of a column chunk lie, in bytes, and the first row of each in its row group.
+
+    start: of the chunk; what lies between it and the first page is the dictionary.
+    """
+
+    start: int
+    begins: Int64Array
+    ends: Int64Array
+    first_rows: Int64Array
+
+    @property
+    def size_bytes(self) -> int:
+        return 3 * self.begins.nbytes + 200
+
+
+KeepPages: TypeAlias = Callable[[tuple[int, int], Callable[[], Pages]], Pages]
+"""(row group, chunk) and what makes them known."""
+
+
+def make_known(_: tuple[int, int], make: Callable[[], Pages]) -> Pages:
+    return make()
+
+
+def rows_at(
+    source: pa.NativeFile,
+    footer: ParquetFooter,
+    names: Sequence[str],
+    positions: Int64Array,
+    keep: KeepPages = make_known,
+) -> pa.Table:
+    """The top-level columns `names` of the rows at `positions` of the file, in the order of these.
+
+    Raises pa.ArrowException or ValueError when the file is damaged, and OSError.
+    """
+    rows = footer.group_rows()
+    ends = np.cumsum(rows)
+    if len(positions) and not 0 <= positions.min() <= positions.max() < (ends[-1] if len(ends) else 0):
+        raise ValueError(f"it has {ends[-1] if len(ends) else 0} rows, and not one at {positions.max()}")
+    of_group = np.searchsorted(ends, positions, side="right")
+    parts, order = [], []
+    for group in np.unique(of_group).tolist():
+        here = np.flatnonzero(of_group == group)
+        order.append(here)
+        parts.append(
+            _rows_of_group(source, footer, names, group, positions[here] - (ends - rows)[group], keep)
+        )
+    fields = pa.schema([footer.schema.field(name) for name in names])
+    if not parts:
+        return fields.empty_table()
+    return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+
+def _rows_of_group(
+    source: pa.NativeFile,
+    footer: ParquetFooter,
+    names: Sequence[str],
+    group: int,
+    rows: Int64Array,
+    keep: KeepPages,
+) -> pa.Table:
+    """rows: their places in the row group."""
+    single = [name for name in names if name in footer.leaves]
+    others = [name for name in names if name not in footer.leaves]
+    with _told_as_damage():
+        columns = dict(zip(single, _single_columns(source, footer, single, group, rows, keep), strict=True))
+    if others:
+        file = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
+        read = file.read_row_groups([group], columns=others, use_threads=False)
+        columns |= {name: read[name].take(pa.array(rows)) for name in others}
+    return pa.table([columns[name] for name in names], pa.schema([footer.schema.field(n) for n in names]))
+
+
+def _single_columns(
+    source: pa.NativeFile,
+    footer: ParquetFooter,
+    names: Sequence[str],
+    group: int,
+    rows: Int64Array,
+    keep: KeepPages,
+) -> list[pa.ChunkedArray]:
+    is_local = isinstance(source, pa.MemoryMappedFile)
+    at_once = map if is_local else side_by_side
+
+    def pages_of(name: str) -> Pages:
+        leaf, _ = footer.leaves[name]
+        return keep((group, leaf), lambda: _pages(source, footer, group, leaf))
+
+    all_pages = list(at_once(pages_of, names))
+    chosen = [np.unique(np.searchsorted(pages.first_rows, rows, side="right") - 1) for pages in all_pages]
+    wanted = [
+        (pages.begins[one].tolist(), pages.ends[one].tolist())
+        for pages, one in zip(all_pages, chosen, strict=True)
+    ]
+    ranges = []
+    for pages, (begins, ends) in zip(all_pages, wanted, strict=True):
+        of_column = [(pages.start, int(pages.begins[0])), *zip(begins, ends, strict=True)]
+        ranges.append([(begin, end) for begin, end in of_column if begin < end])
+    flat = [one for of_column in ranges for one in of_column]
+    contents = iter(list(at_once(lambda one: source.read_at(one[1] - one[0], one[0]), flat)))
+    columns = []
+    for name, pages, one, of_column in zip(names, all_pages, chosen, ranges, strict=True):
+        parts = [next(contents) for _ in of_column]
+        group_rows = footer.metadata.row_group(group).num_rows
+        lasts = np.append(pages.first_rows[1:], group_rows)
+        counts = (lasts - pages.first_rows)[one]
+        has_dictionary = pages.start < int(pages.begins[0])
+        values = _decoded(footer, group, name, parts, int(counts.sum()), has_dictionary)
+        page_of_row = np.searchsorted(pages.first_rows[one], rows, side="right") - 1
+        starts = np.cumsum(counts) - counts
+        places = rows - pages.first_rows[one][page_of_row] + starts[page_of_row]
+        columns.append(values.take(pa.array(places)).cast(footer.schema.field(name).type))
+    return columns
+
+
+def _decoded(
+    footer: ParquetFooter, group: int, name: str, parts: Sequence[bytes], count: int, has_dictionary: bool
+) -> pa.ChunkedArray:
+    """The values of a column's dictionary and some of its pages."""
+    leaf, element = footer.leaves[name]
+    chunk = footer.chunk(group, leaf)
+    told: Struct = chunk[_META_DATA][1]
+    size = sum(map(len, parts))
+    meta_data = {field: value for field, value in told.items() if field < _STATISTICS_AND_LATER}
+    for field in (_INDEX_PAGE_AT, _DICTIONARY_AT):
+        meta_data.pop(field, None)
+    meta_data |= {
+        _VALUES: (thrift.I64, count),
+        _COMPRESSED_BYTES: (thrift.I64, size),
+        _DATA_PAGE_AT: (thrift.I64, len(_MAGIC) + (len(parts[0]) if has_dictionary else 0)),
+    }
+    if has_dictionary:
+        meta_data[_DICTIONARY_AT] = (thrift.I64, len(_MAGIC))
+    column: Struct = {2: (thrift.I64, 0), _META_DATA: (thrift.STRUCT, meta_data)}
+    row_group: Struct = {
+        _CHUNKS: (thrift.LIST, (thrift.STRUCT, [column])),
+        _GROUP_BYTES: (thrift.I64, size),
+        _GROUP_ROWS: (thrift.I64, count),
+    }
+    root: Struct = {_NAME: (thrift.BINARY, b"schema"), _CHILDREN: (thrift.I32, 1)}
+    file: Struct = {
+        _VERSION: footer.struct[_VERSION],
+        _SCHEMA: (thrift.LIST, (thrift.STRUCT, [root, element])),
+        _ROWS: (thrift.I64, count),
+        _ROW_GROUPS: (thrift.LIST, (thrift.STRUCT, [row_group])),
+    }
+    if _CREATED_BY in footer.struct:  # by which Arrow knows the mistakes of some writers
+        file[_CREATED_BY] = footer.struct[_CREATED_BY]
+    end = thrift.encode(file)
+    content = b"".join([_MAGIC, *parts, end, len(end).to_bytes(4, "little"), _MAGIC])
+    in_dictionary = [name] if has_dictionary and is_bytes(footer.schema.field(name).type) else None
+    read = pq.ParquetFile(
+        pa.BufferReader(content), read_dictionary=in_dictionary, page_checksum_verification=True
+    ).read(use_threads=False)
+    if read.num_rows != count:
+        raise ValueError(f"pages of {name} have {read.num_rows} values and not {count}")
+    return read.column(0)
+
+
+def _pages(source: pa.NativeFile, footer: ParquetFooter, group: int, leaf: int) -> Pages:
+    chunk = footer.chunk(group, leaf)
+    told: Struct = chunk[_META_DATA][1]
+    start = int(told[_DATA_PAGE_AT][1])
+    if _DICTIONARY_AT in told and told[_DICTIONARY_AT][1] > 0:
+        start = min(start, int(told[_DICTIONARY_AT][1]))
+    size = int(told[_COMPRESSED_BYTES][1])
+    if not 0 <= start <= start + size <= source.size():
+        raise ValueError("a column chunk lies outside the file")
+    if _OFFSET_INDEX_AT in chunk and _OFFSET_INDEX_BYTES in chunk:
+        content = source.read_at(int(chunk[_OFFSET_INDEX_BYTES][1]), int(chunk[_OFFSET_INDEX_AT][1]))
+        found = [
+            (page[_PAGE_AT][1], page[_PAGE_AT][1] + page[_PAGE_BYTES][1], page[_FIRST_ROW][1])
+            for page in thrift.decode(content)[0][_PAGE_LOCATIONS][1][1]
+        ]
+    else:
+        found = _walked(source.read_at(size, start), start)
+    rows = footer.metadata.row_group(group).num_rows
+    begins, ends, first_rows = np.array(found, np.int64).reshape(-1, 3).T
+    is_whole = (
+        len(found) and first_rows[0] == 0 and (np.diff(first_rows) >= 0).all() and first_rows[-1] < rows
+    )
+    if not is_whole or begins[0] < start or (begins >= ends).any() or ends.max() > start + size:
+        raise ValueError("where the pages of a column chunk lie makes no sense")
+    return Pages(start, begins, ends, first_rows)
+
+
+def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]]:
+    """(begin, end, first row) of each data page, by the headers of all pages."""
+    found = []
+    at = row = 0
+    while at < len(chunk):
+        header, content_at = thrift.decode(chunk, at)
+        end = content_at + int(header[_PAGE_CONTENT_BYTES][1])
+        if end <= at:
+            raise ValueError("a page has no bytes")
+        values_in = _DATA_PAGES.get(header[_PAGE_KIND][1])
+        if values_in is not None:
+            found.append((start + at, start + end, row))
+            row += int(header[values_in][1][1][1])
+        at = end
+    return found
+
+
+def _leaves(struct: Struct) -> dict[str, tuple[int, Struct]]:
+    if not struct:
+        return {}
+    elements: list[Struct] = struct[_SCHEMA][1][1]
+    found: dict[str, tuple[int, Struct]] = {}
+    repeated = set()
+    leaf, at = 0, 1
+    while at < len(elements):
+        element = elements[at]
+        name = element[_NAME][1].decode()
+        if name in found:
+            repeated.add(name)
+        if _CHILDREN not in element and element.get(_REPETITION, (0, 0))[1] != _REPEATED:
+            found[name] = leaf, element
+        left = 1  # of what is in this column
+        while left:
+            children = elements[at].get(_CHILDREN, (0, 0))[1]
+            leaf += not children
+            left += children - 1
+            at += 1
+    return {name: one for name, one in found.items() if name not in repeated}
+
+
+@contextmanager
+def _told_as_damage() -> Iterator[None]:
+    """What is not there, or is something else, in structs that a damaged file has."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"its footer makes no sense: {type(error).__name__}: {error}") from error
