@@ -122,7 +122,7 @@ def answer(
     if keys is not None:
         question = question.model_copy(update={"key_columns": keys.column_names})
     coverage, found, places = answers.find_keys(
-        _place(asked),
+        _place(answers, asked),
         question,
         lambda of: keys_of_json(of, question.keys) if keys is None else keys_of_arrow(of, keys),
     )
@@ -136,17 +136,18 @@ def answer(
     return json.dumps(head | report(coverage, shown, places, rows, schema), allow_nan=False)
 
 
-def _place(asked: LookupRequest) -> TablePlace:
+def _place(answers: Answers, asked: LookupRequest) -> TablePlace:
     table = asked.table
     record = resolve_secrets(table.properties, table.allowed_secrets, table.own_files)
     of_tables = table_file_io_properties(record)
     table.egress.check(of_tables)
     tables = Storage(of_tables | table.location_limits)
+    indexes = index_storage_of(record, table.index.warehouse, table, tables)
     return TablePlace(
         table.metadata_location,
-        tables,
+        answers.files(tables.properties),
         table.index.warehouse,
-        index_storage_of(record, table.index.warehouse, table, tables),
+        answers.files(indexes.properties),
         table.branch,
         tuple(map(tuple, table.key_sets)),
     )

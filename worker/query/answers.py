@@ -6,12 +6,9 @@ and says nothing wrong; it is looked at again when it leaves files to be scanned
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyiceberg.serializers import FromInputFile
@@ -26,6 +23,8 @@ from worker.index.key_set_index import (
     open_index,
 )
 from worker.index.sorted_runs import TABLE_ID, IndexWarehouse
+from worker.io.kept import Kept
+from worker.io.kept_files import KeptFiles
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
@@ -34,8 +33,8 @@ from worker.query.errors import OutdatedError, UnknownKeyColumnsError, Unreadabl
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, snapshot_of
 
-T = TypeVar("T")
-KEPT_BYTES = 512 * 1024**2
+KEPT_BYTES = 320 * 1024**2
+_FILES_BYTES = 100_000
 _DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
 _LOOK_AGAIN_SECONDS = 1.0
 """At an index that leaves files to be scanned: a job may have indexed them meanwhile."""
@@ -66,53 +65,16 @@ class _OpenIndex:
         return time.monotonic() - self.looked_at > _LOOK_AGAIN_SECONDS
 
 
-class Kept:
-    """Values by name, each made once, as many as fit: the least recently used go first. Thread-safe."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._making: dict[Hashable, threading.Lock] = {}
-
-    def get(self, name: Hashable, make: Callable[[], T], size_of: Callable[[T], int]) -> T:
-        """Raises what `make` raises."""
-        with self._lock:
-            making = self._making.setdefault(name, threading.Lock())
-        with making:
-            try:
-                with self._lock:
-                    if name in self._values:
-                        self._values.move_to_end(name)
-                        found: T = self._values[name][0]
-                        return found
-                made = make()
-                self._keep(name, made, size_of(made))
-                return made
-            finally:
-                with self._lock:
-                    self._making.pop(name, None)
-
-    def forget(self, name: Hashable) -> None:
-        with self._lock:
-            self._bytes -= self._values.pop(name, (None, 0))[1]
-
-    def _keep(self, name: Hashable, made: Any, size_bytes: int) -> None:
-        self.forget(name)
-        with self._lock:
-            self._values[name] = (made, size_bytes)
-            self._bytes += size_bytes
-            while self._bytes > self._most_bytes:
-                _, (_, freed) = self._values.popitem(last=False)
-                self._bytes -= freed
-
-
 class Answers:
     """Answers about any number of tables."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept = Kept(kept_bytes)
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = kept or Kept(KEPT_BYTES)
+
+    def files(self, properties: Mapping[str, str]) -> Storage:
+        """How files are opened with these properties, resolved: kept with its connections."""
+        name = ("files", frozenset(properties.items()))
+        return self._kept.get(name, lambda: KeptFiles(properties, self._kept), lambda _: _FILES_BYTES)
 
     def coverage(self, place: TablePlace, question: AskedKeys) -> Coverage:
         """What there is to answer a question with. Raises QuestionError, JobError, or OSError (a retry can
@@ -123,7 +85,9 @@ class Answers:
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
         name = (place.tables, place.metadata_location, snapshot_id)
         table = self._kept.get(
-            ("snapshot", *name), lambda: TableSnapshot(place.tables, metadata, snapshot), _snapshot_bytes
+            ("snapshot", *name),
+            lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept),
+            _snapshot_bytes,
         )
         key_set = self._key_set(place, metadata, question.key_columns)
         opened = self._index(place, metadata, key_set)

@@ -19,6 +19,7 @@ from worker.keys.key_set import KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.plurals import counted
+from worker.process.slots import Threads
 from worker.query.errors import NotCoveredError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
@@ -27,6 +28,8 @@ SCANNED_ROWS = 5_000_000
 """Of data files that the index does not cover: read for one question at most."""
 SCANNED_FILES = 200
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
+_TASKS_AT_ONCE = 32
+_threads = Threads(_TASKS_AT_ONCE, "lookup")
 DELETION_VECTOR, POSITION_DELETE, EQUALITY_DELETE = "deletion_vector", "position_delete", "equality_delete"
 
 
@@ -57,6 +60,7 @@ class Coverage:
         covered = np.zeros(len(data_files), np.bool_)
         if index is not None:
             covered = index.dictionary.covers(data_files)
+            self._is_local = index.storage.is_local(index.entries_table.location)
             self._rows = LiveRows(index.dictionary, data_files, np.flatnonzero(covered))
         self._scanned = np.flatnonzero(~covered)
 
@@ -101,8 +105,12 @@ class Coverage:
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
         if self._index is None:
             return
-        for task in lookup_tasks(self._index.storage, self._index.entries.files, wanted, 1):
-            matches, numbers = self._rows.numbered(task.run(wanted))
+        storage = self._index.storage
+        tasks = lookup_tasks(storage, self._index.entries.files, wanted, 1)
+        # In a store, each waits for its own requests.
+        at_once = map if len(tasks) < 2 or self._is_local else _threads.map
+        for found in at_once(lambda task: task.run(wanted), tasks):
+            matches, numbers = self._rows.numbered(found)
             yield matches.ordinals, matches.positions, numbers - ANY_AGE
 
     def _scan(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
@@ -142,16 +150,17 @@ def _mark_deleted(table: TableSnapshot, key_set: KeySet, asked: pa.RecordBatch, 
     used = np.unique(places.ordinals).tolist()
     files = dict(zip(used, places.data_files.select(used), strict=True))
     skipped = table.skipped(files.values())
+    pending_keys = table.pending
     order = np.argsort(places.ordinals, kind="stable")
     starts = np.searchsorted(places.ordinals[order], [*used, np.iinfo(np.int64).max]).tolist()
     for at, ordinal in enumerate(used):
         rows, file = order[starts[at] : starts[at + 1]], files[ordinal]
-        if (found := skipped[file]) is not None:
+        if (found := skipped[at]) is not None:
             positions, by_vector = found
             for row in rows.tolist():
                 if int(places.positions[row]) in positions:
                     places.deleted_by[row] = DELETION_VECTOR if by_vector else POSITION_DELETE
-        for pending in table.pending:
+        for pending in pending_keys:
             live = rows[[places.deleted_by[row] is None for row in rows.tolist()]]
             if not len(live):
                 break

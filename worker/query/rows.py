@@ -7,19 +7,20 @@ lacks (Iceberg spec, "Column Projection").
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.conversions import from_json
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType
 
+from worker.io import parquet_rows
 from worker.io.file_formats import check_size
+from worker.io.parquet_rows import Pages, ParquetFooter
 from worker.io.sorting import Int64Array
 from worker.query.errors import UnknownColumnsError, UnreadableError
 from worker.query.places import Places
@@ -71,29 +72,27 @@ def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: S
 
 
 def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+    name = (table.storage, file.path, file.file_size_bytes)
     with table.storage.open_input(file.path) as source:
         check_size(source, file.file_size_bytes)
-        parquet = pq.ParquetFile(source, page_checksum_verification=True)
-        groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-        ends = np.cumsum(groups)
-        of_group = np.searchsorted(ends, positions, side="right")
-        wanted = np.unique(of_group)
+        footer = table.kept.get(
+            ("footer", *name), lambda: ParquetFooter.read(source), lambda one: one.size_bytes
+        )
         in_file = pyarrow_to_schema(
-            parquet.schema_arrow, table.metadata.name_mapping(), format_version=table.metadata.format_version
+            footer.schema, table.metadata.name_mapping(), format_version=table.metadata.format_version
         )
         # Lists and maps follow from what is in them.
         leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         projected = prune_columns(in_file, leaves, select_full_types=False)
         names = [field.name for field in projected.fields]
-        read = parquet.read_row_groups(wanted.tolist(), columns=names or None, use_threads=False)
-        # From the row's place in the file to its place in the row groups that were read.
-        begins = np.concatenate([[0], np.cumsum(np.array(groups)[wanted])])[:-1]
-        here = positions - (ends[of_group] - np.array(groups)[of_group])
-        taken = read.take(pa.array(here + begins[np.searchsorted(wanted, of_group)])).combine_chunks()
+
+        def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
+            return table.kept.get(("pages", *name, chunk), make, lambda pages: pages.size_bytes)
+
+        # Of a file that has none of the columns, any other tells that the rows are there.
+        found = parquet_rows.rows_at(source, footer, names or footer.schema.names[:1], positions, keep)
     constants = _constants(table, file, schema, projected)
-    batches = taken.select(names).to_batches() or [
-        pa.RecordBatch.from_pydict({name: [] for name in names}, taken.select(names).schema)
-    ]
+    batches = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
     return pa.Table.from_batches(
         [
             _to_requested_schema(schema, projected, batch, projected_missing_fields=constants)

@@ -6,10 +6,11 @@ answer alike.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
-from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
+from worker.deletes.existing import ExistingDeletes, UnreadableDeleteFileError, existing_deletes
+from worker.io.kept import Kept
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 from worker.keys.key_set import KeySet
@@ -30,6 +32,7 @@ from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import by_key_set
 
+_MATCHER_BYTES = 80  # of each key, once it was looked for
 _NO_DELETES = -2  # the number of a partition that no delete is of
 PENDING_KEYS = 4_000_000
 """Of equality deletes of one key set that are held at most."""
@@ -38,11 +41,14 @@ PENDING_KEYS = 4_000_000
 class TableSnapshot:
     """A snapshot (None: of an empty table) with its live files, and the deletes that hit them."""
 
-    def __init__(self, storage: Storage, metadata: TableMetadata, snapshot: Snapshot | None) -> None:
-        """Reads the manifests. Raises as `read_snapshot_files`."""
+    def __init__(
+        self, storage: Storage, metadata: TableMetadata, snapshot: Snapshot | None, kept: Kept
+    ) -> None:
+        """Reads the manifests. kept: what follows from delete files. Raises as `read_snapshot_files`."""
         self.storage = storage
         self.metadata = metadata
         self.snapshot = snapshot
+        self.kept = kept
         self.files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
         self._by_path: dict[str, list[DeleteFile]] = defaultdict(list)
         self._by_partition: dict[PartitionKey, list[DeleteFile]] = defaultdict(list)
@@ -51,7 +57,10 @@ class TableSnapshot:
                 self._by_path[delete.referenced_data_file].append(delete)
             else:
                 self._by_partition[delete.partition].append(delete)
-        self._skipped: dict[DataFile, tuple[BitMap64, bool] | None] = {}
+        self._pending = [
+            (field_ids, deletes, _digest(metadata, field_ids, deletes))
+            for field_ids, deletes in by_key_set(self.files.equality_deletes)
+        ]
 
     @property
     def schema(self) -> Schema:
@@ -62,30 +71,55 @@ class TableSnapshot:
             self.metadata.current_schema_id if written is None else written, self.metadata.schema()
         )
 
-    @cached_property
+    @property
     def pending(self) -> list[PendingKeys]:
         """The equality deletes of each key set, as far as any are live. Raises UnreadableError."""
-        return [PendingKeys.read(self, *of_key_set) for of_key_set in by_key_set(self.files.equality_deletes)]
-
-    def skipped(self, files: Iterable[DataFile]) -> Mapping[DataFile, tuple[BitMap64, bool] | None]:
-        """The positions of each data file that readers skip by position deletes, and whether it is a deletion
-        vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
-        unknown = [file for file in dict.fromkeys(files) if file not in self._skipped]
-        if unknown:
-            deletes = dict.fromkeys(
-                delete
-                for file in unknown
-                for delete in (*self._by_path.get(file.path, ()), *self._by_partition.get(file.partition, ()))
+        return [
+            self.kept.get(
+                ("pending", self.storage, digest),
+                partial(PendingKeys.read, self, field_ids, deletes),
+                lambda pending: pending.size_bytes,
             )
+            for field_ids, deletes, digest in self._pending
+        ]
+
+    def skipped(self, files: Iterable[DataFile]) -> list[tuple[BitMap64, bool] | None]:
+        """Of each data file the positions that readers skip by position deletes, and whether it is a deletion
+        vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
+        asked = {file: self._deletes_of(file) for file in files}
+        # By the deletes themselves: the next snapshot mostly has the same.
+        names = {file: ("skipped", self.storage, file, deletes) for file, deletes in asked.items() if deletes}
+        known = {file: self.kept.find(name) for file, name in names.items()}
+        unknown = [file for file, one in known.items() if one is None]
+        if unknown:
+            deletes = dict.fromkeys(delete for file in unknown for delete in asked[file])
             try:
                 found = existing_deletes(self.storage, unknown, deletes)
             except UnreadableDeleteFileError as error:
                 raise UnreadableError(str(error), "Restore the file.") from error
             for file in unknown:
-                one = found.get(file)
-                is_vector = one is not None and one.deletion_vector is not None
-                self._skipped[file] = None if one is None else (one.positions, is_vector)
-        return self._skipped
+                known[file] = _Skipped.of(found.get(file))
+                self.kept.put(names[file], known[file], known[file].size_bytes)
+        return [known[file].rows if file in known else None for file in asked]
+
+    def _deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
+        """Those that may apply to it."""
+        return (*self._by_path.get(file.path, ()), *self._by_partition.get(file.partition, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Skipped:
+    """rows: None if no delete applies."""
+
+    rows: tuple[BitMap64, bool] | None
+    size_bytes: int
+
+    @classmethod
+    def of(cls, found: ExistingDeletes | None) -> _Skipped:
+        if found is None:
+            return cls(None, 0)
+        size_bytes = len(found.positions.serialize())
+        return cls((found.positions, found.deletion_vector is not None), size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +156,12 @@ class PendingKeys:
                 number = GLOBAL if is_global else numbers.setdefault(delete.partition, len(numbers))
                 scope = None if is_global else delete.partition
                 newest[scope] = max(newest[scope], delete.data_sequence_number)
-                batches += [
-                    (number, delete.data_sequence_number, batch) for batch in reader.read_delete_file(delete)
-                ]
+                read = table.kept.get(
+                    ("delete keys", table.storage, key_set, delete),
+                    partial(_keys_of, reader, delete),
+                    lambda batches: sum(batch.nbytes for batch in batches),
+                )
+                batches += [(number, delete.data_sequence_number, batch) for batch in read]
         return cls(reader, DeleteKeys.of(batches, key_set.schema), numbers, newest)
 
     @property
@@ -135,6 +172,11 @@ class PendingKeys:
         """Whether a delete of these may apply to a row of a data file."""
         return file.data_sequence_number < max(self.newest.get(file.partition, 0), self.newest.get(None, 0))
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the keys, and of what is made of them to find them."""
+        return int(self.keys.rows.nbytes) + _MATCHER_BYTES * len(self.keys) + 200 * len(self.numbers)
+
     def newest_delete(self, keys: pa.RecordBatch, partition: PartitionKey) -> Int64Array:
         """Of each row, the highest data sequence number that deletes its key in its partition, or else 0.
 
@@ -144,6 +186,23 @@ class PendingKeys:
         rows, numbers = self.keys.find(keys, self.numbers.get(partition, _NO_DELETES))
         np.maximum.at(found, rows, numbers)
         return found
+
+
+def _keys_of(reader: KeyReader, delete: DeleteFile) -> list[pa.RecordBatch]:
+    return list(reader.read_delete_file(delete))
+
+
+def _digest(metadata: TableMetadata, field_ids: Sequence[int], deletes: Iterable[DeleteFile]) -> bytes:
+    """Names what is known of some equality deletes, in whatever snapshot they are live."""
+    of_table = (
+        metadata.table_uuid,
+        metadata.current_schema_id,
+        len(metadata.schemas),
+        len(metadata.partition_specs),
+        metadata.name_mapping(),
+    )
+    told = repr((of_table, tuple(field_ids), sorted(map(repr, deletes))))
+    return hashlib.sha256(told.encode()).digest()
 
 
 def snapshot_of(

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.serializers import FromInputFile
+from pyiceberg.types import StringType
 from starlette.applications import Starlette
 
 from tests.http_server import Answer, answering
@@ -383,3 +384,26 @@ def test_a_server_holds_neither_spark_nor_a_database() -> None:
     code = "import sys, worker.lookup_server.main; print(*sys.modules, sep='\\n')"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"pyspark", "py4j", "fastapi", "sqlmodel"} & set(loaded.split())
+
+
+def test_columns_that_no_file_has_are_told_for_each_row(
+    server: Server, table: dict[str, Any], tmp_path: Path
+) -> None:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("db")
+    made = catalog.create_table("db.t", ROWS.schema)
+    made.append(ROWS)
+    with made.update_schema() as update:
+        update.add_column("later", StringType())
+    made.append(ROWS.slice(1, 1).append_column("later", pa.array(["now"])))
+    catalog.close()
+    place = {
+        "metadata_location": made.metadata_location,
+        "allowed_locations": [tmp_path.as_uri()],
+        "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
+    }
+    answer = ask(server, table | place, {"id": 2}, {"id": 3}, select=["later"])
+    assert answer.status_code == 200, answer.text
+    rows = [[match["row"] for match in one["matches"]] for one in answer.json()["results"]]
+    assert sorted(rows[0], key=str) == [{"later": "now"}, {"later": None}]
+    assert rows[1] == [{"later": None}]

@@ -1,0 +1,51 @@
+"""What follows from delete files is read once, whatever the snapshot, and again only for what is new."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.service.iceberg_tables import IcebergCatalog
+from worker.contract.lookups import AskedKeys
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader
+from worker.query.answers import Answers, TablePlace
+from worker.table.files import DeleteFile
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Iterator[IcebergCatalog]:
+    catalog = IcebergCatalog(tmp_path)
+    catalog.create("db.t")
+    catalog.append("db.t", [1, 2])
+    yield catalog
+    catalog.close()
+
+
+def test_pending_deletes_are_shared_between_snapshots(
+    iceberg: IcebergCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    read_delete_file = KeyReader.read_delete_file
+
+    def recorded(reader: KeyReader, delete: DeleteFile) -> Iterator[pa.RecordBatch]:
+        read.append(delete.path)
+        return read_delete_file(reader, delete)
+
+    monkeypatch.setattr(KeyReader, "read_delete_file", recorded)
+    answers, storage = Answers(), Storage()
+    asked = AskedKeys(keys=[{"id": 1}, {"id": 2}], key_columns=["id"])
+
+    def deleted_by() -> list[str | None]:
+        location = iceberg.catalog.load_table("db.t").metadata_location
+        place = TablePlace(location, storage, (tmp_path / "index").as_uri(), storage)
+        return answers.find(place, asked)[1].deleted_by
+
+    first = iceberg.delete_keys("db.t", [2])
+    assert deleted_by() == [None, "equality_delete"]
+    iceberg.append("db.t", [3])
+    assert deleted_by() == [None, "equality_delete"]
+    second = iceberg.delete_keys("db.t", [1])
+    assert deleted_by() == ["equality_delete", "equality_delete"]
+    assert read == [first, second]
