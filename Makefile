@@ -126,6 +126,10 @@ bench-queue: install ## Measure the queue with 50 workers, and the polling of 10
 bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
 
+.PHONY: bench-lookups
+bench-lookups: install ## Measure lookup servers over HTTP, beside DuckDB, PyIceberg and Spark, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.lookups $(ARGS)
+
 .PHONY: soak
 soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
 	@scripts/install_system_packages java

@@ -12,6 +12,7 @@ class Part(StrEnum):
 
     INT64 = "int64"
     OTHER_KEYS = "other-keys"
+    LOOKUPS = "lookups"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
 
@@ -20,6 +21,7 @@ class Part(StrEnum):
         return {
             Part.INT64: "int64 keys",
             Part.OTHER_KEYS: "UUID and composite keys",
+            Part.LOOKUPS: "Lookups over HTTP",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",
         }[self]
