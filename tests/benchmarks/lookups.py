@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import typer
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.expressions import In
 from pyspark.sql import SparkSession
 
 from service.db.database import migrate
@@ -55,7 +54,7 @@ from worker.keys.schema_fields import resolve_key_set
 from worker.query.answers import Answers, TablePlace
 from worker.query.rows import rows_at, selected
 from worker.spark.session import create_spark
-from worker.table.files import DataFile
+from worker.table.files import NO_FILES, DataFile
 from worker.table.manifests import read_snapshot_files
 
 FILE_ROWS = 1_000_000
@@ -116,8 +115,8 @@ class Table:
         self.catalog.create_namespace_if_not_exists("db")
         table = self.catalog.create_table_if_not_exists("db.t", self._data(0).schema)
         snapshot = table.current_snapshot()
-        written = 0 if snapshot is None else read_snapshot_files(table.metadata, snapshot, table.io)
-        start = 0 if not written else written.data_files.record_count
+        written = NO_FILES if snapshot is None else read_snapshot_files(table.metadata, snapshot, table.io)
+        start = written.data_files.record_count
         for first in range(start, self.rows, FILE_ROWS):
             say(f"row {first:,} of {self.rows:,}")
             table.append(self._data(first))
@@ -288,7 +287,7 @@ class Questions:
         seconds = []
         for _ in range(rounds + 1):  # the first warms up
             keys = sorted(set(self.keys(count)))
-            found, took = timed(lambda keys=keys: find(keys))
+            found, took = timed(partial(find, keys))
             assert sorted(found) == sorted(key * 7919 % 1_000_003 for key in keys)
             seconds.append(took)
         return Measured(_WHAT[count, True], name, Figure(tuple(seconds[1:])))
@@ -358,7 +357,9 @@ def measure_others(table: Table, spark: SparkSession, rounds: int) -> list[Measu
 
     def by_pyiceberg(keys: list[int]) -> list[int]:
         loaded = table.catalog.load_table("db.t")
-        found = loaded.scan(row_filter=In("id", keys), selected_fields=("id", "customer")).to_arrow()
+        found = loaded.scan(
+            row_filter=f"id IN ({in_list(keys)})", selected_fields=("id", "customer")
+        ).to_arrow()
         return list(found["customer"].to_pylist())
 
     def by_spark(keys: list[int]) -> list[int]:
@@ -399,7 +400,7 @@ def measure_far(table: Table, wait_seconds: float, rounds: int) -> list[list[obj
     ):
         requests, waves, seconds = [], [], []
         for _ in range(times):
-            asked, took = timed(lambda count=count, select=select: files.counted(lambda: ask(count, select)))
+            asked, took = timed(partial(files.counted, partial(ask, count, select)))
             requests.append(asked.count)
             waves.append(asked.waves)
             seconds.append(took)

@@ -1,5 +1,6 @@
 """A table of the benchmark, made small: what a far store is asked for, and how often one after the other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.benchmarks.lookups import Table, measure_far
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setattr(lookups, "FILE_ROWS", 20_000)
     made = Table(tmp_path / "table", 60_000)
     made.load(lambda _: None)

@@ -35,7 +35,7 @@ class WaitingFiles(KeptFiles):
         self._lock = threading.Lock()
         self._waits = Waits()
         store = pafs.PyFileSystem(_Store(self))
-        self.io.fs_by_scheme = lambda *_: store  # type: ignore[method-assign]
+        self.io.fs_by_scheme = lambda *_: store
 
     def open_input(self, location: str) -> Any:
         name = ("file", self, location)
@@ -71,7 +71,7 @@ class WaitingFiles(KeptFiles):
         yield
 
 
-class _Store(pafs.FSSpecHandler):
+class _Store(pafs.FSSpecHandler):  # type: ignore[misc]
     """Only what is read."""
 
     def __init__(self, files: WaitingFiles) -> None:
@@ -86,11 +86,11 @@ class _Store(pafs.FSSpecHandler):
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
         with self._files.request():
-            return self._local.get_file_info(paths)
+            return [*self._local.get_file_info(paths)]
 
     def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
         with self._files.request():
-            return self._local.get_file_info(selector)
+            return [*self._local.get_file_info(selector)]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         return pa.PythonFile(self._files.opened(path), mode="r")
@@ -110,7 +110,7 @@ class _File(RangeReader):
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
         with self._files.request():
-            return self._source.read_at(nbytes, offset)
+            return bytes(self._source.read_at(nbytes, offset))
 
     def read(self, size: int = -1) -> bytes:
         start, end = self.advance(size)

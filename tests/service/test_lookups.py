@@ -40,6 +40,7 @@ from tests.service.conftest import (
 )
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from trust.arrow_streams import STREAM_TYPE
+from worker.io.kept import Kept
 from worker.lookup_server.app import create_app
 from worker.query.answers import Answers
 
@@ -447,7 +448,7 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
     table = iceberg.catalog.load_table("db.t")
     files = [table.metadata_location, *(task.file.file_path for task in table.scan().plan_files())]
     with (
-        listening(create_app(TOKEN, Answers(kept_bytes=0))) as url,
+        listening(create_app(TOKEN, Answers(Kept(0)))) as url,
         running(with_lookup_server(settings, url, TOKEN)) as service,
     ):
         service.register(iceberg)

@@ -16,6 +16,7 @@ from tests.soak.modelled import ModelledTable
 from tests.soak.values import shown
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse
+from worker.io.kept import Kept
 from worker.io.storage import Storage
 from worker.keys.schema_fields import resolve_key_set
 from worker.query.asked import keys_of_json
@@ -24,6 +25,7 @@ from worker.query.places import Coverage, Places
 from worker.query.rows import rows_at
 from worker.query.snapshot import TableSnapshot, snapshot_of
 
+_KEPT_BYTES = 2**20
 Found = tuple[tuple[Any, ...], str, int, bool]  # key, data file, position, live
 
 
@@ -53,7 +55,9 @@ class LookupChecks(ModelledTable):
         database = database_name(str(metadata.table_uuid), "main")
         index = open_index(IndexWarehouse(self.jobs.index_location, storage), database, key_set)
         try:
-            snapshot = TableSnapshot(storage, metadata, snapshot_of(metadata, snapshot_id=snapshot_id))
+            snapshot = TableSnapshot(
+                storage, metadata, snapshot_of(metadata, snapshot_id=snapshot_id), Kept(_KEPT_BYTES)
+            )
             places = Coverage(snapshot, key_set, index).find(keys_of_json(key_set, keys))
         except UnreadableError as error:
             # Float keys, and timestamps in ORC, can't be told.

@@ -97,7 +97,9 @@ def read_ranges(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> lis
     """
     merged = _merged(ranges)
     starts = [start for start, _ in merged]
-    contents = dict(zip(starts, map(memoryview, _requested(source, merged)), strict=True))
+    contents = {
+        start: memoryview(content) for start, content in zip(starts, _requested(source, merged), strict=True)
+    }
     found = []
     for start, end in ranges:
         first = starts[bisect_right(starts, start) - 1]

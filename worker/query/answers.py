@@ -7,7 +7,7 @@ and says nothing wrong; it is looked at again when it leaves files to be scanned
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa

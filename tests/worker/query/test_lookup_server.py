@@ -32,6 +32,7 @@ from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse, RunFile
+from worker.io.kept import Kept
 from worker.io.storage import Storage
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import resolve_key_set
@@ -188,7 +189,8 @@ class Indexed:
         storage = Storage()
         metadata = FromInputFile.table_metadata(storage.io.new_input(table["metadata_location"]))
         self._reader = key_reader(metadata, storage, resolve_key_set(metadata, (1,)))
-        self._files = [*TableSnapshot(storage, metadata, snapshot_of(metadata)).files.data_files]
+        snapshot = TableSnapshot(storage, metadata, snapshot_of(metadata), Kept(2**20))
+        self._files = [*snapshot.files.data_files]
         self._warehouse = IndexWarehouse(table["index"]["warehouse"], storage)
         self._database = database_name(str(metadata.table_uuid), "main")
         self.make()
