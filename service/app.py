@@ -325,6 +325,7 @@ def _every_route() -> APIRouter:
     """Made once: what FastAPI works out of them takes longer than all else of an application."""
     api = APIRouter(prefix="/api/v1")
     for endpoints in (
+        lookups_endpoints,  # first, since whoever calls most is found first
         auth_endpoints,
         catalogs_endpoints,
         tables_endpoints,
@@ -333,7 +334,6 @@ def _every_route() -> APIRouter:
         policies_endpoints,
         jobs_endpoints,
         health_endpoints,
-        lookups_endpoints,
         workers_endpoints,
         webhooks_endpoints,
         audit_endpoints,

@@ -347,7 +347,8 @@ def _check_place(location: str) -> None:
         raise ValueError(str(error)) from None
 
 
-def _get_settings(request: Request) -> Settings:
+async def _get_settings(request: Request) -> Settings:
+    # Not async, each request would wait for a thread.
     settings: Settings = request.app.state.settings
     return settings
 

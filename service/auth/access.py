@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 from fastapi.security import APIKeyCookie, HTTPBearer
@@ -70,14 +71,16 @@ class Access(Guard):
     """Whether the call only reads, though its method does not say so: what it asks may be too long for a
     URL, or too private."""
 
-    def __call__(
+    async def __call__(
         self,
         request: Request,
         csrf_token: Annotated[str | None, Depends(_csrf_token)],
         _key: Annotated[object, Depends(_bearer)],
         _session: Annotated[object, Depends(_cookie)],
     ) -> Principal:
-        principal = self.check(request)
+        # Who is known already is not looked up again, and needs no thread.
+        is_known = hasattr(request.state, "principal")
+        principal = self.check(request) if is_known else await run_in_threadpool(self.check, request)
         if principal.csrf_token is not None and request.method not in SAFE_METHODS:
             _check_csrf(principal.csrf_token, csrf_token, request)
         return principal

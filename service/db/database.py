@@ -498,4 +498,11 @@ async def write_session(request: Request) -> AsyncIterator[Session]:
 # Function scope: the transaction ends before the answer is sent, so an answer never runs ahead of its commit.
 ReadSession = Annotated[Session, Depends(_read_session, scope="function")]
 WriteSession = Annotated[Session, Depends(write_session, scope="function")]
-CurrentDatabase = Annotated[Database, Depends(get_database)]
+
+
+async def _current_database(request: Request) -> Database:
+    # Not async, each request would wait for a thread.
+    return get_database(request)
+
+
+CurrentDatabase = Annotated[Database, Depends(_current_database)]

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any, Self
 
-import httpx
+import aiohttp
 from pydantic import ValidationError
 
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
@@ -73,19 +73,7 @@ class LookupServers:
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.lookup_url
-        token = settings.lookup_token.get_secret_value() if settings.lookup_token else ""
-        connecting = partial(
-            httpx.AsyncClient,
-            headers={"Authorization": f"Bearer {token}"},
-            verify=httpx.create_ssl_context(trust_env=False),
-            trust_env=False,
-        )
-        self._client = connecting(
-            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=_AT_ONCE),
-        )
-        # Apart from the questions, which may take all connections.
-        self._probing = connecting(timeout=_PROBE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
+        self._token = settings.lookup_token.get_secret_value() if settings.lookup_token else ""
         self._trouble: str | None = None
         self._look_at = time.monotonic() + _START_SECONDS
 
@@ -123,17 +111,47 @@ class LookupServers:
         return self._trouble
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._probing.aclose()
+        for name in ("_asking", "_probing"):
+            if name in vars(self):
+                await vars(self)[name].close()
+
+    # A session belongs to the event loop that it is made in.
+
+    @cached_property
+    def _asking(self) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+        return self._session(aiohttp.TCPConnector(limit=_AT_ONCE), timeout)
+
+    @cached_property
+    def _probing(self) -> aiohttp.ClientSession:
+        """Apart from the questions, which may take all connections."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
+        return self._session(aiohttp.TCPConnector(force_close=True), timeout)
+
+    def _session(
+        self, connector: aiohttp.TCPConnector, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            headers={"Authorization": f"Bearer {self._token}"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def _probe(self, path: str) -> int:
+        """The status of the answer. Raises TimeoutError or aiohttp.ClientError."""
+        async with self._probing.get(f"{self._url}{path}", allow_redirects=False) as answer:
+            return answer.status
 
     async def _look(self) -> str | None:
         try:
-            answer = await self._probing.get(f"{self._url}/readyz")
-        except httpx.HTTPError as error:
+            status = await self._probe("/readyz")
+        except (aiohttp.ClientError, TimeoutError) as error:
             return f"No lookup server answers ({type(error).__name__})."
-        if answer.status_code == 401:
+        if status == 401:
             return "A lookup server has another ICESTREAM_LOOKUP_TOKEN than the service."
-        return None if answer.status_code == 200 else "The lookup servers have all they can do."
+        return None if status == 200 else "The lookup servers have all they can do."
 
     async def _first_answer(self, question: _Question) -> _Answered:
         """Of the question, or of its repetition once it is late: whichever is over first decides."""
@@ -167,10 +185,10 @@ class LookupServers:
         """Whether some server would be asked now. Raises IcestreamError if all seem to stand still."""
         for _ in range(_PROBES):
             try:
-                await self._probing.get(f"{self._url}/livez")
-            except httpx.TimeoutException:
+                await self._probe("/livez")
+            except TimeoutError:
                 continue
-            except httpx.HTTPError:
+            except aiohttp.ClientError:
                 # None listens. One that ends answers what it has begun, and a dead one's connection breaks.
                 return False
             return True
@@ -181,10 +199,10 @@ class LookupServers:
         for is_last in (False, True):
             try:
                 answered = await self._send_once(question)
-            except httpx.HTTPError as error:
-                is_late = isinstance(error, httpx.TimeoutException)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                is_late = isinstance(error, TimeoutError)
                 # One that has just died: another one answers, or the next one.
-                if is_last or (is_late and not isinstance(error, httpx.ConnectTimeout)):
+                if is_last or (is_late and not isinstance(error, aiohttp.ConnectionTimeoutError)):
                     raise _away(f"No lookup server answers ({type(error).__name__}).") from error
                 continue
             # One that has enough to do: another one may not.
@@ -195,12 +213,14 @@ class LookupServers:
     async def _send_once(self, question: _Question) -> _Answered:
         content, url = bytearray(), f"{self._url}/lookups"
         headers = {"Accept": question.answer_type}
-        async with self._client.stream("POST", url, content=question.content, headers=headers) as answer:
-            async for piece in answer.aiter_bytes():
+        async with self._asking.post(
+            url, data=question.content, headers=headers, allow_redirects=False
+        ) as answer:
+            async for piece in answer.content.iter_any():
                 content += piece
                 if len(content) > _ANSWER_BYTES:
                     raise InvalidError("answer-too-large", f"It has more than {_ANSWER_BYTES:,} bytes.")
-        return answer.status_code, answer.headers.get("Content-Type", ""), bytes(content)
+        return answer.status, answer.headers.get("Content-Type", ""), bytes(content)
 
 
 def _not_understood(status: int) -> IcestreamError:
