@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -172,7 +172,7 @@ class CompactionTask:
         groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location) as source:
             entries = RowGroups(source, known.metadata).read(groups, self.schema.names)
-        entries = _rows_inside(entries.cast(self.schema), key_range)
+        entries = rows_inside(entries.cast(self.schema), key_range)
         is_live = live.contain(entries[ROW_ADDRESS].to_numpy())
         return entries if is_live.all() else entries.filter(pa.array(is_live))
 
@@ -230,8 +230,16 @@ def _cuts(
     starts: list[tuple[Prefix, float]] = []
     for file in files:
         known = _footer(storage, file, schema)
-        filled = np.maximum(known.rows / rows_at_most, known.decoded_bytes / bytes_at_most)
+        filled = known.filled(rows_at_most, bytes_at_most)
         starts += [(known.ranges.prefixes(i)[0], share) for i, share in enumerate(filled.tolist())]
+    return cuts_between(starts)
+
+
+def cuts_between(starts: Iterable[tuple[Prefix, float]]) -> list[Prefix]:
+    """Cuts that leave about one part's worth between two of them; ascending.
+
+    starts: what each row group begins with, and which share of a part it fills.
+    """
     cuts: list[Prefix] = []
     part = 0.0  # how much of a part is filled
     for prefix, share in sorted(starts, key=lambda start: start[0]):
@@ -265,8 +273,8 @@ def _shortened(last: Prefix, low: Prefix) -> bool:
     return last >= low[: len(last)]
 
 
-def _rows_inside(entries: pa.Table, key_range: KeyRange) -> pa.Table:
-    """Entries are sorted: two binary searches."""
+def rows_inside(entries: pa.Table, key_range: KeyRange) -> pa.Table:
+    """Those of sorted entries: two binary searches. Bounds are of the leading columns."""
 
     def position(bound: Prefix) -> int:
         columns = entries.columns[: len(bound)]

@@ -69,18 +69,21 @@ class KeyRanges:
         )
         return same
 
-    def prefixes(self, piece: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def prefixes(self, piece: int, *, any_partition: bool = False) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What the first and last entries of a piece begin with, as far as its bounds tell.
+
+        any_partition: without the partition, what they would begin with if they were sorted without it.
 
         Entries are sorted: where the columns so far are constant, the next one's bounds are its first and
         last value, and those of the columns after it say nothing.
         """
         first, last = [], []
-        for low, high in (
+        columns = [
             (self.partition_low, self.partition_high),
             (self.mask_low, self.mask_high),
             *zip(self.key_low, self.key_high, strict=True),
-        ):
+        ]
+        for low, high in columns[1:] if any_partition else columns:
             first.append(low[piece])
             last.append(high[piece])
             if low[piece] != high[piece]:
@@ -98,6 +101,10 @@ class Footer:
     key_bytes: Int64Array  # compressed, of all the table's own columns but the last, which is the address
     address_bytes: Int64Array
     decoded_bytes: Int64Array  # in memory, of all the table's own columns
+
+    def filled(self, rows_at_most: int, bytes_at_most: int) -> npt.NDArray[np.float64]:
+        """Which share of such a part each row group fills, by the bound that it comes closer to."""
+        return np.maximum(self.rows / rows_at_most, self.decoded_bytes / bytes_at_most)
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, key_types: Sequence[pa.DataType]) -> Self:

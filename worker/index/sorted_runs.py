@@ -48,6 +48,9 @@ DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little
 BUCKET = "bucket-0"
 SYSTEM_COLUMNS = ("_SEQUENCE_NUMBER", "_VALUE_KIND")
 TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
+REPORTS = (
+    "duplicates"  # the folder beside the tables of a database that worker.jobs.report_duplicates writes to
+)
 BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
 TABLE_ID = "icestream.table-id"  # option of a table and property of its snapshots: a name may be used again
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
@@ -267,9 +270,13 @@ class IndexWarehouse:
 
     def table_names(self, database: str) -> list[str]:
         try:
-            return list(self._catalog.list_tables(database))
+            return [name for name in self._catalog.list_tables(database) if name != REPORTS]
         except DatabaseNotExistException:
             return []
+
+    def place_of(self, database: str, name: str) -> str:
+        """Where something of a database lies."""
+        return str(self._catalog.get_table_path(Identifier.from_string(f"{database}.{name}")))
 
     def drop_table(self, database: str, name: str) -> None:
         """Deletes all that lies in the table's directory, if anything does.
@@ -277,11 +284,10 @@ class IndexWarehouse:
         Also without a schema, by which Paimon knows a table: a worker that slept while another dropped it may
         write on when it wakes.
         """
-        path = self._catalog.get_table_path(Identifier.from_string(f"{database}.{name}"))
-        self._catalog.file_io.delete(path, True)
+        self._catalog.file_io.delete(self.place_of(database, name), True)
 
     def drop(self, database: str) -> None:
-        """Deletes every index table of a database, if it exists."""
+        """Deletes every index table of a database, if it exists, and what lies beside them."""
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
 
 

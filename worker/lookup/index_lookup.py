@@ -421,6 +421,11 @@ class LiveRows:
         self._base_addresses = dictionary.base_addresses[rows]
         self._record_counts = dictionary.record_counts[rows]
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether one entry may be a row of several files: some share path and partition."""
+        return bool((self._copies > 1).any())
+
     def of(self, found: RowAddressMatches) -> Matches:
         """Entries of other files are dropped, as are addresses that no committed file owns."""
         return self.numbered(found)[0]
