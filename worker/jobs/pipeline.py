@@ -11,6 +11,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import convert_table
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
+from worker.jobs.report_duplicates import report_duplicates
 from worker.jobs.verification import verify_index
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
@@ -21,6 +22,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "compact": compact_index,
     "rebuild": rebuild_index,
     "verify": verify_index,
+    "report_duplicates": report_duplicates,
 }
 
 

@@ -104,6 +104,50 @@ def from_single_value(value: Any, column: KeyColumn) -> Any:
             return value
 
 
+def from_key_type(array: pa.Array, column: KeyColumn) -> pa.Array:
+    """Values in the key's representation as the column's Iceberg type has them in Arrow."""
+    match column.iceberg_type:
+        case types.IntegerType():
+            return array.cast(pa.int32())
+        case types.DateType():
+            return array.view(pa.date32())
+        case types.TimeType():
+            return array.view(pa.time64("us"))
+        case types.TimestampType():
+            return array.view(pa.timestamp("us"))
+        case types.TimestamptzType():
+            return array.view(pa.timestamp("us", "UTC"))
+        case types.TimestampNanoType():
+            return array.view(pa.timestamp("ns"))
+        case types.TimestamptzNanoType():
+            return array.view(pa.timestamp("ns", "UTC"))
+        case types.DecimalType(precision=precision, scale=scale):
+            return array.cast(pa.decimal128(precision, scale))
+        case _:
+            return array
+
+
+def to_words(value: Any, column: KeyColumn) -> str | int | bool:
+    """A value in the key's representation as people write it: of any year, and of any length."""
+    match column.iceberg_type:
+        case types.DateType():
+            return str(np.datetime64(value, "D"))
+        case types.TimestampType() | types.TimestamptzType() | types.TimeType():
+            written = str(np.datetime64(value, "us"))
+        case types.TimestampNanoType() | types.TimestamptzNanoType():
+            written = str(np.datetime64(value, "ns"))
+        case types.UUIDType() if len(value) == 16:
+            return str(UUID(bytes=value))
+        case _:
+            if isinstance(value, bytes):
+                return value.hex()
+            return value if isinstance(value, int) else str(value)
+    if isinstance(column.iceberg_type, types.TimeType):
+        return written.rpartition("T")[2]
+    is_instant = isinstance(column.iceberg_type, types.TimestamptzType | types.TimestamptzNanoType)
+    return f"{written}+00:00" if is_instant else written
+
+
 def to_key_value(value: Any, column: KeyColumn) -> Any:
     """A Python value of the column's Iceberg type, as the key's type holds it."""
     if isinstance(value, UUID):
