@@ -21,7 +21,7 @@ class SystemView(Message):
     """The service has this version."""
 
 
-RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify"]
+RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify", "report_duplicates"]
 
 
 class JobRequest(Message):

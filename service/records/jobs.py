@@ -18,13 +18,15 @@ class JobKind(StrEnum):
     COMPACT = "compact"
     REBUILD = "rebuild"
     VERIFY = "verify"
+    REPORT_DUPLICATES = "report_duplicates"
     DROP_INDEX = "drop_index"
     """Not requested by itself: it follows the removal of its table."""
 
     def writes(self, *, dry_run: bool) -> bool:
         """Whether such a job needs the table and its index for itself.
 
-        A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong.
+        A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong. So
+        does a report of duplicates, which writes beside the index and deletes what earlier ones left there.
         """
         return not (dry_run and self is JobKind.CONVERT)
 

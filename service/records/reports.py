@@ -131,6 +131,31 @@ class StageReport(Message):
     """So many bytes were written to the executors' disks to be sorted."""
 
 
+KeyValue = (
+    bool | Annotated[int, ModelField(ge=-(2**63), le=2**63 - 1)] | Annotated[str, ModelField(max_length=1000)]
+)
+
+
+class RowPlace(Message):
+    """Where a row is."""
+
+    data_file: Place
+    """The row's data file lies at this path."""
+    position: Amount
+    """Rows of a data file are counted from 0."""
+
+
+class DuplicateKey(Message):
+    """A key that has more than one live row."""
+
+    key: dict[Place, KeyValue | None] = ModelField(max_length=1000)
+    """The columns of the key have these values; a long text is cut."""
+    live_rows: Amount
+    """The key has so many live rows."""
+    places: list[RowPlace] = ModelField(max_length=100)
+    """Some of these rows are at these places."""
+
+
 class KeySetResult(Message):
     """What a job did with one key set; each kind of job tells some of this."""
 
@@ -193,7 +218,7 @@ class KeySetResult(Message):
     files_no_longer_live: Amount = 0
     """Data files of the index that the table has no more."""
     rows_checked: Amount = 0
-    """Rows that were compared."""
+    """Rows that were compared, or whose keys were."""
     entries_checked: Amount = 0
     """Entries that were compared."""
     entries_without_file: Amount = 0
@@ -204,6 +229,14 @@ class KeySetResult(Message):
     """The first of them in words."""
     rebuilt: bool = False
     """Whether the index was rebuilt."""
+    duplicate_keys: Amount = 0
+    """So many keys have more than one live row."""
+    duplicate_rows: Amount = 0
+    """The keys with more than one live row have so many of them."""
+    report: Place = ""
+    """The Parquet files that list these keys have paths like this, with a `*` in the name; empty for none."""
+    duplicates: list[DuplicateKey] = ModelField(default_factory=list, max_length=100)
+    """The first of these keys are listed in their order."""
 
 
 class JobResult(Message):

@@ -31,6 +31,9 @@ _STAGE_WORDS = {
     "find_differences": "Look for what differs",
     "explain": "Look for deletes that other readers apply wrongly",
     "verify": "Compare what index and scan find",
+    "read_deletes": "Read position deletes and deletion vectors",
+    "sort_rows": "Sort the keys of rows that the index does not have in order",
+    "find_duplicates": "Compare keys, and tell live rows from deleted ones",
     "drop": "Delete the index",
     "report": "Measure the index",
 }
@@ -184,6 +187,13 @@ _KEY_SET_COLUMNS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
         ("Rows compared", "rows_checked", count),
         ("Unreadable data files", "files_unreadable", count),
     ],
+    "duplicate_keys": [
+        ("Keys with several live rows", "duplicate_keys", count),
+        ("Live rows of these", "duplicate_rows", count),
+        ("Rows looked at", "rows_checked", count),
+        ("Data files looked at", "files_checked", count),
+        ("Data files covered", "files_covered", count),
+    ],
 }
 
 
@@ -220,6 +230,48 @@ def differences_of(job: JobView) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Duplicate:
+    """A key with more than one live row, and some of them."""
+
+    key: str
+    live_rows: str
+    places: list[str]
+    more: int
+    """Further rows."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The first duplicates of a key set, and where the others are listed."""
+
+    columns: str
+    report: str
+    more: int
+    """Keys that only the report lists."""
+    shown: list[Duplicate]
+
+
+def duplicates_of(job: JobView) -> list[Duplicates]:
+    """Of each key set that has any."""
+    return [
+        Duplicates(
+            ", ".join(keys.get("columns") or []),
+            str(keys["report"]),
+            max(int(keys.get("duplicate_keys") or 0) - len(keys.get("duplicates") or []), 0),
+            [_duplicate(one) for one in keys.get("duplicates") or []],
+        )
+        for keys in (job.result or {}).get("key_sets") or []
+        if keys.get("report")
+    ]
+
+
+def _duplicate(one: Mapping[str, Any]) -> Duplicate:
+    places = [f"{place['data_file']} row {place['position']}" for place in one["places"]]
+    key = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in one["key"].items())
+    return Duplicate(key, count(one["live_rows"]), places, max(one["live_rows"] - len(places), 0))
+
+
 def figures_of(job: JobView) -> list[Figure]:
     """The result in a handful of figures, the most wanted first; empty without a result."""
     result = job.result
@@ -232,6 +284,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _index_figures(result)
     if kind == "differences":
         return _verify_figures(result)
+    if kind == "duplicate_keys":
+        return _duplicates_figures(result)
     return [
         Figure(name.replace("_", " ").capitalize(), count(value))
         for name, value in result.items()
@@ -300,6 +354,18 @@ def _verify_figures(result: dict[str, Any]) -> list[Figure]:
             count(_total(result, "rows_checked")),
             f"of {plural(_total(result, 'files_checked'), 'data file')}",
         ),
+    ]
+
+
+def _duplicates_figures(result: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            "Keys with several live rows",
+            count(_total(result, "duplicate_keys")),
+            f"of {plural(len(result['key_sets']), 'key set')}",
+        ),
+        Figure("Live rows of these", count(_total(result, "duplicate_rows"))),
+        Figure("Rows looked at", count(_total(result, "rows_checked")), "deleted ones, too"),
     ]
 
 

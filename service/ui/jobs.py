@@ -16,7 +16,7 @@ from service.jobs.models import BulkRequest, EventView
 from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
 from service.ui.forms import Typed
-from service.ui.job_story import differences_of, figures_of, key_set_table, stages_of
+from service.ui.job_story import differences_of, duplicates_of, figures_of, key_set_table, stages_of
 from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
@@ -96,6 +96,7 @@ def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str
         figures=figures_of(job),
         key_set_table=key_set_table(job),
         differences=differences_of(job),
+        duplicates=duplicates_of(job),
         now=now,
     )
 

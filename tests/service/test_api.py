@@ -261,7 +261,7 @@ def test_a_requested_job_is_answered_at_once(service: Running, table: dict[str, 
     assert job["created_at"].endswith("Z")
 
 
-@pytest.mark.parametrize("kind", ["index", "compact", "rebuild"])
+@pytest.mark.parametrize("kind", ["index", "compact", "rebuild", "report_duplicates"])
 def test_a_dry_run_of_a_kind_that_would_write_is_refused(
     service: Running, table: dict[str, Any], kind: str
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_dry_run_of_a_verification_is_taken_and_has_the_index_for_itself(
     assert not JobKind.CONVERT.writes(dry_run=True)
 
 
-@pytest.mark.parametrize("kind", ["index", "convert", "compact", "rebuild", "verify"])
+@pytest.mark.parametrize("kind", ["index", "convert", "compact", "rebuild", "verify", "report_duplicates"])
 def test_every_kind_of_job_is_accepted_and_queued_once(
     service: Running, table: dict[str, Any], kind: str
 ) -> None:

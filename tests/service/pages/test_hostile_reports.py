@@ -60,6 +60,16 @@ _VERIFIED = {
     "examples": ["row 16: the entry has id 7 instead of 8"],
     "rebuilt": True,
 }
+_DUPLICATES = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "files_checked": 4,
+    "rows_checked": 9,
+    "duplicate_keys": 3,
+    "duplicate_rows": 7,
+    "report": _PATH,
+    "duplicates": [{"key": {"id": 5}, "live_rows": 3, "places": [{"data_file": _PATH, "position": 0}]}],
+}
 _UNREAD = {"files_unreadable": 1, "unreadable": [{"file_path": _PATH, "reason": "it is missing"}]}
 _SEEN = {"iceberg_snapshot_id": 7, "unconvertible": [], "decisions": ["Done."], "stages": [_STAGE]}
 RESULTS: dict[str, dict[str, Any]] = {
@@ -75,6 +85,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "index": index_result() | {"key_sets": [index_result()["key_sets"][0] | _UNREAD] * 2},
     "compact": _SEEN | {"key_sets": [_COMPACTED]},
     "verify": _SEEN | {"key_sets": [_VERIFIED]},
+    "report_duplicates": _SEEN | {"key_sets": [_DUPLICATES]},
 }
 HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)
 ERROR = {"code": "x", "title": "Broken", "detail": "d", "remedy": "r", "retryable": False}

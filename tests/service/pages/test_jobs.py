@@ -422,6 +422,36 @@ def test_a_job_tells_what_a_verification_found_wrong(
     assert "rebuilt at once" in shown
 
 
+def test_a_job_shows_keys_with_several_live_rows_as_text(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    place = {"data_file": "s3://lake/a.parquet", "position": 4}
+    found = {
+        "columns": ["id", "name"],
+        "files_checked": 4,
+        "files_covered": 3,
+        "rows_checked": 1234,
+        "duplicate_keys": 30,
+        "duplicate_rows": 95,
+        "report": "s3://lake/index/duplicates/job-1-1_2-*.parquet",
+        "duplicates": [{"key": {"id": 2**60, "name": None}, "live_rows": 7, "places": [place] * 5}]
+        + [{"key": {"id": 1, "name": "<b>x</b>"}, "live_rows": 2, "places": []}] * 19,
+    }
+    job = request_job(service, table, "report_duplicates")
+    service.finish(
+        claim(service, worker, job), result={"key_sets": [found]}, health=index_report()
+    ).raise_for_status()
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "id, name 30 95 1,234 4 3" in shown
+    assert f"id: {2**60}, name: null 7 s3://lake/a.parquet row 4" in shown
+    assert "and 2 more" in shown
+    assert "id: 1, name: <b>x</b> 2" in shown
+    assert "10 further keys and the same as Parquet: s3://lake/index/duplicates/job-1-1_2-*.parquet" in shown
+    assert (
+        service.admin.get(f"/jobs/{job}").json()["result"]["key_sets"][0]["duplicates"][0]["live_rows"] == 7
+    )
+
+
 def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
