@@ -85,6 +85,7 @@ WEIGHTS = {
     "index": 9,
     "compact": 4,
     "verify": 2,
+    "report_duplicates": 3,
     "rebuild": 1,
     "convert": 10,
 }

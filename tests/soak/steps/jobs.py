@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from random import Random
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from tests.soak.checks import Checks, assert_same
 from tests.soak.drawing import MEASURE, Step
-from tests.soak.model import applies
+from tests.soak.model import Position, applies
+from tests.soak.table import local_path
 from worker.process.errors import JobError
 
 LIVE_TWICE = "data_file_live_twice"
@@ -53,6 +57,40 @@ class JobSteps(Checks):
         differences = [one["examples"] for one in result["key_sets"] if one["differences"]]
         assert not differences, f"the verify job found {differences}"
         return f"{len(result['key_sets'])} indexes"
+
+    def report_duplicates(self, rng: Random) -> str:
+        """Of all key sets that are known by now: the keys that several visible rows have, and no others."""
+        state = self.model.head
+        try:
+            result = self.jobs.run("report_duplicates").result
+        except JobError as error:
+            # Float keys, and timestamps in ORC, can't be told.
+            untold = any(MEASURE in one.fields for one in state.deletes) or self._has_orc_files(state)
+            if error.code not in {"no_key_set", "float_key"} | ({"rows_undecided"} if untold else set()):
+                raise
+            return error.code
+        usable = {tuple(sorted(key_set)) for key_set in self.usable_key_sets(self.schema)}
+        checked = [one for one in result["key_sets"] if tuple(one["equality_field_ids"]) in usable]
+        for one in checked:
+            self._check_duplicates(one)
+        return ", ".join(f"{one['columns']}: {one['duplicate_keys']} keys" for one in checked)
+
+    def _check_duplicates(self, found: dict[str, Any]) -> None:
+        """By the rows: what keys look like in a report is for other tests."""
+        by_key: dict[tuple[Any, ...], list[Position]] = defaultdict(list)
+        for position in self.model.visible(self.model.head):
+            by_key[self.model.row(position, found["equality_field_ids"])].append(position)
+        expected = Counter(tuple(sorted(places)) for places in by_key.values() if len(places) > 1)
+        reported: Counter[tuple[Position, ...]] = Counter()
+        pattern = local_path(found["report"])
+        for path in pattern.parent.glob(pattern.name or "none"):
+            for row in pq.read_table(path).to_pylist():
+                places = tuple(sorted((one["data_file"], one["position"]) for one in row["examples"]))
+                if row["live_rows"] > len(places):
+                    (places,) = (known for known in expected if set(places) <= set(known))
+                assert row["live_rows"] == len(places)
+                reported[places] += 1
+        assert reported == expected, f"reported: {reported - expected}, left out: {expected - reported}"
 
     def convert(self, rng: Random) -> str:
         """A conversion; sometimes with a dry run first, or with another writer just before its commit."""
