@@ -122,6 +122,10 @@ bench-queue: install ## Measure the queue with 50 workers, and the polling of 10
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
 
+.PHONY: bench-duplicates
+bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.duplicates $(ARGS)
+
 .PHONY: bench-store
 bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
