@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from service.command import operations as remote
+from service.command import api_commands
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -188,7 +188,7 @@ def _sentence(words: str) -> str:
     return f"{' '.join(words.split()).rstrip('.')}."
 
 
-remote.add_commands(app)
+api_commands.add_commands(app)
 
 
 def main() -> None:
