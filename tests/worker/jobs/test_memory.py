@@ -32,7 +32,7 @@ from worker.keys.read import KeyReader
 from worker.lookup.positions import Positions
 from worker.process.errors import JobError
 from worker.spark.tasks import TaskRunner
-from worker.table import catalogs, commit
+from worker.table import catalogs, row_delta
 
 
 def caused_by(cause: BaseException) -> Exception:
@@ -292,8 +292,8 @@ def test_a_full_heap_of_java_is_told_as_such(
     table.delete_keys([{"id": 1}])
     owner, name = {
         "load": (catalogs, "_open"),
-        "prepare": (commit, "_java_delete_files"),
-        "commit": (commit, "_row_delta"),
+        "prepare": (row_delta, "_java_delete_files"),
+        "commit": (row_delta, "java_row_delta"),
     }[place]
     with monkeypatch.context() as broken:
         broken.setattr(owner, name, (lambda *_: Operation()) if place == "commit" else fails)
