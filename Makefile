@@ -140,7 +140,7 @@ soak: install ## Compare random histories of tables with a model (ARGS="--minute
 	$(BIN)/python -m tests.soak $(ARGS)
 
 .PHONY: mutants
-mutants: install ## Make small mistakes in the code, and see that the tests notice (ARGS="plan commit", ARGS="--share 0.2")
+mutants: install $(VENV)/spark-classes.jsa ## Make small mistakes in the code, and see that the tests notice (ARGS="plan commit", ARGS="--share 0.2")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: screenshots

@@ -1,32 +1,43 @@
 """Makes small mistakes in copies of the code, a fixed sample of them, and tells which ones no test notices.
 
 Cosmic Ray makes the mistakes. Each is tried in a copy below build/mutants with the tests of its area, of
-those that `make test` runs, until one fails. Left out is what means nothing by itself: annotations, constants
-that benchmarks chose, caches, and `is` for `==`.
+those that `make test` runs, until one fails: first those that run its line, the shortest first. Left out is
+what means nothing by itself: annotations, constants that benchmarks chose, caches, frozen dataclasses,
+`strict` of zip, `is` for `==`, and what is no Python.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import multiprocessing
 import os
 import random
-import shlex
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from difflib import unified_diff
+from enum import Enum
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from queue import Queue
 
+import pytest
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import MutationVisitor
+from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkResult
+from cosmic_ray.work_item import MutationSpec
 
 from tests.mutants.areas import AREAS, Area
 
@@ -35,16 +46,81 @@ BUILD = ROOT / "build" / "mutants"
 COPIES = 2
 WANTED = 0.95
 _SEED = 1
-_SAME = ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq", "RemoveDecorator")
-"""Changes nothing for None, enums and small numbers; or only how fast it is, or how it is written."""
+_PACKAGES = ("service", "worker", "telemetry", "stores", "trust", "icestream", "tests")
+_SLOW_IMPORTS = (
+    "alembic.command",
+    "fastapi",
+    "hypothesis.strategies",
+    "moto.server",
+    "polars",
+    "psycopg",
+    "pyiceberg.catalog.glue",
+    "pyiceberg.catalog.hive",
+    "pyiceberg.catalog.rest",
+    "pyiceberg.catalog.sql",
+    "pypaimon",
+    "pyspark.sql",
+    "sqlmodel",
+    "uvicorn",
+)
+"""Half of what a run of pytest takes. They are imported once, and each run forks from there."""
+_FORK = multiprocessing.get_context("fork")
+_SAME = re.compile(r"Eq_Is|Is_Eq|NotEq_IsNot|IsNot_NotEq|Is(Not)?_[LG]tE?|RemoveDecorator")
+"""Changes nothing for None, enums and small numbers, or fails wherever it stands, as `<` of None does; or
+changes only how fast it is, or how it is written."""
 Position = tuple[int, int]
+
+
+class Outcome(Enum):
+    KILLED = "killed"
+    HUNG = "hung"
+    """And the same tests right after it, without the mistake, did not."""
+    TIMED_OUT = "timed out"
+    """As they did, on a busy machine: evidence of nothing."""
+    SURVIVED = "survived"
+
+    @property
+    def is_noticed(self) -> bool:
+        return self in (Outcome.KILLED, Outcome.HUNG)
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """What the tests of an area do without a mistake."""
+
+    seconds: dict[str, float]
+    """By test."""
+    lines: dict[str, dict[int, list[str]]]
+    """By module and line, the tests that run it."""
+
+    @property
+    def longest_seconds(self) -> float:
+        return 60 + 2 * sum(self.seconds.values())
+
+    def tests_of(self, mutation: MutationSpec) -> list[str]:
+        """Those that run the line, the shortest first; of a statement over many lines, what is noted is the
+        first or one in its midst."""
+        lines = self.lines.get(str(mutation.module_path), {})
+        line = max((line for line in lines if line <= mutation.start_pos[0]), default=0)
+        tests = [test for test in lines.get(line, ()) if test in self.seconds]
+        return sorted(tests, key=lambda test: self.seconds[test])
 
 
 @dataclass(frozen=True)
 class Trial:
     area: Area
     mutation: MutationSpec
+    first: Sequence[str]
+    """The tests to begin with."""
     longest_seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    outcome: Outcome
+    diff: str
+    by: str
+    """The test that failed."""
 
 
 def main() -> None:
@@ -58,28 +134,31 @@ def main() -> None:
     for number in range(COPIES):
         copies.put(_copy(number))
     with ProcessPoolExecutor(COPIES, initializer=_enter_copy, initargs=(copies,)) as pool:
-        seconds = dict(zip(areas, pool.map(_unchanged, areas), strict=True))
+        unchanged = dict(zip(areas, pool.map(_unchanged, areas), strict=True))
         trials = [
-            Trial(area, mutation, 60 + 4 * seconds[area])
+            Trial(area, mutation, unchanged[area].tests_of(mutation), unchanged[area].longest_seconds)
             for area in areas
             for mutation in sample(area, round(area.sample * given.share))
         ]
         pending = {pool.submit(_try, trial): trial for trial in trials}
-        survivors = []
-        for done, future in enumerate(as_completed(pending), 1):
+        results: list[tuple[Trial, Result]] = []
+        for future in as_completed(pending):
             trial, result = pending[future], future.result()
-            if result.test_outcome is TestOutcome.SURVIVED:
-                survivors.append((trial, result))
-            _say(f"{done} of {len(trials)}, {len(survivors)} survived: {_words(trial)}")
-    for trial, result in survivors:
-        _say(f"\n{_words(trial)} survived:\n{result.diff}")
-    killed = len(trials) - len(survivors)
+            results.append((trial, result))
+            _say(f"{len(results)} of {len(trials)} {result.outcome.value}: {_words(trial)} {result.by}")
+    _report(areas, results)
+
+
+def _report(areas: Sequence[Area], results: Sequence[tuple[Trial, Result]]) -> None:
+    for trial, result in results:
+        if not result.outcome.is_noticed:
+            _say(f"\n{_words(trial)} {result.outcome.value}:\n{result.diff}")
     for area in areas:
-        mine = [trial for trial in trials if trial.area is area]
-        left = sum(trial.area is area for trial, _ in survivors)
-        _say(f"{area.name}: {len(mine) - left} of {len(mine)} were killed")
-    _say(f"{killed} of {len(trials)} mutants were killed; at least {WANTED:.0%} have to be.")
-    sys.exit(killed < WANTED * len(trials))
+        counts = Counter(result.outcome for trial, result in results if trial.area is area)
+        _say(f"{area.name}: " + ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome))
+    killed = sum(result.outcome.is_noticed for _, result in results)
+    _say(f"{killed} of {len(results)} mutants were killed; at least {WANTED:.0%} have to be.")
+    sys.exit(killed < WANTED * len(results))
 
 
 def sample(area: Area, size: int) -> list[MutationSpec]:
@@ -91,19 +170,38 @@ def sample(area: Area, size: int) -> list[MutationSpec]:
     written = {path: list(_meaningless((ROOT / path).read_text())) for path in paths}
     at: dict[tuple[Path, Position], list[MutationSpec]] = {}
     for mutation in found:
-        if mutation.operator_name.endswith(_SAME) or _is_within(mutation, written[mutation.module_path]):
+        operator = mutation.operator_name.removeprefix("core/").removeprefix("ReplaceComparisonOperator_")
+        if _SAME.fullmatch(operator) or _is_within(mutation, written[mutation.module_path]):
             continue
         at.setdefault((mutation.module_path, mutation.start_pos), []).append(mutation)
     chance = random.Random(_SEED)
-    places = chance.sample(sorted(at), min(size, len(at)))
-    return [
+    places = chance.sample(sorted(at), len(at))
+    chosen = (
         chance.choice(sorted(at[place], key=lambda one: (one.operator_name, one.occurrence)))
         for place in places
-    ]
+    )
+    return list(islice(filter(_is_python, chosen), size))
+
+
+def _is_python(mutation: MutationSpec) -> bool:
+    """Not so `if not x := y`; and of `x is "y"` Python warns. No test needs to find these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            compile(_mutated(mutation), mutation.module_path, "exec")
+        except SyntaxError:
+            return False
+    return True
+
+
+def _mutated(mutation: MutationSpec) -> str:
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    source = mutation.module_path.read_text()
+    return str(MutationVisitor.mutate_code(source, operator, mutation.occurrence))
 
 
 def _meaningless(source: str) -> Iterator[tuple[Position, Position]]:
-    """Where annotations, aliases of types and constants stand."""
+    """Where annotations, aliases of types, constants, decorators and `strict` of zip stand."""
     module = ast.parse(source)
     for statement in module.body:
         if isinstance(statement, ast.Assign):
@@ -113,6 +211,10 @@ def _meaningless(source: str) -> Iterator[tuple[Position, Position]]:
             written = getattr(node, name, None)
             if isinstance(written, ast.expr):
                 yield _span(written)
+        for decorator in getattr(node, "decorator_list", ()):
+            yield _span(decorator)
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            yield _span(node.value)
 
 
 def _span(node: ast.expr) -> tuple[Position, Position]:
@@ -129,35 +231,82 @@ def _copy(number: int) -> Path:
     copy = BUILD / str(number)
     subprocess.run(["git", "checkout-index", "--all", f"--prefix={copy}/"], cwd=ROOT, check=True)
     (copy / ".venv").symlink_to(ROOT / ".venv")
-    packages = ("service", "worker", "telemetry", "stores", "trust", "icestream", "tests")
-    subprocess.run([sys.executable, "-m", "compileall", "-qq", *packages], cwd=copy, check=True)
+    subprocess.run([sys.executable, "-m", "compileall", "-qq", *_PACKAGES], cwd=copy, check=True)
     return copy
 
 
 def _enter_copy(copies: Queue[Path]) -> None:
     copy = copies.get()
     os.chdir(copy)
-    os.environ["PYTHONPATH"] = str(copy)
+    # Of a module that changes twice a second, Python would take the compiled one.
+    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.path.insert(0, str(copy))
+    for name in _SLOW_IMPORTS:
+        import_module(name)
 
 
-def _command(area: Area) -> str:
-    options = ("-x", "-q", "-m", "not thorough", "-p", "no:cacheprovider")
-    return shlex.join((sys.executable, "-m", "pytest", *options, *area.tests))
+def _pytest(*arguments: str, longest_seconds: float | None = None) -> tuple[int | None, str]:
+    """Its exit code, unless it takes longer, and what it says."""
+    said = Path("said.txt")
+    process = _FORK.Process(target=_in_child, args=(arguments, said))
+    process.start()
+    process.join(longest_seconds)
+    code = process.exitcode
+    if code is None:
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return code, said.read_text()
 
 
-def _unchanged(area: Area) -> float:
-    """Seconds that the tests of an area take without a mistake."""
+def _in_child(arguments: Sequence[str], said: Path) -> None:
+    os.setsid()  # so that what hangs can be ended with all that it started
+    with said.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
+        del sys.modules[name]  # these, and no others, come from the copy
+    options = ("-x", "-q", "-m", "not thorough", "--tb=line", "-p", "tests.mutants.ordering")
+    # Starts a second sooner: without what no area needs, and without compiling the assertions of tests.
+    without = (f"-pno:{plugin}" for plugin in ("cacheprovider", "cloudcoil", "schemathesis", "playwright"))
+    code = pytest.main([*options, "--assert=plain", *without, *arguments])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _unchanged(area: Area) -> Unchanged:
     begun = time.monotonic()
-    ran = subprocess.run(shlex.split(_command(area)), capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise SystemExit(f"The tests of {area.name} fail without a mutant:\n{ran.stdout}{ran.stderr}")
-    seconds = time.monotonic() - begun
-    _say(f"{area.name}: its tests pass in {seconds:.0f} s")
-    return seconds
+    kept = BUILD / f"{area.name}.json"
+    lines = (f"--lines-into={kept}", *(f"--lines-of={module}" for module in area.modules))
+    code, said = _pytest(*lines, *area.tests)
+    if code:
+        raise SystemExit(f"The tests of {area.name} fail without a mutant:\n{said}")
+    _say(f"{area.name}: its tests pass in {time.monotonic() - begun:.0f} s")
+    written = json.loads(kept.read_text())
+    run_by = {
+        module: {int(line): tests for line, tests in by_line.items()}
+        for module, by_line in written["lines"].items()
+    }
+    return Unchanged(written["seconds"], run_by)
 
 
-def _try(trial: Trial) -> WorkResult:
-    return mutate_and_test([trial.mutation], _command(trial.area), trial.longest_seconds)
+def _try(trial: Trial) -> Result:
+    module: Path = trial.mutation.module_path
+    before, after = module.read_text(), _mutated(trial.mutation)
+    first = Path("first.json")
+    first.write_text(json.dumps(trial.first))
+    options = (f"--first={first}", *trial.area.tests)
+    module.write_text(after)
+    code, said = _pytest(*options, longest_seconds=trial.longest_seconds)
+    module.write_text(before)
+    diff = "\n".join(list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:])
+    if code is None:
+        code, _ = _pytest(*options, longest_seconds=trial.longest_seconds)
+        return Result(Outcome.TIMED_OUT if code is None else Outcome.HUNG, diff, "")
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return Result(Outcome.SURVIVED, diff, "")
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", said, re.MULTILINE)
+    return Result(Outcome.KILLED, diff, f"by {failed[1]}" if failed else "")
 
 
 def _say(text: str) -> None:

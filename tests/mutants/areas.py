@@ -26,7 +26,13 @@ AREAS = (
     Area(
         "access",
         ("service/auth/access.py", "service/auth/principals.py", "service/http/guards.py"),
-        ("tests/test_contract.py", "tests/service/test_access.py", "tests/service/test_api_keys.py"),
+        (
+            "tests/test_contract.py",
+            "tests/service/test_access.py",
+            "tests/service/test_api_keys.py",
+            "tests/service/test_oidc.py",
+            "tests/service/test_api.py",
+        ),
         30,
     ),
     Area(
@@ -43,6 +49,7 @@ AREAS = (
             "tests/service/test_owners.py",
             "tests/service/test_queue_machine.py",
             "tests/service/test_limits.py",
+            "tests/service/test_background.py",
             "tests/service/test_api.py",
         ),
         50,
@@ -52,6 +59,8 @@ AREAS = (
         ("worker/table/plan.py", "worker/table/files.py", "worker/table/manifests.py"),
         (
             "tests/worker/table/test_data_files.py",
+            "tests/worker/table/test_manifests.py",
+            "tests/worker/table/test_deletes.py",
             "tests/worker/table/test_source_choice.py",
             "tests/worker/exactness/test_sequences.py",
             "tests/worker/exactness/test_partitions.py",
@@ -88,5 +97,16 @@ AREAS = (
         ("worker/table/commit*.py", "worker/table/row_delta.py"),
         ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_leftovers.py"),
         20,
+    ),
+    Area(
+        "query",
+        (
+            "worker/query/answers.py",
+            "worker/query/asked.py",
+            "worker/query/places.py",
+            "worker/query/snapshot.py",
+        ),
+        ("tests/worker/query", "tests/service/test_lookups.py"),
+        25,
     ),
 )

@@ -1,0 +1,57 @@
+"""A plugin of pytest: notes which lines of some modules each test runs, and for how long; or runs some first.
+
+Seen is what runs in the process of pytest, and not in those of Spark; and of what is cached, the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coverage import Coverage
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lines-into", type=Path)
+    parser.addoption("--lines-of", action="append")
+    parser.addoption("--first", type=Path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--lines-into"):
+        config.pluginmanager.register(_Lines(path, config.getoption("--lines-of")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if path := config.getoption("--first"):
+        places = {test: place for place, test in enumerate(json.loads(path.read_text()))}
+        items.sort(key=lambda item: places.get(item.nodeid, len(places)))
+
+
+class _Lines:
+    def __init__(self, path: Path, modules: list[str]) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = {}
+        self._coverage = Coverage(data_file=None, include=modules)
+        self._coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(item.nodeid)
+        begun = time.monotonic()
+        result = yield
+        self._seconds[item.nodeid] = time.monotonic() - begun
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        self._coverage.stop()
+        measured = self._coverage.get_data()
+        lines = {
+            str(Path(path).relative_to(Path.cwd())): measured.contexts_by_lineno(path)
+            for path in measured.measured_files()
+        }
+        self._path.write_text(json.dumps({"seconds": self._seconds, "lines": lines}))
