@@ -1,13 +1,16 @@
 """What is checked as the host of a property is what every program finds there, or the property is refused."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from pyiceberg.io import FileIO
 
+from service.catalogs.egress import addresses_of, check_record
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
-from service.errors import InvalidError
+from service.errors import InvalidError, UnreachableError
+from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import answering
 from trust.egress import AmbiguousHostError, Egress, HostNotAllowedError, hosts_of, origin
@@ -127,6 +130,51 @@ def test_hosts_are_found_wherever_they_are_named() -> None:
 def test_an_odd_address_of_a_catalog_is_no_host(uri: str) -> None:
     with pytest.raises(AmbiguousHostError):
         list(hosts_of({"uri": uri}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed", "refused"),
+    [
+        ("lake.example", ["lake.example", "Lake.example."], ["a.lake.example", "ake.example", ALLOWED]),
+        ("*.example", ["lake.example", "a.lake.example"], ["example", "lakeexample", ALLOWED]),
+        (ALLOWED, [ALLOWED, f"::ffff:{ALLOWED}"], ["10.9.9.8", "::1", "lake.example"]),
+        ("10.9.9.0/24", [ALLOWED], ["10.9.8.9", "127.0.0.1", "lake.example"]),
+        ("*", ["lake.example", ALLOWED], ["127.0.0.1", "::ffff:127.0.0.1"]),
+    ],
+)
+def test_a_rule_allows_what_it_names_and_nothing_else(
+    rule: str, allowed: list[str], refused: list[str]
+) -> None:
+    reach = Egress((rule,))
+    for host in allowed:
+        reach.check_host(host)
+    for host in refused:
+        with pytest.raises(HostNotAllowedError):
+            reach.check_host(host)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(socket.gaierror(-2, "no such name"), "no such name"), (OSError("no server"), "no server")],
+)
+def test_a_host_that_is_not_found_is_told_in_the_words_of_who_looked(
+    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(UnreachableError, match=f"'lake.example' cannot be resolved to an address: {words}."):
+        addresses_of(Settings(_env_file=None), "lake.example", None)
+
+
+def test_a_warehouse_is_a_place_but_where_a_rest_catalog_gives_it_a_name(tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, data_dir=tmp_path, allowed_locations=("s3://b",))
+    check_record(settings, CatalogType.REST, {"warehouse": "prod"})
+    check_record(settings, CatalogType.GLUE, {"warehouse": ""})
+    for kind, warehouse in ((CatalogType.REST, "s3://other"), (CatalogType.GLUE, "prod")):
+        with pytest.raises(InvalidError, match=warehouse):
+            check_record(settings, kind, {"warehouse": warehouse})
 
 
 def _guarded(properties: dict[str, str], tmp_path: Path) -> FileIO:

@@ -107,6 +107,12 @@ def test_what_could_be_taken_for_another_place_is_refused(location: str) -> None
     assert normalize_location(location) == location
 
 
+def test_a_long_name_is_not_decoded_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take hours for a name of a megabyte."""
+    monkeypatch.setattr("trust.locations.unquote", lambda name: pytest.fail(f"{len(name)} are decoded"))
+    assert is_under("/a/%" + "25" * 10_000 + "2e", "/a")
+
+
 @pytest.mark.parametrize(
     "name", ["a%2Fb", "..%2Fx", "part=%2e%2e", "%69cestream.db", "a?b#c", "x..y", "é", "e\u0301"]
 )
