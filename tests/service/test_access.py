@@ -5,16 +5,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from sqlmodel import select
 
 from service.auth.access import Access, Viewer, check_every_route_declares_access
 from service.auth.models import Scope
-from service.auth.principals import SESSION_COOKIE
+from service.auth.principals import SESSION_COOKIE, Credential, credential_of
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
 from service.command.openapi import DOCUMENT
 from service.http.guards import Anyone
@@ -206,6 +207,8 @@ def test_a_key_with_scopes_keeps_them_and_opens_no_browser_session(service: Runn
         "'k' is only for audit:read, jobs:write.",
     )
     assert "tables:read" in refused["remedy"]
+    # Nothing of that heading is written, and there is no scope for it.
+    assert "health:read" in scoped.get("/tables/nope/health").json()["remedy"]
     login = httpx.post(f"{service.url}/login", data={"api_key": rotated["key"]}, timeout=PATIENCE_SECONDS)
     assert login.status_code == 401
     assert "a key that has no scopes" in login.text
@@ -278,10 +281,46 @@ def test_a_login_opens_a_session_of_its_own(service: Running) -> None:
         )
         assert login.status_code == 303
         assert login.cookies[SESSION_COOKIE] not in (planted, before)
+        assert f"max-age={3600 * service.settings.session_hours:.0f};" in login.headers["set-cookie"].lower()
     browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={planted}"})
     assert browser.get("/me").status_code == 401
     browser = service.client_with({"Cookie": f"{SESSION_COOKIE}={before}"})
     assert browser.get("/me").status_code == 401, "one browser has one session"
+
+
+def test_who_is_no_longer_known_or_never_had_the_role_is_not_admitted_any_more(service: Running) -> None:
+    secret = sign_in(service, Role.VIEWER)
+    state = SimpleNamespace(database=service.database, token_verifier=None)
+    cookie = f"{SESSION_COOKIE}={secret}"
+    request = Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "headers": [(b"host", b"here"), (b"cookie", cookie.encode())],
+            "app": SimpleNamespace(state=state),
+        }
+    )
+    assert Access(Role.VIEWER).still_admits(request)
+    assert not Access(Role.OPERATOR).still_admits(request)
+    form = {"csrf_token": csrf_token_of(secret)}
+    httpx.post(f"{service.url}/logout", data=form, headers={"Cookie": cookie}, timeout=PATIENCE_SECONDS)
+    assert not Access(Role.VIEWER).still_admits(request)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "found"),
+    [
+        ("Bearer k", Credential("k", is_session=False)),
+        ("bearer  k ", Credential("k", is_session=False)),
+        ("Bearer ", Credential("c", is_session=True)),
+        ("Basic k", Credential("c", is_session=True)),
+        ("k", Credential("c", is_session=True)),
+    ],
+)
+def test_what_follows_bearer_counts_and_else_the_session(authorization: str, found: Credential) -> None:
+    headers = [(b"authorization", authorization.encode()), (b"cookie", f"{SESSION_COOKIE}=c".encode())]
+    assert credential_of(Request({"type": "http", "headers": headers})) == found
 
 
 def test_a_logout_ends_the_session_wherever_its_cookie_is(service: Running) -> None:

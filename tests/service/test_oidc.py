@@ -103,6 +103,13 @@ def test_a_token_of_the_issuer_is_as_good_as_a_key(service: Running, issuer: Iss
     assert get_me(service, ADMIN_KEY).json()["role"] == "admin"
 
 
+def test_wrong_keys_at_an_address_hold_up_no_token_from_there(settings: Settings, issuer: Issuer) -> None:
+    limited = settings.model_copy(update={"failed_logins_per_minute": 1})
+    with running(trusting(limited, issuer)) as service:
+        assert [get_me(service, "wrong").status_code for _ in range(2)] == [401, 429]
+        assert get_me(service, issuer.token()).status_code == 200
+
+
 def test_without_an_issuer_a_token_is_no_credential(settings: Settings, issuer: Issuer) -> None:
     with running(settings) as service:
         answer = get_me(service, issuer.token())
