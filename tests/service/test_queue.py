@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text, update
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import select
+from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.errors import ConflictError, InvalidError
-from service.jobs import attempts, queue
+from service.jobs import attempts, claims, queue
 from service.jobs.contract import (
     AddressRangeRequest,
     AnnouncedPlan,
@@ -158,6 +158,38 @@ def test_a_failed_attempt_is_followed_by_another_after_a_growing_pause(database:
     assert pauses == [10, 20, 40, 80]
     assert job(database, job_id).status == "failed"
     assert job(database, job_id).error == RETRYABLE.model_dump()
+
+
+def test_the_history_says_who_asked_how_far_it_came_and_what_follows(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker, now = add_worker(database), START
+    job_id = request(database, table)
+    for attempt, status in ((1, "lost"), (2, "failed"), (3, "failed")):
+        assert claim(database, worker, now) is not None
+        for progress in ({"stage": "read", "done": 1, "total": 2, "unit": "files"}, {"message": "all of it"}):
+            report = HeartbeatRequest.model_validate({"progress": {"stage": "write"} | progress})
+            with database.write() as session:
+                attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, attempt, report, now)
+        if status == "lost":
+            give_up(database, job_id, now)
+        else:
+            finish(database, job_id, attempt, status, now, RETRYABLE if attempt == 2 else FATAL)
+        now = job(database, job_id).available_at
+    with database.read() as session:
+        said = session.exec(select(Event.message).where(Event.job_id == job_id).order_by(col(Event.id))).all()
+    heard = ["read: 1 of 2 files", "write: all of it"]
+    assert [*said] == [
+        "Queued: requested by test.",
+        "Attempt 1 started on w.",
+        *heard,
+        "Attempt 1 lost: The worker was lost. Attempt 2 follows at once (1 of 5 used up).",
+        "Attempt 2 started on w.",
+        *heard,
+        "Attempt 2 failed: Broken. Attempt 3 follows in 20 s (2 of 5 used up).",
+        "Attempt 3 started on w.",
+        *heard,
+        "Failed in attempt 3: Broken.",
+    ]
 
 
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
@@ -550,6 +582,22 @@ def test_racing_reservations_never_overlap(database: Database) -> None:
 
     at_once(8, work)
     assert sorted(bases) == list(range(0, 80, 10))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_claim_passes_by_a_job_that_another_claim_looks_at(database: Database) -> None:
+    """In a file, only one writes at a time."""
+    one, other = add_tables(database, ["a", "b"])
+    first, second = request(database, one, priority=1), request(database, other)
+    worker = add_worker(database)
+    with database.write() as session:
+        queue.lock_job(session, first)
+        with database.write() as meanwhile:
+            meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
+            assignment = claims.claim(meanwhile, SETTINGS, SYSTEM, worker, START)
+    assert assignment is not None
+    assert assignment.job.id == second
 
 
 @pytest.mark.parametrize("kind", DATABASES)
