@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from worker.io import paths as paths_module
 from worker.io.paths import Paths
-from worker.table.files import DataFile, DataFiles, PartitionKey
-from worker.table.plan import balanced
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
+from worker.table.plan import balanced, in_commits
 
 TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
 PARTITIONS = st.builds(PartitionKey, st.integers(0, 1), st.sampled_from(["[]", "[1]", "[2]"]))
@@ -26,6 +27,16 @@ FILES = st.builds(
     st.integers(0, 2**62),
     st.integers(0, 2**62),
     st.booleans(),
+)
+DELETES = st.builds(
+    DeleteFile,
+    st.just(FileContent.EQUALITY_DELETES),
+    TEXTS,
+    st.just("parquet"),
+    PARTITIONS,
+    st.just(1),
+    st.just(1),
+    st.integers(1, 3),
 )
 
 
@@ -40,6 +51,7 @@ def test_files_come_out_of_columns_as_they_went_in(
         selected = columns.select(places)
         assert list(columns) == files
         assert list(selected) == [files[place] for place in places]
+        assert (columns == selected) is (files == list(selected))
         assert [selected[at] for at in range(-len(places), 0)] == list(selected)
         assert list(selected[1::2]) == list(selected)[1::2]
         assert list(selected.select(np.arange(len(places))[::-1])) == list(selected)[::-1]
@@ -77,3 +89,18 @@ def test_groups_are_cut_in_order_where_they_are_full(counts: list[int], groups: 
         *before, _ = np.cumsum([0, *counts[cut]])
         assert max(before) < target
     assert all(sum(counts[cut]) >= target for cut in cuts[:-1])
+
+
+@given(st.lists(DELETES), st.integers(1, 4))
+def test_commits_are_full_and_remove_a_path_as_a_whole(deletes: list[DeleteFile], limit: int) -> None:
+    groups = in_commits(deletes, limit)
+    assert sorted(map(repr, (delete for group in groups for delete in group))) == sorted(map(repr, deletes))
+    paths = [{delete.path for delete in group} for group in groups]
+    assert sum(map(len, paths)) == len({delete.path for delete in deletes})
+    assert all(
+        len(group) <= limit or len(of_group) == 1 for group, of_group in zip(groups, paths, strict=True)
+    )
+    for group, following in pairwise(groups):
+        assert len(group) + sum(one.path == following[0].path for one in following) > limit
+    firsts = [group[0].partition for group in groups]
+    assert firsts == sorted(firsts, key=lambda partition: (partition.spec_id, partition.values))

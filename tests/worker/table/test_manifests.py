@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    ManifestContent,
+    manifest_entry_schema_with_data_file,
+)
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.types import NestedField, StructType
 
 from tests.benchmarks import planning
 from worker.table import manifests
+from worker.table.files import DeleteFile, PartitionKey
 
 
 @pytest.mark.parametrize("kept", [100_000, 0])
@@ -29,3 +39,82 @@ def test_what_all_manifests_of_a_table_say_is_understood_once_unless_it_is_long(
     # The list says something of its own. Threads may begin with manifests at once.
     lists, each = 1, 7 + 3
     assert seen.call_count == lists + each if not kept else seen.call_count < each
+
+
+@pytest.mark.parametrize("content", ManifestContent)
+def test_columns_of_manifests_are_asked_for_by_the_ids_of_the_specification(content: ManifestContent) -> None:
+    entries = manifest_entry_schema_with_data_file(3, DATA_FILE_TYPE[3])
+    entry = manifests._entry_schema(StructType(), content)
+    data_file = entry.find_type("data_file")
+    assert isinstance(data_file, StructType)
+    columns = [*data_file.fields, *entry.fields]
+    assert _ids(columns) == _ids([entries.find_field(column.field_id) for column in columns])
+    assert _ids(manifests._MANIFEST_LIST.fields) <= _ids(MANIFEST_LIST_FILE_SCHEMAS[3].fields)
+
+
+def test_bounds_are_found_of_the_files_and_columns_that_are_asked_for(tmp_path: Path) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
+    files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO()).data_files
+    asked = files[1].path
+    found = manifests.read_bounds(snapshot, PyArrowFileIO(), {asked}, [1, 2, planning.COLUMNS + 1])
+    bound = b"%016d" % 1
+    assert found == {(asked, column): manifests.ColumnBounds(bound, bound, 1) for column in (1, 2)}
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, 1), (7, 7)])
+def test_a_new_file_is_of_the_snapshot_and_the_sequence_number_of_its_manifest(
+    own: int | None, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = planning._entry
+    written = {"snapshot_id": own, "sequence_number": None}
+    monkeypatch.setattr(planning, "_entry", lambda *of: entry(*of) | written)
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
+    files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+    assert [file.data_sequence_number for file in files.data_files] == [1]
+    assert [(one.data_sequence_number, one.added_snapshot_id) for one in files.equality_deletes] == [
+        (2, seen)
+    ]
+
+
+def test_a_manifest_with_fewer_live_files_than_its_list_says_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = planning._entry
+    monkeypatch.setattr(planning, "_entry", lambda *of: entry(*of) | {"status": manifests.DELETED})
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
+    with pytest.raises(
+        manifests.CorruptMetadataError, match="names 0 live files, but its manifest list says 1"
+    ):
+        manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+
+
+_A, _B = ({manifests.FILE_PATH_FIELD_ID: path} for path in (b"a", b"b"))
+
+
+@pytest.mark.parametrize(
+    ("content", "named", "lower", "upper", "referenced"),
+    [
+        (1, None, _A, _A, "a"),
+        (1, None, _A, _B, None),
+        (1, None, None, None, None),
+        (1, "named", None, None, "named"),
+        (2, None, _A, _A, None),
+    ],
+)
+def test_position_deletes_of_one_path_are_of_that_file(
+    content: int,
+    named: str | None,
+    lower: dict[int, bytes] | None,
+    upper: dict[int, bytes] | None,
+    referenced: str | None,
+) -> None:
+    entry = (content, "d", "PARQUET", None, 1, 1, None, None, named, None, None, lower, upper)
+    file = manifests._content_file(entry, PartitionKey(0, "[]"), 1, 1)
+    assert isinstance(file, DeleteFile)
+    assert file.referenced_data_file == referenced
+
+
+def _ids(columns: Iterable[NestedField]) -> set[tuple[int, str]]:
+    """Id and name, also of what lists and maps hold."""
+    indexes = (index_by_id(Schema(column)) for column in columns if column.name != "data_file")
+    return {(field_id, field.name) for index in indexes for field_id, field in index.items()}
