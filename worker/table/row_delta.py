@@ -121,8 +121,6 @@ def _added_json(file: NewDeleteFile) -> dict[str, Any]:
 def _removed_json(file: DeleteFile) -> dict[str, Any]:
     """What Iceberg needs to find a delete file in the manifests: location, range, spec and partition."""
     content = _file_json(file, file.content)
-    if file.equality_ids:
-        content["equality-ids"] = list(file.equality_ids)
     if file.is_deletion_vector:
         content["referenced-data-file"] = file.referenced_data_file
         content["content-offset"] = file.content_offset
