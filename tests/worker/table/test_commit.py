@@ -28,7 +28,7 @@ from worker.io.storage import Storage
 from worker.process.errors import JobError, JobTimedOutError
 from worker.table import row_delta
 from worker.table.catalogs import load_table
-from worker.table.commit import commit_row_delta, find_commits
+from worker.table.commit import commit_row_delta, find_commits, find_head
 from worker.table.commit_errors import (
     ClockBehindError,
     CommitConflictError,
@@ -353,6 +353,16 @@ class TestOtherWriters:
             assert lost() == 2
         assert len(plan.rows) == 8
 
+    def test_a_commit_that_loses_every_race_gives_up(
+        self, new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plan = new_plan(3, **{"commit.retry.num-retries": "0"})
+        monkeypatch.setattr(worker.table.commit, "_COMMIT_ROUNDS", 2)
+        with losing_races(plan, 3) as lost:
+            with plan.changes_nothing(CommitConflictError, "Failed to update table"):
+                commit_row_delta(plan.java_table, plan.delta)
+            assert lost() == 2
+
     def test_an_attempt_that_ended_since_it_lost_a_race_commits_nothing_and_leaves_nothing(
         self, new_plan: NewPlan, jobs: Jobs
     ) -> None:
@@ -484,10 +494,11 @@ def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_fai
 
 
 def commit_ahead(table: TableBuilder, seconds: int) -> None:
-    """Makes the last commit one of a writer whose clock is so much ahead of ours."""
+    """Makes the last commit one of a writer whose clock is so much ahead of ours; the others have expired."""
     file = local(table.metadata_location)
     metadata = json.loads(file.read_text())
     metadata["last-updated-ms"] += 1000 * seconds
+    del metadata["snapshot-log"][:-1]
     metadata["snapshot-log"][-1]["timestamp-ms"] += 1000 * seconds
     metadata["snapshots"][-1]["timestamp-ms"] += 1000 * seconds
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's
@@ -561,6 +572,8 @@ def test_commits_are_found_behind_later_ones_and_not_after_a_rollback(new_plan: 
     assert find_commits(plan.java_table, "main", "job-1") == [committed]
     plan.table.java.manageSnapshots().rollbackTo(before).commit()
     assert find_commits(plan.java_table, "main", "job-1") == []
+    assert find_head(plan.java_table, "main") == before
+    assert find_head(plan.java_table, "no such branch") is None
 
 
 def test_a_delta_that_changes_nothing_is_refused(new_plan: NewPlan) -> None:
