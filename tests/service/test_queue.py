@@ -22,6 +22,7 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.records.catalogs import Catalog
+from service.records.health import health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
@@ -192,6 +193,35 @@ def test_the_history_says_who_asked_how_far_it_came_and_what_follows(database: D
     ]
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("kind", "dry_run", "status", "has_indexed", "has_verified"),
+    [
+        (JobKind.INDEX, False, "succeeded", True, False),
+        (JobKind.INDEX, False, "failed", False, False),
+        (JobKind.VERIFY, False, "succeeded", False, True),
+        (JobKind.VERIFY, False, "failed", False, False),
+        (JobKind.CONVERT, True, "succeeded", False, False),
+    ],
+)
+def test_only_a_job_that_is_done_has_indexed_or_verified_what_its_worker_saw(
+    kind: JobKind, dry_run: bool, status: str, has_indexed: bool, has_verified: bool, database: Database
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table, kind, dry_run=dry_run)
+    claim(database, add_worker(database))
+    seen = {"iceberg_snapshot_id": "7", "key_sets": []}
+    pending = {"pending_equality_delete_files": 0, "pending_equality_deletes": 0}
+    finish(database, job_id, 1, status, error=FATAL if status == "failed" else None, health=seen | pending)
+    with database.read() as session:
+        health = health_of(session, table)
+        assert health.report_snapshot_id == 7
+        assert (health.indexed_snapshot_id, health.verified_snapshot_id) == (
+            7 if has_indexed else None,
+            7 if has_verified else None,
+        )
+
+
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
@@ -270,8 +300,10 @@ def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(databas
     worker = add_worker(database)
     job_id = request(database, table)
     claim(database, worker)
-    with database.write() as session:
-        queue.cancel(session, session.get_one(Job, job_id), "test", START)
+    for at in (START, LATER):
+        with database.write() as session:
+            queue.cancel(session, session.get_one(Job, job_id), "test", at)
+    assert job(database, job_id).cancel_requested_at == START, "it is asked once"
     with database.write() as session:
         answer = attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, HeartbeatRequest(), START)
     assert answer.cancel_requested
