@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from tests.soak.bounds import SMALL_BOUNDS
 from tests.soak.drawing import Setup, Step
 from tests.soak.steps.jobs import JobSteps
 from tests.soak.steps.maintenance import MaintenanceSteps
@@ -57,24 +58,7 @@ class History(WriterSteps, SchemaSteps, MaintenanceSteps, SparkSteps, JobSteps):
         """Bounds of the worker so small that these tables exceed them."""
         bounds: dict[str, Any] = {}
         if self.setup.small_bounds:
-            bounds |= {
-                "worker.io.file_formats.BATCH_ROWS": 3,
-                "worker.keys.read.BATCH_ROWS": 3,
-                "worker.index.sorted_runs.ROW_GROUP_ROWS": 2,
-                "worker.lookup.index_lookup._READ_ROWS": 5,
-                "worker.lookup.index_lookup._TASK_ROWS": 4,
-                "worker.index.build.RUN_ROWS": 8,
-                "worker.index.build.MIN_TASK_ROWS": 8,
-                "worker.index.build.COMMIT_ROWS": 20,
-                "worker.index.commit.DICTIONARY_FILES": 2,
-                "worker.index.compaction.TASK_ROWS": 8,
-                "worker.index.compaction.FILE_ROWS": 4,
-                "worker.index.compaction.RUNS_KEPT": 2,
-                "worker.deletes.stage.FILES_PER_DELETES_TASK": 2,
-                "worker.deletes.stage.MEMORY_POSITIONS": 4,
-                "worker.lookup.positions.MEMORY_POSITIONS": 4,
-                "worker.deletes.write._ROW_GROUP_ROWS": 2,
-            }
+            bounds |= SMALL_BOUNDS
         if self.setup.shuffles:
             bounds |= {
                 "worker.lookup.resolution.DRIVER_KEYS": 3,

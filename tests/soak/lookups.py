@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import date, datetime
-from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -13,7 +11,7 @@ from pyiceberg.serializers import FromInputFile
 from tests.soak.drawing import MEASURE
 from tests.soak.model import Position, State
 from tests.soak.modelled import ModelledTable
-from tests.soak.values import shown
+from tests.soak.values import in_json, shown
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.kept import Kept
@@ -49,7 +47,7 @@ class LookupChecks(ModelledTable):
         expected = self._expected(state, key_set.equality_field_ids)
         asked = [*{key: None for key, *_ in expected}]
         keys = [
-            {column.name: _json(value) for column, value in zip(key_set.columns, key, strict=True)}
+            {column.name: in_json(value) for column, value in zip(key_set.columns, key, strict=True)}
             for key in asked
         ]
         database = database_name(str(metadata.table_uuid), "main")
@@ -113,12 +111,3 @@ class LookupChecks(ModelledTable):
         return any(self.model.files[path].file_format == "orc" for path in state.files) or any(
             delete.file_format == "orc" for delete in state.deletes
         )
-
-
-def _json(value: Any) -> Any:
-    """A key's value as Iceberg writes it in JSON."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, date | datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, Decimal) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 Row = Mapping[int, Any]  # field id -> value
 Position = tuple[str, int]  # data file and 0-based row
@@ -53,18 +53,18 @@ class State:
     def live_twice(self) -> set[str]:
         return {path for path, numbers in self.files.items() if len(numbers) > 1}
 
-    def with_files(self, paths: Sequence[str], sequence_number: int) -> State:
+    def with_files(self, paths: Sequence[str], sequence_number: int) -> Self:
         added = {path: (*self.files.get(path, ()), sequence_number) for path in paths}
         return replace(self, files={**self.files, **added})
 
-    def without_files(self, paths: Sequence[str]) -> State:
+    def without_files(self, paths: Sequence[str]) -> Self:
         return replace(self, files={path: n for path, n in self.files.items() if path not in paths})
 
-    def with_positions(self, positions: Sequence[Position], sequence_number: int) -> State:
+    def with_positions(self, positions: Sequence[Position], sequence_number: int) -> Self:
         added = dict.fromkeys(positions, sequence_number)
         return replace(self, positions={**self.positions, **added})
 
-    def with_deletes(self, deletes: Sequence[EqualityDelete]) -> State:
+    def with_deletes(self, deletes: Sequence[EqualityDelete]) -> Self:
         return replace(self, deletes=(*self.deletes, *deletes))
 
 

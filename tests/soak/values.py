@@ -51,8 +51,17 @@ def shown(kind: str, value: Any) -> Any:
     return value
 
 
+def in_json(value: Any) -> Any:
+    """A value in Iceberg's JSON form (spec, "JSON single-value serialization")."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
 def from_json(kind: str, value: Any) -> Any:
-    """A value of Iceberg's JSON form (spec, "JSON single-value serialization")."""
+    """The value of Iceberg's JSON form."""
     if value is None or kind in ("int", "long", "string", "boolean", "double"):
         return value
     if kind == "uuid":
