@@ -86,7 +86,8 @@ class TableSnapshot:
     def skipped(self, files: Iterable[DataFile]) -> list[tuple[BitMap64, bool] | None]:
         """Of each data file the positions that readers skip by position deletes, and whether it is a deletion
         vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
-        asked = {file: self._deletes_of(file) for file in files}
+        in_order = list(files)  # a file that one commit added twice is equal to itself
+        asked = {file: self._deletes_of(file) for file in in_order}
         # By the deletes themselves: the next snapshot mostly has the same.
         names = {file: ("skipped", self.storage, file, deletes) for file, deletes in asked.items() if deletes}
         known = {file: self.kept.find(name) for file, name in names.items()}
@@ -100,7 +101,7 @@ class TableSnapshot:
             for file in unknown:
                 known[file] = _Skipped.of(found.get(file))
                 self.kept.put(names[file], known[file], known[file].size_bytes)
-        return [known[file].rows if file in known else None for file in asked]
+        return [known[file].rows if file in known else None for file in in_order]
 
     def _deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
         """Those that may apply to it."""
