@@ -393,7 +393,9 @@ def test_a_dropped_index_is_never_requested_by_itself(local: Running) -> None:
     answer = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "drop_index"})
     (error,) = answer.json()["errors"]
     assert (answer.status_code, error["field"]) == (422, "body.kind")
-    assert error["message"] == "This is one of 'index', 'convert', 'compact', 'rebuild' or 'verify'."
+    assert error["message"] == (
+        "This is one of 'index', 'convert', 'compact', 'rebuild', 'verify' or 'report_duplicates'."
+    )
 
 
 @ON_BOTH
