@@ -2,9 +2,9 @@
 
 import csv
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,18 @@ def _key(text: str) -> Json:
 
 
 def _read(file: Path) -> Iterator[Json]:
-    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    content = typer.get_binary_stream("stdin").read() if str(file) == "-" else file.read_bytes()
+    try:
+        # Bytes, so that no line break within a value becomes another one.
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is no UTF-8: {error}.") from error
     if text.lstrip().startswith("{"):
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield _object(line, f"Line {number} of {file}")
         return
-    reader = csv.DictReader(text.splitlines())
+    reader = csv.DictReader(StringIO(text, newline=""))
     for row in reader:
         if None in row or None in row.values():
             raise typer.BadParameter(

@@ -638,9 +638,9 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
     monkeypatch.setenv("COLUMNS", "400")
     iceberg.delete_keys("db.t", [2])
 
-    def look_up(*arguments: str) -> Result:
-        command = ["tables", "lookup", "db.t", "--key-column", "id", *arguments]
-        return CliRunner().invoke(commands, command)
+    def look_up(*arguments: str, column: str = "id", given: bytes = b"") -> Result:
+        command = ["tables", "lookup", "db.t", "--key-column", column, *arguments]
+        return CliRunner().invoke(commands, command, input=given)
 
     shown = look_up("--key", "id=2", "--key", '{"id": 3}', "--key", "id=9", "--select", "region")
     assert shown.exit_code == 0, shown.output
@@ -656,7 +656,18 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
     for file, count in ((keys, 10_001), (lines, 2)):
         found = json.loads(look_up("--file", str(file), "-o", "json").stdout)
         assert [len(one["matches"]) for one in found["results"]] == [1] + [0] * (count - 1)
-    for mistake in (("--key", "id"), ("--key", "{"), ()):
+    texts = ["a\nb", "a\r\nb", "a\u2028b", "ä"]
+    for text in (
+        "region\r\n" + "\r\n".join(f'"{text}"' for text in texts),
+        "\n".join(json.dumps({"region": text}, ensure_ascii=False) for text in texts),
+    ):
+        keys.write_bytes(text.encode())
+        for source in (str(keys), "-"):
+            told = look_up("--file", source, "-o", "json", column="region", given=text.encode())
+            results = json.loads(told.stdout)["results"]
+            assert [one["key"]["region"] for one in results] == texts
+    keys.write_bytes(b"region\n\xe4\n")
+    for mistake in (("--key", "id"), ("--key", "{"), (), ("--file", str(keys))):
         refused = look_up(*mistake)
         assert (refused.exit_code, bool(refused.stderr)) == (2, True), mistake
 
