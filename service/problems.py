@@ -37,7 +37,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "answer-too-large": ProblemType(
         (422,),
         "The answer is too large",
-        "The rows of the keys have more than 256 MiB.",
+        "The rows of the keys have more than 64 MiB, or 4 MiB in one snapshot of a history.",
         "Ask for fewer keys at once, or select fewer columns.",
     ),
     "api-key-given": ProblemType(

@@ -20,13 +20,20 @@ from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
 from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
-from service.lookups.servers import LookupServers
+from service.lookups.servers import Answered, LookupServers
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
-from trust.arrow_streams import STREAM_TYPE
 
 router = APIRouter(tags=["lookups"], route_class=ApiRoute)
+
+
+class _PassedOn(Response):
+    """What a lookup server has answered, which is under way until it is sent."""
+
+    def __init__(self, answered: Answered) -> None:
+        super().__init__(bytes(answered.content), media_type=answered.answer_type)
+        self._answered = answered
 
 
 @router.post(
@@ -34,7 +41,7 @@ router = APIRouter(tags=["lookups"], route_class=ApiRoute)
 )
 async def look_up_keys(
     request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, asked: Asked
-) -> LookupAnswer | Response:
+) -> Response:
     """Tell where rows with given keys are, whether they are live, and what they hold.
 
     An answer is about all keys and all of a snapshot, or there is none. Keys come in JSON or as an Arrow IPC
@@ -67,7 +74,7 @@ async def tell_key_history(
 
 async def _answer(
     request: Request, settings: Settings, caller: Principal, table_id: str, asked: Question
-) -> LookupAnswer | Response:
+) -> Response:
     servers: LookupServers = request.app.state.lookup_servers
     limits: KeyLimits = request.app.state.key_limits
     heads: Heads = request.app.state.heads
@@ -92,10 +99,8 @@ async def _answer(
     return await _ask(servers, service.question(settings, catalog, table, newest, asked.request), asked)
 
 
-async def _ask(servers: LookupServers, question: dict[str, Any], asked: Question) -> LookupAnswer | Response:
-    if asked.answer_type == STREAM_TYPE:
-        return Response(await servers.ask_for_arrow(question, asked.stream), media_type=STREAM_TYPE)
-    return await servers.ask(question, asked.stream)
+async def _ask(servers: LookupServers, question: dict[str, Any], asked: Question) -> Response:
+    return _PassedOn(await servers.ask_for(asked.answer_type, question, asked.stream))
 
 
 def _asked(

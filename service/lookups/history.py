@@ -42,7 +42,7 @@ from service.settings import Settings
 
 _SECONDS = 30.0
 """For all snapshots: what is not told by then is left out, and says so."""
-_OF_A_SNAPSHOT = frozenset({"lookup-failed", "not-covered", "unknown-columns"})
+_OF_A_SNAPSHOT = frozenset({"answer-too-large", "lookup-failed", "not-covered", "unknown-columns"})
 """Refusals that hold for one snapshot, and not for others."""
 _FIRST_SEQUENCE_NUMBER = 1
 Answer = LookupAnswer | IcestreamError

@@ -10,18 +10,19 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
+from weakref import WeakSet
 
 import aiohttp
+from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
 from service.errors import ConflictError, IcestreamError, InvalidError, NotFoundError
 from service.lookups.models import LookupAnswer, ServerRefusal
 from service.lookups.questions import JSON_TYPE
 from service.settings import Settings
-from trust.arrow_streams import STREAM_TYPE
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0
@@ -34,7 +35,13 @@ _KNOWN_SECONDS = 10.0
 """So long it is known whether the servers answer."""
 _START_SECONDS = 60.0
 """Servers that were started together with the service are not missed before."""
-_ANSWER_BYTES = 256 * 1024**2
+_ANSWER_BYTES = 64 * 1024**2
+_READ_BYTES = 4 * 1024**2
+"""Of an answer that is not passed on as it is: what it says takes many times its memory."""
+_SMALL_BYTES = 256 * 1024
+"""Are read at once, in less time than others notice."""
+_UNDER_WAY_BYTES = 256 * 1024**2
+"""Of all answers that have begun to come and are not passed on yet."""
 _AT_ONCE = 64
 _WORDS = 2_000
 _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
@@ -47,21 +54,27 @@ _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
 }
 
 
-_Answered = tuple[int, str, bytes]
-"""Status, type and content."""
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Answered:
+    """Is under way as long as somebody holds it."""
+
+    status: int = 0
+    answer_type: str = ""
+    content: bytes | bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """content: a line of JSON, and keys if they are Arrow."""
+    """content: a line of JSON, and keys if they are Arrow. answer_bytes: at most."""
 
     content: bytes
     answer_type: str
+    answer_bytes: int
 
     @classmethod
-    def of(cls, question: dict[str, Any], stream: bytes, answer_type: str) -> Self:
+    def of(cls, question: dict[str, Any], stream: bytes, answer_type: str, answer_bytes: int) -> Self:
         line = json.dumps(question, separators=(",", ":"), allow_nan=False).encode()
-        return cls(line + b"\n" + stream if stream else line, answer_type)
+        return cls(line + b"\n" + stream if stream else line, answer_type, answer_bytes)
 
 
 class OutdatedError(IcestreamError):
@@ -76,33 +89,38 @@ class LookupServers:
         self._token = settings.lookup_token.get_secret_value() if settings.lookup_token else ""
         self._trouble: str | None = None
         self._look_at = time.monotonic() + _START_SECONDS
+        self._under_way: WeakSet[Answered] = WeakSet()
 
     @property
     def are_set_up(self) -> bool:
         return bool(self._url)
 
-    async def ask(self, question: dict[str, Any], stream: bytes = b"") -> LookupAnswer:
-        """stream: the keys, if they are Arrow. Raises IcestreamError: what a server refuses, or 503 when none
+    async def ask(self, question: dict[str, Any]) -> LookupAnswer:
+        """What is answered about few keys. Raises IcestreamError: what a server refuses, or 503 when none
         answers."""
-        content = await self._answer(_Question.of(question, stream, JSON_TYPE))
+        content = (await self._answer(_Question.of(question, b"", JSON_TYPE, _READ_BYTES))).content
+        read = LookupAnswer.model_validate_json
         try:
-            return LookupAnswer.model_validate_json(content)
+            return read(content) if len(content) <= _SMALL_BYTES else await run_in_threadpool(read, content)
         except ValidationError as error:
             raise _not_understood(200) from error
 
-    async def ask_for_arrow(self, question: dict[str, Any], stream: bytes = b"") -> bytes:
-        """The answer as a stream. Otherwise as `ask`."""
-        return await self._answer(_Question.of(question, stream, STREAM_TYPE))
+    async def ask_for(self, answer_type: str, question: dict[str, Any], stream: bytes = b"") -> Answered:
+        """An answer to pass on, which nobody reads here. stream: the keys, if they are Arrow.
 
-    async def _answer(self, question: _Question) -> bytes:
-        status, given_type, content = await self._first_answer(question)
-        if status == 200 and given_type == question.answer_type:
-            return content
+        Raises as `ask`.
+        """
+        return await self._answer(_Question.of(question, stream, answer_type, _ANSWER_BYTES))
+
+    async def _answer(self, question: _Question) -> Answered:
+        answered = await self._first_answer(question)
+        if answered.status == 200 and answered.answer_type == question.answer_type:
+            return answered
         try:
-            refusal = ServerRefusal.model_validate_json(content)
+            refusal = ServerRefusal.model_validate_json(answered.content)
         except ValidationError as error:
-            raise _not_understood(status) from error
-        raise _refused(status, refusal)
+            raise _not_understood(answered.status) from error
+        raise _refused(answered.status, refusal)
 
     async def trouble(self) -> str | None:
         """Why nobody is answered now; None if a server would take a question, or none is set up."""
@@ -153,7 +171,7 @@ class LookupServers:
             return "A lookup server has another ICESTREAM_LOOKUP_TOKEN than the service."
         return None if status == 200 else "The lookup servers have all they can do."
 
-    async def _first_answer(self, question: _Question) -> _Answered:
+    async def _first_answer(self, question: _Question) -> Answered:
         """Of the question, or of its repetition once it is late: whichever is over first decides."""
         first = asyncio.create_task(self._send(question))
         asked = [first]
@@ -173,11 +191,11 @@ class LookupServers:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _send_again(self, question: _Question, first: asyncio.Task[_Answered]) -> _Answered:
+    async def _send_again(self, question: _Question, first: asyncio.Task[Answered]) -> Answered:
         if await self._takes_questions():
             with suppress(IcestreamError):
                 answered = await self._send(question)
-                if answered[0] != 503:
+                if answered.status != 503:
                     return answered
         return await first
 
@@ -194,7 +212,7 @@ class LookupServers:
             return True
         raise _away("The lookup servers answer neither this question nor their probes.")
 
-    async def _send(self, question: _Question) -> _Answered:
+    async def _send(self, question: _Question) -> Answered:
         """Raises IcestreamError."""
         for is_last in (False, True):
             try:
@@ -206,21 +224,35 @@ class LookupServers:
                     raise _away(f"No lookup server answers ({type(error).__name__}).") from error
                 continue
             # One that has enough to do: another one may not.
-            if answered[0] != 503 or is_last:
+            if answered.status != 503 or is_last:
                 return answered
         raise AssertionError
 
-    async def _send_once(self, question: _Question) -> _Answered:
-        content, url = bytearray(), f"{self._url}/lookups"
-        headers = {"Accept": question.answer_type}
-        async with self._asking.post(
-            url, data=question.content, headers=headers, allow_redirects=False
-        ) as answer:
-            async for piece in answer.content.iter_any():
-                content += piece
-                if len(content) > _ANSWER_BYTES:
-                    raise InvalidError("answer-too-large", f"It has more than {_ANSWER_BYTES:,} bytes.")
-        return answer.status, answer.headers.get("Content-Type", ""), bytes(content)
+    async def _send_once(self, question: _Question) -> Answered:
+        url, headers = f"{self._url}/lookups", {"Accept": question.answer_type}
+        answered, content = Answered(), bytearray()
+        answered.content = content
+        self._under_way.add(answered)
+        try:
+            async with self._asking.post(
+                url, data=question.content, headers=headers, allow_redirects=False
+            ) as answer:
+                async for piece in answer.content.iter_any():
+                    content += piece
+                    self._check_size(len(content), question.answer_bytes)
+        except BaseException:
+            # Whoever keeps the error keeps what has come.
+            content.clear()
+            raise
+        answered.status, answered.answer_type = answer.status, answer.headers.get("Content-Type", "")
+        answered.content = bytes(content)
+        return answered
+
+    def _check_size(self, size: int, at_most: int) -> None:
+        if size > at_most:
+            raise InvalidError("answer-too-large", f"It has more than {at_most:,} bytes.")
+        if sum(len(one.content) for one in self._under_way) > _UNDER_WAY_BYTES:
+            raise _away(f"The answers that are under way have more than {_UNDER_WAY_BYTES:,} bytes together.")
 
 
 def _not_understood(status: int) -> IcestreamError:

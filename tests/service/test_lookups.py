@@ -1,12 +1,12 @@
 """Questions about keys, over HTTP, with a lookup server beside the service."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from itertools import chain, repeat
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pyarrow as pa
@@ -27,7 +27,7 @@ from service.lookups.questions import JSON_TYPE
 from service.lookups.servers import LookupServers
 from service.records.keys import Role
 from service.settings import Settings
-from tests.http_server import Answer, Request, answering
+from tests.http_server import Answer, HttpServer, Request, answering
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import (
     ADMIN_KEY,
@@ -47,6 +47,7 @@ from worker.query.answers import Answers
 database_kind = alike_on_both
 
 TOKEN = "a-token-of-these-tests"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -471,7 +472,7 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
         Answer("no json"),
         Answer({"code": "outdated", "title": "The table changed meanwhile", "remedy": "Ask again."}, 503),
         Answer({"code": "unauthorized", "title": "The token is another one"}, 401),
-        Answer({"results": []}),
+        Answer("{}", headers={"content-type": "text/html"}),
     ],
 )
 def test_a_server_that_cannot_answer_is_told_as_such(
@@ -528,18 +529,53 @@ ANSWER = Answer(
 )
 
 
+def _asking(server: HttpServer, ask: Callable[[LookupServers], Coroutine[Any, Any, T]]) -> T:
+    async def asked() -> T:
+        servers = LookupServers(Settings(lookup_url=server.url, lookup_token=SecretStr(TOKEN)))
+        try:
+            return await ask(servers)
+        finally:
+            await servers.close()
+
+    return run_apart(asked())
+
+
 def _ask(troubled: Troubled) -> LookupAnswer:
     with answering(troubled.answers()) as server:
+        try:
+            return _asking(server, lambda servers: servers.ask({}))
+        finally:
+            troubled.over.set()
 
-        async def ask() -> LookupAnswer:
-            servers = LookupServers(Settings(lookup_url=server.url, lookup_token=SecretStr(TOKEN)))
-            try:
-                return await servers.ask({})
-            finally:
-                await servers.close()
-                troubled.over.set()
 
-        return run_apart(ask())
+def test_an_answer_is_passed_on_unread_and_not_taken_for_one_about_a_key() -> None:
+    with answering({"/lookups": Answer({"results": []})}) as server:
+        passed_on = _asking(server, lambda servers: servers.ask_for(JSON_TYPE, {}))
+        assert json.loads(passed_on.content) == {"results": []}
+        with pytest.raises(IcestreamError, match="nobody understands"):
+            _asking(server, lambda servers: servers.ask({}))
+
+
+def test_answers_are_bounded_each_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(json.dumps(ANSWER.body))
+    monkeypatch.setattr(servers, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(servers, "_UNDER_WAY_BYTES", 2 * size)
+
+    async def ask(asked: LookupServers) -> None:
+        held = [await asked.ask_for(JSON_TYPE, {}) for _ in range(2)]
+        for _ in range(2):
+            with pytest.raises(IcestreamError, match="together") as refused:
+                await asked.ask_for(JSON_TYPE, {})
+            assert refused.value.slug == "lookups-unavailable"
+        held.pop()
+        assert (await asked.ask({})).snapshot_id == 1
+        monkeypatch.setattr(servers, "_READ_BYTES", size - 1)
+        with pytest.raises(IcestreamError) as refused:
+            await asked.ask({})
+        assert refused.value.slug == "answer-too-large"
+
+    with answering({"/lookups": ANSWER}) as server:
+        _asking(server, ask)
 
 
 @pytest.mark.parametrize(

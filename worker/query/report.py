@@ -38,7 +38,7 @@ def report(
             "live": places.deleted_by[at] is None,
             "deleted_by": places.deleted_by[at],
         }
-        matches[key].append(match if shown is None else match | {"row": shown[at]})
+        matches[key].append(match | {"row": None if shown is None else shown[at]})
     results = [{"key": key, "matches": found} for key, found in zip(keys, matches, strict=True)]
     return facts(coverage, places) | {"results": results}
 
