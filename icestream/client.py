@@ -128,8 +128,8 @@ class Table:
 
         keys: a column for each key column, or a mapping for each key; whatever exports Arrow will do, such as
         a frame of Polars. key_columns: those that make the key; without them, all columns of Arrow's, and of
-        mappings the table's only key. Keys that do not fit into one call are asked in several, which are all
-        about the snapshot of the first.
+        mappings the table's only key. branch, snapshot_id: one of them at most. Keys that do not fit into one
+        call are asked in several, which are all about the snapshot of the first.
 
         Raises IcestreamError, ValueError for no keys, and TypeError for what is no key.
         """
@@ -178,7 +178,7 @@ def pinned(
         if number and snapshot_id != first:
             raise UnreachableError("The table got its first snapshot meanwhile.", "Ask again.")
         if snapshot_id is not None:
-            options = {**options, "snapshot_id": snapshot_id}
+            options = {**options, "branch": None, "snapshot_id": snapshot_id}
         first = snapshot_id
         yield answer
 

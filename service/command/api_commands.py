@@ -84,7 +84,9 @@ def look_up(
         typer.Option(help="A column of the key; for each one."),
     ] = None,
     branch: Annotated[str | None, typer.Option(help="A branch or tag.", show_default=False)] = None,
-    snapshot_id: Annotated[int | None, typer.Option(help="An older snapshot.", show_default=False)] = None,
+    snapshot_id: Annotated[
+        int | None, typer.Option(help="An older snapshot, instead of a branch.", show_default=False)
+    ] = None,
     max_staleness_seconds: Annotated[
         float, typer.Option(help="How old the look at the catalog may be.", min=0, max=3_600)
     ] = 1,

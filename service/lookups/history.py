@@ -190,7 +190,7 @@ def _question(
     request = LookupRequest(
         keys=[body.key],
         key_columns=body.key_columns,
-        branch=body.branch,
+        branch=body.branch if snapshot_id is None else None,
         snapshot_id=snapshot_id,
         select=body.select,
     )

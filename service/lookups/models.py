@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import ConfigDict, JsonValue, ValidationInfo, field_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, example
@@ -22,9 +22,16 @@ class KeyOptions(Message):
     branch: str | None = ModelField(default=None, min_length=1, max_length=1_000)
     """The branch or tag that is asked about; without it, it is the branch that the table is enrolled with."""
     snapshot_id: SnapshotId | None = None
-    """The snapshot that is asked about; without it, it is the newest of the branch."""
+    """The snapshot that is asked about, instead of a branch; without it, it is the newest of the branch."""
     select: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns of the rows are told, by their dotted names; without any, only places are."""
+
+    @field_validator("snapshot_id")
+    @classmethod
+    def _stands_alone(cls, snapshot_id: int | None, others: ValidationInfo) -> int | None:
+        if snapshot_id is not None and others.data.get("branch") is not None:
+            raise ValueError("name either a branch or tag, or a snapshot")
+        return snapshot_id
 
 
 class LookupOptions(KeyOptions):

@@ -116,7 +116,8 @@ def test_keys_of_several_calls_are_answered_about_one_snapshot(
     monkeypatch.setattr(client_module.Table, "_ask", ask_and_write)
     for keys in (pa.table({"id": [1, 9, 9, 9, 4, 2]}), [{"id": one} for one in (1, 9, 9, 9, 4, 2)]):
         snapshot_id = first if isinstance(keys, pa.Table) else None
-        found = table.lookup(keys, key_columns=["id"], snapshot_id=snapshot_id, max_staleness_seconds=0)
+        of = {"branch": "main"} if snapshot_id is None else {"snapshot_id": snapshot_id}
+        found = table.lookup(keys, key_columns=["id"], **of, max_staleness_seconds=0)
         assert found.to_arrow()["key_index"].to_pylist()[:4] == [0, 1, 2, 3]
         assert found.to_arrow()["key_index"].to_pylist()[-1] == 5
         is_live = found.to_arrow()["live"].to_pylist()

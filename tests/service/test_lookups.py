@@ -166,6 +166,14 @@ def test_options_of_keys_in_json_do_not_stand_in_the_query(service: Running, tab
     assert service.admin.post(table, json=asked, params={"max_staleness_seconds": 1.0}).status_code == 200
 
 
+def test_options_of_keys_in_arrow_name_one_snapshot(service: Running, table: str) -> None:
+    both: dict[str, str | int] = {"branch": "main", "snapshot_id": 7}
+    stream = arrow_stream(pa.table({"id": [1]}))
+    answer = service.admin.post(table, params=both, content=stream, headers=AS_ARROW)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+    assert "either a branch or tag, or a snapshot" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("accept", "answer_type"),
     [
@@ -208,6 +216,7 @@ def test_a_head_is_as_new_as_the_question_wants(
         ({"keys": [{"id": 1}], "snapshot_id": 7}, 404, "unknown-snapshot"),
         ({"keys": [{"id": 1}], "branch": "no"}, 404, "unknown-snapshot"),
         ({"keys": []}, 422, "validation-error"),
+        ({"keys": [{"id": 1}], "branch": "main", "snapshot_id": 7}, 422, "validation-error"),
         ({"keys": [{"id": 1}] * 10_001}, 422, "validation-error"),
         ({"keys": [{"id": 1}], "limit": 3}, 422, "validation-error"),
         ({"keys": [{"id": 1}], "snapshot_id": 2**63}, 422, "unusable-value"),
@@ -343,6 +352,7 @@ def test_a_snapshot_of_which_nothing_can_be_told_says_why(
         ({"snapshots": 101}, 422, "validation-error"),
         ({"snapshot_id": 7}, 404, "unknown-snapshot"),
         ({"branch": "no"}, 404, "unknown-snapshot"),
+        ({"branch": "main", "snapshot_id": 7}, 422, "validation-error"),
         ({"max_staleness_seconds": 5}, 422, "validation-error"),
     ],
 )
@@ -690,7 +700,7 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
     lines = tmp_path / "keys.jsonl"
     lines.write_text('{"id": 3}\n\n{"id": "7"}\n')
     for file, count in ((keys, 10_001), (lines, 2)):
-        found = json.loads(look_up("--file", str(file), "-o", "json").stdout)
+        found = json.loads(look_up("--file", str(file), "--branch", "main", "-o", "json").stdout)
         assert [len(one["matches"]) for one in found["results"]] == [1] + [0] * (count - 1)
     texts = ["a\nb", "a\r\nb", "a\u2028b", "ä"]
     for text in (

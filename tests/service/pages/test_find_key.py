@@ -101,6 +101,7 @@ def test_another_key_of_the_table_is_chosen_by_a_link_that_holds_no_value(person
         ({"snapshot_id": "the last"}, 422, "Snapshot"),
         ({"snapshot_id": "7"}, 404, "no snapshot 7"),
         ({"branch": "dev"}, 404, "no branch or tag"),
+        ({"branch": "main", "snapshot_id": "7"}, 422, "either a branch or tag, or a snapshot"),
         ({"select": "region, town"}, 422, "town"),
     ],
 )
