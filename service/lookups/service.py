@@ -73,6 +73,12 @@ def question(
     }
 
 
+_OF_AN_OLD_HEAD = frozenset(
+    {"lookup-failed", "not-covered", "unknown-columns", "unknown-key-columns", "unknown-snapshot"}
+)
+"""Refusals that a newer head may not meet with: what they miss may have been added, or indexed, since."""
+
+
 def may_know_too_little(error: IcestreamError) -> bool:
     """Whether a question may have failed since the table's head that it was asked with is an old one."""
-    return isinstance(error, OutdatedError) or error.slug in ("lookup-failed", "unknown-snapshot")
+    return isinstance(error, OutdatedError) or error.slug in _OF_AN_OLD_HEAD

@@ -470,6 +470,14 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
         if gone == "nothing":
             newest = {"snapshot_id": iceberg.head("db.t")}
             assert _matches(service.admin.post(path, json=asked | newest)) == [[True, True]]
+            for name, about, count in (
+                ("town", {"select": ["town"]}, 3),
+                ("street", {"keys": [{"street": None}], "key_columns": ["street"]}, 4),
+            ):
+                with iceberg.catalog.load_table("db.t").update_schema() as change:
+                    change.add_column(name, StringType())
+                iceberg.append("db.t", [3])
+                assert _matches(service.admin.post(path, json=asked | about)) == [[True] * count]
         else:
             Path(files[gone == "data"].removeprefix("file://")).unlink()
             assert _matches(service.admin.post(path, json=asked)) == [[True, True]]
