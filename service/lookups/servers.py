@@ -223,8 +223,8 @@ class LookupServers:
                 if is_last or (is_late and not isinstance(error, aiohttp.ConnectionTimeoutError)):
                     raise _away(f"No lookup server answers ({type(error).__name__}).") from error
                 continue
-            # One that has enough to do: another one may not.
-            if answered.status != 503 or is_last:
+            # One that has enough to do: another one may not. What a store or a table is like, all find alike.
+            if is_last or not _is_busy(answered):
                 return answered
         raise AssertionError
 
@@ -253,6 +253,13 @@ class LookupServers:
             raise InvalidError("answer-too-large", f"It has more than {at_most:,} bytes.")
         if sum(len(one.content) for one in self._under_way) > _UNDER_WAY_BYTES:
             raise _away(f"The answers that are under way have more than {_UNDER_WAY_BYTES:,} bytes together.")
+
+
+def _is_busy(answered: Answered) -> bool:
+    try:
+        return answered.status == 503 and ServerRefusal.model_validate_json(answered.content).code == "busy"
+    except ValidationError:
+        return False
 
 
 def _not_understood(status: int) -> IcestreamError:

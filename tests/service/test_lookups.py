@@ -566,6 +566,14 @@ def _ask(troubled: Troubled) -> LookupAnswer:
             troubled.over.set()
 
 
+@pytest.mark.parametrize(("code", "count"), [("busy", 2), ("store_unavailable", 1), ("outdated", 1)])
+def test_only_a_server_that_has_enough_to_do_is_asked_again_at_once(code: str, count: int) -> None:
+    with answering({"/lookups": Answer({"code": code, "title": "t"}, 503)}) as server:
+        with pytest.raises(IcestreamError):
+            _asking(server, lambda servers: servers.ask({}))
+        assert len(server.requests) == count
+
+
 def test_an_answer_is_passed_on_unread_and_not_taken_for_one_about_a_key() -> None:
     with answering({"/lookups": Answer({"results": []})}) as server:
         passed_on = _asking(server, lambda servers: servers.ask_for(JSON_TYPE, {}))
