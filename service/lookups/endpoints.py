@@ -107,7 +107,7 @@ def _asked(
     request: Request, caller: Principal, table_id: str, key_count: int
 ) -> tuple[EnrolledTable, Catalog]:
     with get_database(request).write() as session:
-        return service.asked(session, caller, table_id, key_count)
+        return service.asked(session, caller, table_id, keys=key_count)
 
 
 async def _metadata_location(request: Request, catalog: Catalog, table: EnrolledTable) -> str:

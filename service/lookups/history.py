@@ -65,7 +65,7 @@ async def begin(request: Request, caller: Principal, table_id: str, snapshots: i
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
     limits.take(caller, snapshots)
-    table, catalog = await run_in_threadpool(_asked, request, caller, table_id)
+    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, snapshots)
     threads: CatalogThreads = request.app.state.catalog_threads
     asked_at = time.monotonic()
     load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
@@ -197,6 +197,8 @@ def _question(
     return service.question(settings, asked.catalog, asked.table, asked.head, request)
 
 
-def _asked(request: Request, caller: Principal, table_id: str) -> tuple[EnrolledTable, Catalog]:
+def _asked(
+    request: Request, caller: Principal, table_id: str, snapshots: int
+) -> tuple[EnrolledTable, Catalog]:
     with get_database(request).write() as session:
-        return service.asked(session, caller, table_id, 1)
+        return service.asked(session, caller, table_id, keys=1, snapshots=snapshots)

@@ -18,17 +18,17 @@ from service.records.tables import EnrolledTable, get_table
 from service.settings import Settings
 
 
-def asked(
-    session: Session, caller: Principal, table_id: str, key_count: int
-) -> tuple[EnrolledTable, Catalog]:
+def asked(session: Session, caller: Principal, table_id: str, **counts: int) -> tuple[EnrolledTable, Catalog]:
     """The table and its catalog; the audit log tells who asks about how many keys, and never which.
+
+    counts: of keys, and what else the audit log tells.
 
     Raises NotFoundError, or ForbiddenError for a caller who may ask about other tables alone.
     """
     table = get_table(session, table_id)
     catalog = session.get_one(Catalog, table.catalog_id)
     _check_tables(caller, f"{catalog.name}.{table.name}")
-    audit.record(session, caller, "table.look_up", table.name, "allowed", keys=key_count)
+    audit.record(session, caller, "table.look_up", table.name, "allowed", **counts)
     return table, catalog
 
 

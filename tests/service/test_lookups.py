@@ -246,6 +246,9 @@ def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, tab
     entry = entries.json()["items"][0]
     assert (entry["fields"], entry["target"]) == ({"keys": 2}, "db.t")
     assert entry["principal"]
+    service.admin.post(f"{table}/history", json={"key": keys[0], "key_columns": ["id"], "snapshots": 7})
+    newest = service.admin.get("/audit", params={"action": "table.look_up"}).json()["items"][0]
+    assert newest["fields"] == {"keys": 1, "snapshots": 7}
     assert "171717" not in service.admin.get("/audit").text
 
 
