@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import traceback
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -111,6 +112,11 @@ def _answer(answers: Answers, asked: LookupRequest, stream: bytes, as_arrow: boo
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         log.warning("A store did not answer: %s", why)
         return _problem(503, "store_unavailable", "A store does not answer", why, "Ask again.")
+    except Exception as error:
+        log.error("A question failed: %s", _redacted(asked, traceback.format_exc()))
+        why = _redacted(asked, f"{type(error).__name__}: {error}")
+        remedy = "The lookup server's log tells more."
+        return _problem(500, "internal_error", "A lookup server failed", why, remedy)
     return Response(told, media_type=STREAM_TYPE if as_arrow else "application/json")
 
 

@@ -8,15 +8,15 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg import types
 
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import key_batch
-from worker.keys.values import from_single_value
 from worker.query.errors import InvalidKeyError
 
-_DAY = r"(?P<day>[+-]?\d{4,6}-\d\d-\d\d)"
+_DAY = r"(?P<day>[+-]?\d{4,7}-\d\d-\d\d)"
 _TIME = r"(?P<time>\d\d:\d\d(:\d\d(\.(?P<fraction>\d{1,9}))?)?)"
 _ZONE = r"(?P<zone>Z|[+-]\d\d:\d\d)"
 _INTEGER = re.compile(r"[+-]?\d{1,20}")
@@ -29,8 +29,7 @@ _FORMS = {
     types.TimestamptzNanoType: re.compile(f"{_DAY}T{_TIME}{_ZONE}"),
 }
 _BITS = {types.IntegerType: 31, types.LongType: 63}
-_TICKS_A_MINUTE = {types.TimestamptzType: 60 * 10**6, types.TimestamptzNanoType: 60 * 10**9}
-_FINE_YEARS = (1678, 2261)  # whole ones that nanoseconds can tell in 64 bits
+_MINUTES_A_DAY = 24 * 60
 
 
 def keys_of_json(key_set: KeySet, keys: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -79,9 +78,7 @@ def _integer(given: Any, column: KeyColumn) -> int:
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool):
         raise TypeError("it is no whole number")
-    if not -(1 << _BITS[type(column.iceberg_type)]) <= given < 1 << _BITS[type(column.iceberg_type)]:
-        raise OverflowError("it is out of range")
-    return given
+    return _in_bits(given, _BITS[type(column.iceberg_type)])
 
 
 def _decimal(given: Any, column: KeyColumn) -> Decimal:
@@ -122,14 +119,26 @@ def _moment(given: Any, column: KeyColumn) -> int:
     is_fine = isinstance(column.iceberg_type, types.TimestampNanoType | types.TimestamptzNanoType)
     if (found.get("fraction") or "")[9 if is_fine else 6 :].strip("0"):
         raise ValueError("the column holds no such small part of a second")
-    if is_fine and not _FINE_YEARS[0] <= int(found["day"].rsplit("-", 2)[0]) <= _FINE_YEARS[1]:
+    # Numpy counts a moment that is out of range from the other end.
+    days = int(np.datetime64(found.get("day") or "1970-01-01", "D").astype(np.int64))
+    if isinstance(column.iceberg_type, types.DateType):
+        return _in_bits(days, 31)
+    of_day = int(np.datetime64(f"1970-01-01T{found['time']}", "ns").astype(np.int64))
+    ticks = (days * _MINUTES_A_DAY - _minutes(found.get("zone") or "Z")) * 60 * 10**9 + of_day
+    return _in_bits(ticks // (1 if is_fine else 1_000), 63)
+
+
+def _minutes(zone: str) -> int:
+    """From UTC."""
+    if zone == "Z":
+        return 0
+    return (-1 if zone[0] == "-" else 1) * (int(zone[1:3]) * 60 + int(zone[4:]))
+
+
+def _in_bits(value: int, bits: int) -> int:
+    if not -(1 << bits) <= value < 1 << bits:
         raise OverflowError("it is out of range")
-    zone = found.get("zone") or ""
-    ticks: int = from_single_value(given.removesuffix(zone), column)
-    if zone in ("", "Z"):
-        return ticks
-    minutes = int(zone[1:3]) * 60 + int(zone[4:])
-    return ticks - (-1 if zone[0] == "-" else 1) * minutes * _TICKS_A_MINUTE[type(column.iceberg_type)]
+    return value
 
 
 _PARSERS: Mapping[Any, Callable[[Any, KeyColumn], Any]] = {

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg import types
 from pyiceberg.conversions import to_json
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, PrimitiveType
 
@@ -56,11 +58,32 @@ def facts(coverage: Coverage, places: Places) -> dict[str, Any]:
 
 
 def json_rows(rows: pa.Table, schema: Schema) -> list[dict[str, Any]]:
-    columns = {
-        field.name: [_json(field.field_type, value) for value in rows[field.name].to_pylist()]
-        for field in schema.fields
-    }
+    as_in_schema = schema_to_pyarrow(schema, include_field_ids=False)
+    columns = {}
+    for field, in_arrow in zip(schema.fields, as_in_schema, strict=True):
+        whole = rows[field.name].cast(in_arrow.type).cast(_whole(in_arrow.type))
+        columns[field.name] = [_json(field.field_type, value) for value in whole.to_pylist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _whole(kind: pa.DataType) -> pa.DataType:
+    """The type with whole numbers in the place of moments: Python's end at the year 9999."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_whole(field.type))
+
+    test = pa.types
+    if test.is_struct(kind):
+        return pa.struct([inner(field) for field in kind])
+    if test.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field))
+    if test.is_large_list(kind):
+        return pa.large_list(inner(kind.value_field))
+    if test.is_list(kind):
+        return pa.list_(inner(kind.value_field))
+    if test.is_temporal(kind):
+        return pa.int32() if test.is_date32(kind) else pa.int64()
+    return kind
 
 
 def _json(kind: IcebergType, value: Any) -> Any:
@@ -76,8 +99,32 @@ def _json(kind: IcebergType, value: Any) -> Any:
             return [{"key": _json(key_type, key), "value": _json(value_type, one)} for key, one in pairs]
         case types.FloatType() | types.DoubleType():
             return value if value == value and abs(value) != float("inf") else str(value)
+        case types.DateType():
+            return _day(value)
+        case types.TimeType():
+            return _moment(value, 6).partition("T")[2]
+        case types.TimestampType() | types.TimestamptzType():
+            return _moment(value, 6) + ("+00:00" if isinstance(kind, types.TimestamptzType) else "")
+        case types.TimestampNanoType() | types.TimestamptzNanoType():
+            return _moment(value, 9) + ("+00:00" if isinstance(kind, types.TimestamptzNanoType) else "")
         case types.LongType() | types.IntegerType() | types.BooleanType() | types.StringType():
             return value
         case PrimitiveType():
             return to_json(kind, value)
     raise AssertionError(kind)
+
+
+def _day(days: int) -> str:
+    """Years of more than four digits, and those before 0, have a sign, as in ISO 8601."""
+    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
+    number = int(year)
+    sign = "-" if number < 0 else "+" if number > 9_999 else ""
+    return f"{sign}{abs(number):04}-{month}-{day}"
+
+
+def _moment(ticks: int, digits: int) -> str:
+    """digits: of the part of a second that is told."""
+    seconds, fraction = divmod(ticks, 10**digits)
+    days, second = divmod(seconds, 24 * 60 * 60)
+    written = f"{_day(days)}T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+    return f"{written}.{fraction:0{digits}}" if fraction else written

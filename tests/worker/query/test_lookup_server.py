@@ -36,6 +36,7 @@ from worker.io.kept import Kept
 from worker.io.storage import Storage
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import resolve_key_set
+from worker.lookup_server import app
 from worker.lookup_server.app import create_app
 from worker.lookup_server.turns import Turns
 from worker.query import places
@@ -409,3 +410,23 @@ def test_columns_that_no_file_has_are_told_for_each_row(
     rows = [[match["row"] for match in one["matches"]] for one in answer.json()["results"]]
     assert sorted(rows[0], key=str) == [{"later": "now"}, {"later": None}]
     assert rows[1] == [{"later": None}]
+
+
+def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets(
+    server: Server,
+    table: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("it broke with a-secret-key")
+
+    monkeypatch.setattr(app, "rows_at", fails)
+    monkeypatch.setenv("LAKE_SECRET_KEY", "a-secret-key")
+    properties = table["properties"] | {"s3.secret-access-key": "env:LAKE_SECRET_KEY"}
+    of_record = {"properties": properties, "allowed_secrets": ["LAKE_"]}
+    answer = ask(server, table | of_record, {"id": 1}, select=["name"])
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error"), answer.text
+    assert answer.json()["detail"] == "RuntimeError: it broke with ***"
+    assert "in fails" in caplog.text
+    assert "a-secret-key" not in caplog.text
