@@ -85,12 +85,18 @@ def _decimal(given: Any, column: KeyColumn) -> Decimal:
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise TypeError("it is neither text nor a whole number")
     assert isinstance(column.iceberg_type, types.DecimalType)
+    precision, scale = column.iceberg_type.precision, column.iceberg_type.scale
     value = Decimal(given)
-    if not value.is_finite() or value != round(value, column.iceberg_type.scale):
-        raise ValueError(f"it has no exact value of {column.iceberg_type.scale} decimal places")
-    if value.adjusted() >= column.iceberg_type.precision - column.iceberg_type.scale:
-        raise OverflowError(f"it has more than {column.iceberg_type.precision} digits")
-    return value
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or any(digits[min(exponent + scale, 0) or len(digits) :]):
+        raise ValueError(f"it has no exact value of {scale} decimal places")
+    if not value:
+        return Decimal(0)
+    if value.adjusted() >= precision - scale:
+        raise OverflowError(f"it has more than {precision} digits")
+    # Digit by digit: arithmetic would round to 28 of them.
+    shift = exponent + scale
+    return Decimal((sign, digits[:shift] if shift < 0 else (*digits, *[0] * shift), -scale))
 
 
 def _text(given: Any, _: KeyColumn) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -83,3 +84,26 @@ def test_moments_in_nested_columns_are_of_any_year() -> None:
 def test_a_moment_that_no_value_is_of_is_refused(kind: PrimitiveType, given: str) -> None:
     with pytest.raises(InvalidKeyError):
         keys_of_json(key_set(kind), [{"k": given}])
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("9999999999999999999999999999999999.9999", "9999999999999999999999999999999999.9999"),
+        ("-1.2" + 60 * "0", "-1.2000"),
+        ("12E+30", "12000000000000000000000000000000.0000"),
+        ("0E+1000000", "0.0000"),
+    ],
+)
+def test_a_decimal_of_any_precision_is_a_key(given: str, value: str) -> None:
+    keys = keys_of_json(key_set(types.DecimalType(38, 4)), [{"k": given}])
+    assert keys.column(1).to_pylist() == [Decimal(value)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["0.00001", "1e-1000000", "1e34", "1e1000000", "NaN", "-Infinity", "12345678901234567890123.45678"],
+)
+def test_a_decimal_that_no_value_is_is_refused(given: str) -> None:
+    with pytest.raises(InvalidKeyError):
+        keys_of_json(key_set(types.DecimalType(38, 4)), [{"k": given}])
