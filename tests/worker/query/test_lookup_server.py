@@ -424,7 +424,7 @@ def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets(
     monkeypatch.setattr(app, "rows_at", fails)
     monkeypatch.setenv("LAKE_SECRET_KEY", "a-secret-key")
     properties = table["properties"] | {"s3.secret-access-key": "env:LAKE_SECRET_KEY"}
-    of_record = {"properties": properties, "allowed_secrets": ["LAKE_"]}
+    of_record = {"properties": properties, "allowed_secrets": ["env:LAKE_"]}
     answer = ask(server, table | of_record, {"id": 1}, select=["name"])
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error"), answer.text
     assert answer.json()["detail"] == "RuntimeError: it broke with ***"
