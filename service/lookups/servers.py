@@ -49,6 +49,7 @@ _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
     "invalid_arrow": lambda words, remedy: InvalidError("invalid-arrow", words, remedy),
     "unknown_key_columns": lambda words, remedy: InvalidError("unknown-key-columns", words, remedy),
     "unknown_columns": lambda words, remedy: InvalidError("unknown-columns", words, remedy),
+    "answer_too_large": lambda words, remedy: InvalidError("answer-too-large", words, remedy),
     "unknown_snapshot": lambda words, remedy: NotFoundError("unknown-snapshot", words, remedy),
     "not_covered": lambda words, remedy: ConflictError("not-covered", words, remedy),
 }

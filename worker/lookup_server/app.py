@@ -43,6 +43,9 @@ from worker.table.record_properties import (
 
 log = logging.getLogger(__name__)
 BODY_BYTES = 16 * 1024**2
+MATCHES = 100_000
+"""Of one answer at most: any column may be the key, and equal keys are answered each."""
+ROW_BYTES = 128 * 1024**2
 NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
 
 
@@ -131,9 +134,10 @@ def answer(
         _place(answers, asked),
         question,
         lambda of: keys_of_json(of, question.keys) if keys is None else keys_of_arrow(of, keys),
+        MATCHES,
     )
     schema = None if question.select is None else selected(coverage.table, question.select)
-    rows = None if schema is None else rows_at(coverage.table, places, schema)
+    rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES)
     head = {"head_age_seconds": asked.table.head_age_seconds}
     if as_arrow:
         return to_stream(arrow_answer(coverage, found, places, rows, schema), head | facts(coverage, places))

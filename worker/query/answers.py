@@ -104,14 +104,21 @@ class Answers:
         return coverage, places
 
     def find_keys(
-        self, place: TablePlace, question: AskedKeys, keys: Callable[[KeySet], pa.RecordBatch]
+        self,
+        place: TablePlace,
+        question: AskedKeys,
+        keys: Callable[[KeySet], pa.RecordBatch],
+        most: int | None = None,
     ) -> tuple[Coverage, pa.RecordBatch, Places]:
-        """keys: what is asked for, as `KeySet.schema`. Raises as `find`, and what `keys` raises."""
+        """keys: what is asked for, as `KeySet.schema`. most: as of `Coverage.find`.
+
+        Raises as `find`, and what `keys` raises.
+        """
         for is_last in (False, True):
             coverage = self.coverage(place, question)
             asked = keys(coverage.key_set)
             try:
-                return coverage, asked, coverage.find(asked)
+                return coverage, asked, coverage.find(asked, most)
             except FileNotFoundError as error:
                 if is_last:
                     raise OutdatedError(str(error)) from error

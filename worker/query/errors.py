@@ -45,6 +45,13 @@ class UnknownSnapshotError(QuestionError):
     status = 404
 
 
+class AnswerTooLargeError(QuestionError):
+    code = "answer_too_large"
+    title = "The answer is too large"
+    remedy = "Ask for fewer keys at once, or select fewer columns."
+    status = 422
+
+
 class NotCoveredError(QuestionError):
     code = "not_covered"
     title = "The index does not cover enough of the table"

@@ -20,7 +20,7 @@ from worker.keys.read import KeyReader, key_reader
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.plurals import counted
 from worker.process.slots import Threads
-from worker.query.errors import NotCoveredError, told_as_unreadable
+from worker.query.errors import AnswerTooLargeError, NotCoveredError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
@@ -73,11 +73,12 @@ class Coverage:
         """Data files that the index does not cover: they are read for each question."""
         return len(self._scanned)
 
-    def find(self, asked: pa.RecordBatch) -> Places:
-        """asked: keys as `KeySet.schema`; equal ones may repeat, and each of them is answered.
+    def find(self, asked: pa.RecordBatch, most: int | None = None) -> Places:
+        """asked: keys as `KeySet.schema`; equal ones may repeat, and each of them is answered. most: places,
+        live or not.
 
-        Raises NotCoveredError, UnreadableError, FileNotFoundError for a file of the index that is gone, and
-        OSError (a retry can help).
+        Raises NotCoveredError, AnswerTooLargeError, UnreadableError, FileNotFoundError for a file of the index
+        that is gone, and OSError (a retry can help).
         """
         left = self.table.files.data_files.select(self._scanned)
         if len(left) > SCANNED_FILES or left.record_count > SCANNED_ROWS:
@@ -87,9 +88,13 @@ class Coverage:
                 f" since {why}; at most {SCANNED_ROWS:,} in {SCANNED_FILES:,} are."
             )
         wanted = DeleteKeys.numbered(asked)
-        parts = [(np.empty(0, np.int64),) * 3, *chain(self._look_up(wanted), self._scan(wanted))]
+        parts, found = [(np.empty(0, np.int64),) * 3], 0
+        for part in chain(self._look_up(wanted), self._scan(wanted)):
+            found += len(part[0])
+            _check_count(found, most)
+            parts.append(part)
         ordinals, positions, numbers = map(np.concatenate, zip(*parts, strict=True))
-        keys, rows = _repeated(asked, wanted, numbers)
+        keys, rows = _repeated(asked, wanted, numbers, most)
         places = Places(
             keys,
             self.table.files.data_files,
@@ -127,8 +132,13 @@ def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
         yield from reader.read_data_file(file)
 
 
+def _check_count(found: int, most: int | None) -> None:
+    if most is not None and found > most:
+        raise AnswerTooLargeError(f"The keys have more than {most:,} rows, if equal keys count each.")
+
+
 def _repeated(
-    asked: pa.RecordBatch, wanted: DeleteKeys, numbers: Int64Array
+    asked: pa.RecordBatch, wanted: DeleteKeys, numbers: Int64Array, most: int | None
 ) -> tuple[Int64Array, Int64Array]:
     """(key asked for, row found) for each found row and each of the equal keys that it has.
 
@@ -138,6 +148,7 @@ def _repeated(
     keys, last = keys[order := np.argsort(last, kind="stable")], last[order] - ANY_AGE
     low, high = (np.searchsorted(last, numbers, side=side) for side in ("left", "right"))
     counts = high - low
+    _check_count(int(counts.sum()), most)
     rows = np.repeat(np.arange(len(numbers)), counts)
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     found = keys[np.repeat(low, counts) + offsets]

@@ -22,10 +22,12 @@ from worker.io import parquet_rows
 from worker.io.file_formats import check_size
 from worker.io.parquet_rows import Pages, ParquetFooter
 from worker.io.sorting import Int64Array
-from worker.query.errors import UnknownColumnsError, UnreadableError
+from worker.query.errors import AnswerTooLargeError, UnknownColumnsError, UnreadableError
 from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile
+
+_ROWS_AT_ONCE = 10_000
 
 
 def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
@@ -40,20 +42,37 @@ def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
         raise UnknownColumnsError(f"{error}.") from error
 
 
-def rows_at(table: TableSnapshot, places: Places, schema: Schema) -> pa.Table:
+def rows_at(table: TableSnapshot, places: Places, schema: Schema, most_bytes: int | None = None) -> pa.Table:
     """A row for each place, in their order.
 
-    Raises UnreadableError, or OSError (a retry can help).
+    Raises AnswerTooLargeError, UnreadableError, or OSError (a retry can help).
     """
     parts = [schema_to_pyarrow(schema, include_field_ids=False).empty_table()]
     order = np.argsort(places.ordinals, kind="stable")
     ordinals = places.ordinals[order]
     starts = np.flatnonzero(np.diff(ordinals, prepend=-1))
+    size = 0
     for rows in np.split(order, starts[1:]) if len(order) else []:
         file = places.data_files[int(places.ordinals[rows[0]])]
-        parts.append(_read(table, file, places.positions[rows], schema))
+        positions, of_row, times = np.unique(places.positions[rows], return_inverse=True, return_counts=True)
+        read = []
+        for start in range(0, len(positions), _ROWS_AT_ONCE):
+            here = slice(start, start + _ROWS_AT_ONCE)
+            read.append(_read(table, file, positions[here], schema))
+            size += _repeated_bytes(read[-1], times[here])
+            if most_bytes is not None and size > most_bytes:
+                raise AnswerTooLargeError(f"The rows of the keys have more than {most_bytes:,} bytes.")
+        parts.append(pa.concat_tables(read).take(pa.array(of_row)))
     found = pa.concat_tables(parts, promote_options="permissive")
     return found.take(pa.array(np.argsort(order, kind="stable")))
+
+
+def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
+    """Of rows, each of which is shown so many times."""
+    return sum(
+        count * int(rows.take(pa.array(np.flatnonzero(times == count))).nbytes)
+        for count in np.unique(times).tolist()
+    )
 
 
 def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:

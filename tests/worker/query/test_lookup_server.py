@@ -160,6 +160,28 @@ def test_more_than_may_be_scanned_is_refused(
     assert "5 rows in 2 data files" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("count", [2, 1])
+def test_more_rows_than_an_answer_may_have_are_refused(
+    count: int, server: Server, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal keys count each."""
+    monkeypatch.setattr(app, "MATCHES", 2 * count - 1)
+    answer = ask(server, table, *count * [{"id": 2}])
+    assert (answer.status_code, answer.json()["code"]) == (422, "answer_too_large")
+    monkeypatch.setattr(app, "MATCHES", 2 * count)
+    assert ask(server, table, *count * [{"id": 2}]).status_code == 200
+
+
+def test_rows_of_more_bytes_than_an_answer_may_have_are_refused(
+    server: Server, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ROWS.slice(2, 1).select(["name"]).nbytes
+    monkeypatch.setattr(app, "ROW_BYTES", 50 * one)
+    assert ask(server, table, *30 * [{"id": 3}], select=["name"]).status_code == 200
+    answer = ask(server, table, *100 * [{"id": 3}], {"id": 1}, select=["name"])
+    assert (answer.status_code, answer.json()["code"]) == (422, "answer_too_large")
+
+
 @pytest.mark.parametrize(
     "changed",
     [
