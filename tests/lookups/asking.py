@@ -128,8 +128,10 @@ class Asking(IndexSteps):
         asked = [dict(zip(names, map(in_json, key), strict=True)) for key in keys]
         select = None
         if rng.random() < 0.1 and snapshot_id is not None:
-            written = self.table.snapshots[snapshot_id].described["schema-id"]
-            select = next(one for one in metadata.schemas if one.schema_id == written)
+            select = schema
+            if "snapshot_id" in what or metadata.refs[what.get("branch", "main")].snapshot_ref_type == "tag":
+                written = self.table.snapshots[snapshot_id].described["schema-id"]
+                select = next(one for one in metadata.schemas if one.schema_id == written)
             chosen = rng.sample(select.fields, rng.randint(1, len(select.fields)))
             what["select"] = [column.name for column in chosen]
             select = select.select(*what["select"])

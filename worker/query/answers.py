@@ -31,7 +31,7 @@ from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key
 from worker.query.asked import keys_of_json
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
 from worker.query.places import Coverage, Places
-from worker.query.snapshot import TableSnapshot, snapshot_of
+from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
 
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
@@ -82,11 +82,12 @@ class Answers:
         metadata = self._metadata(place)
         branch = place.branch if question.branch is None else question.branch
         snapshot = snapshot_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
+        is_head = is_head_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
-        name = (place.tables, place.metadata_location, snapshot_id)
+        name = (place.tables, place.metadata_location, snapshot_id, is_head)
         table = self._kept.get(
             ("snapshot", *name),
-            lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept),
+            lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept, is_head=is_head),
             _snapshot_bytes,
         )
         key_set = self._key_set(place, metadata, question.key_columns)

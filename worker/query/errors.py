@@ -35,7 +35,7 @@ class UnknownKeyColumnsError(QuestionError):
 class UnknownColumnsError(QuestionError):
     code = "unknown_columns"
     title = "The table has no such column"
-    remedy = "Select columns of the snapshot's schema, by their dotted names."
+    remedy = "Select columns of the table's schema (in the past, the snapshot's), by their dotted names."
 
 
 class UnknownSnapshotError(QuestionError):

@@ -77,8 +77,8 @@ class Coverage:
         """asked: keys as `KeySet.schema`; equal ones may repeat, and each of them is answered. most: places,
         live or not.
 
-        Raises NotCoveredError, AnswerTooLargeError, UnreadableError, FileNotFoundError for a file of the index
-        that is gone, and OSError (a retry can help).
+        Raises NotCoveredError, AnswerTooLargeError, UnreadableError, FileNotFoundError for a file of the
+        index that is gone, and OSError (a retry can help).
         """
         left = self.table.files.data_files.select(self._scanned)
         if len(left) > SCANNED_FILES or left.record_count > SCANNED_ROWS:

@@ -31,7 +31,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
-    """The columns by dotted names, of the schema that the snapshot was written with.
+    """The columns by dotted names, of the schema that the snapshot is read with.
 
     Raises UnknownColumnsError.
     """

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
@@ -42,12 +43,22 @@ class TableSnapshot:
     """A snapshot (None: of an empty table) with its live files, and the deletes that hit them."""
 
     def __init__(
-        self, storage: Storage, metadata: TableMetadata, snapshot: Snapshot | None, kept: Kept
+        self,
+        storage: Storage,
+        metadata: TableMetadata,
+        snapshot: Snapshot | None,
+        kept: Kept,
+        *,
+        is_head: bool = False,
     ) -> None:
-        """Reads the manifests. kept: what follows from delete files. Raises as `read_snapshot_files`."""
+        """Reads the manifests. kept: what follows from delete files. is_head: it is asked for as a branch.
+
+        Raises as `read_snapshot_files`.
+        """
         self.storage = storage
         self.metadata = metadata
         self.snapshot = snapshot
+        self.is_head = is_head
         self.kept = kept
         self.files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
         self._by_path: dict[str, list[DeleteFile]] = defaultdict(list)
@@ -64,7 +75,10 @@ class TableSnapshot:
 
     @property
     def schema(self) -> Schema:
-        """The one that the snapshot was written with."""
+        """The table's for a branch; for time travel, by id or tag, the one that the snapshot was written
+        with."""
+        if self.is_head:
+            return self.metadata.schema()
         known = {schema.schema_id: schema for schema in self.metadata.schemas}
         written = None if self.snapshot is None else self.snapshot.schema_id
         return known.get(
@@ -222,3 +236,11 @@ def snapshot_of(
         known = ", ".join(sorted(metadata.refs)) or "none yet"
         raise UnknownSnapshotError(f"The table has no branch or tag {branch!r}; it has {known}.")
     return metadata.snapshot_by_id(reference.snapshot_id)
+
+
+def is_head_of(metadata: TableMetadata, *, branch: str = "main", snapshot_id: int | None = None) -> bool:
+    """Whether what `snapshot_of` finds is the head of a branch, rather than one of the past."""
+    if snapshot_id is not None:
+        return False
+    reference = metadata.refs.get(branch)
+    return reference is None or reference.snapshot_ref_type == SnapshotRefType.BRANCH

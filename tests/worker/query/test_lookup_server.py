@@ -452,3 +452,35 @@ def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets(
     assert answer.json()["detail"] == "RuntimeError: it broke with ***"
     assert "in fails" in caplog.text
     assert "a-secret-key" not in caplog.text
+
+
+def test_a_branch_is_read_with_the_columns_of_now_and_the_past_with_its_own(
+    server: Server, table: dict[str, Any], tmp_path: Path
+) -> None:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("db")
+    made = catalog.create_table("db.t", ROWS.schema)
+    made.append(ROWS)
+    snapshot = made.current_snapshot()
+    assert snapshot is not None
+    made.manage_snapshots().create_tag(snapshot.snapshot_id, "then").commit()
+    with made.update_schema() as update:
+        update.rename_column("name", "called")
+        update.add_column("later", StringType())
+    catalog.close()
+    place = table | {
+        "metadata_location": made.metadata_location,
+        "allowed_locations": [tmp_path.as_uri()],
+        "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
+    }
+
+    def row(select: list[str], **at: Any) -> Any:
+        answer = ask(server, place, {"id": 2}, select=select, **at).json()
+        return answer["results"][0]["matches"][0]["row"] if "results" in answer else answer["code"]
+
+    for head in ({}, {"branch": "main"}):
+        assert row(["called", "later"], **head) == {"called": "two", "later": None}
+        assert row(["name"], **head) == "unknown_columns"
+    for past in ({"snapshot_id": snapshot.snapshot_id}, {"branch": "then"}):
+        assert row(["name"], **past) == {"name": "two"}
+        assert row(["later"], **past) == "unknown_columns"
