@@ -7,7 +7,7 @@ does not cover are read, and beyond a bound of these the question is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -25,7 +25,8 @@ from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
 SCANNED_ROWS = 5_000_000
-"""Of data files that the index does not cover: read for one question at most."""
+"""Of data files that the index does not cover, or that pending deletes of another key may hit: read for one
+question at most."""
 SCANNED_FILES = 200
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
 _TASKS_AT_ONCE = 32
@@ -37,7 +38,8 @@ DELETION_VECTOR, POSITION_DELETE, EQUALITY_DELETE = "deletion_vector", "position
 class Places:
     """Rows that have one of the keys asked for, one each: which of the keys, where, and what deletes it.
 
-    data_files: of the snapshot, which `ordinals` index. deleted_by: None for a live row.
+    data_files: of the snapshot, which `ordinals` index. deleted_by: None for a live row. rows_scanned: with
+    those that were read for the keys of pending deletes.
     """
 
     keys: Int64Array
@@ -47,6 +49,25 @@ class Places:
     deleted_by: list[str | None]
     data_files_scanned: int
     rows_scanned: int
+
+
+@dataclass(slots=True)
+class _Scanned:
+    """What one question reads of data files beside the rows that it finds."""
+
+    files: int = 0
+    rows: int = 0
+
+    def add(self, files: int, rows: int, why: str, remedy: str = "") -> None:
+        """Before they are read. Raises NotCoveredError."""
+        self.files += files
+        self.rows += rows
+        if self.files > SCANNED_FILES or self.rows > SCANNED_ROWS:
+            raise NotCoveredError(
+                f"{self.rows:,} rows in {counted(self.files, 'data file')} would have to be read,"
+                f" since {why}; at most {SCANNED_ROWS:,} in {SCANNED_FILES:,} are.",
+                remedy,
+            )
 
 
 class Coverage:
@@ -81,12 +102,9 @@ class Coverage:
         index that is gone, and OSError (a retry can help).
         """
         left = self.table.files.data_files.select(self._scanned)
-        if len(left) > SCANNED_FILES or left.record_count > SCANNED_ROWS:
-            why = "there is no index of this key" if self._index is None else "they are not indexed yet"
-            raise NotCoveredError(
-                f"{left.record_count:,} rows in {counted(len(left), 'data file')} would have to be read,"
-                f" since {why}; at most {SCANNED_ROWS:,} in {SCANNED_FILES:,} are."
-            )
+        scanned = _Scanned()
+        why = "there is no index of this key" if self._index is None else "they are not indexed yet"
+        scanned.add(len(left), left.record_count, why)
         wanted = DeleteKeys.numbered(asked)
         parts, found = [(np.empty(0, np.int64),) * 3], 0
         for part in chain(self._look_up(wanted), self._scan(wanted)):
@@ -104,8 +122,8 @@ class Coverage:
             len(left),
             left.record_count,
         )
-        _mark_deleted(self.table, self.key_set, asked, places)
-        return places
+        _mark_deleted(self.table, self.key_set, asked, places, scanned)
+        return replace(places, rows_scanned=scanned.rows)
 
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
         if self._index is None:
@@ -156,7 +174,9 @@ def _repeated(
     return found[order], rows[order]
 
 
-def _mark_deleted(table: TableSnapshot, key_set: KeySet, asked: pa.RecordBatch, places: Places) -> None:
+def _mark_deleted(
+    table: TableSnapshot, key_set: KeySet, asked: pa.RecordBatch, places: Places, scanned: _Scanned
+) -> None:
     """Says of each row what deletes it: as readers do, position deletes and all equality deletes."""
     used = np.unique(places.ordinals).tolist()
     files = dict(zip(used, places.data_files.select(used), strict=True))
@@ -180,6 +200,9 @@ def _mark_deleted(table: TableSnapshot, key_set: KeySet, asked: pa.RecordBatch, 
             if pending.key_set == key_set:
                 keys = asked.take(pa.array(places.keys[live]))
             else:
+                why = f"equality deletes of {', '.join(pending.key_set.column_names)} wait to be converted"
+                remedy = "Run a job of kind `convert`, and ask again."
+                scanned.add(1, file.record_count, why, remedy)
                 keys = _keys_at(pending, file, places.positions[live])
             newest = pending.newest_delete(keys, file.partition)
             for row in live[newest > file.data_sequence_number].tolist():

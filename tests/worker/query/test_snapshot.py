@@ -10,7 +10,9 @@ from tests.service.iceberg_tables import IcebergCatalog
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
+from worker.query import places
 from worker.query.answers import Answers, TablePlace
+from worker.query.errors import NotCoveredError
 from worker.table.files import DeleteFile
 
 
@@ -49,3 +51,21 @@ def test_pending_deletes_are_shared_between_snapshots(
     second = iceberg.delete_keys("db.t", [1])
     assert deleted_by() == ["equality_delete", "equality_delete"]
     assert read == [first, second]
+
+
+def test_what_is_read_for_deletes_of_another_key_is_bounded_and_told(
+    iceberg: IcebergCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iceberg.delete_keys("db.t", ["none"], column="region")
+    storage = Storage()
+    location = iceberg.catalog.load_table("db.t").metadata_location
+    place = TablePlace(location, storage, (tmp_path / "index").as_uri(), storage)
+    asked = AskedKeys(keys=[{"id": 1}], key_columns=["id"])
+    # Two rows that no index covers, and the same ones once more.
+    assert Answers().find(place, asked)[1].rows_scanned == 4
+    for bound, most in (("SCANNED_ROWS", 3), ("SCANNED_FILES", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(places, bound, most)
+            with pytest.raises(NotCoveredError, match="equality deletes of region wait") as refused:
+                Answers().find(place, asked)
+            assert "convert" in str(refused.value.remedy)
