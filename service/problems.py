@@ -37,7 +37,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "answer-too-large": ProblemType(
         (422,),
         "The answer is too large",
-        "The rows of the keys have more than 64 MiB, or 4 MiB in one snapshot of a history.",
+        "There are more than 100,000 rows, or 64 MiB of them, or 4 MiB in one snapshot of a history.",
         "Ask for fewer keys at once, or select fewer columns.",
     ),
     "api-key-given": ProblemType(
@@ -566,8 +566,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "unknown-columns": ProblemType(
         (422,),
         "The table has no such column",
-        "A selected column is not in the schema of the snapshot.",
-        "Select columns of the snapshot's schema, by their dotted names.",
+        "A selected column is not in the schema that is read: of a branch the table's, else the snapshot's.",
+        "Select columns of that schema, by their dotted names.",
     ),
     "unknown-key-columns": ProblemType(
         (422,),
