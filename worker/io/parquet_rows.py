@@ -9,7 +9,7 @@ else the pages' headers. Columns with others in them are read as Arrow reads the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,7 +26,10 @@ _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
 _LENGTH_BYTES = 8  # of the footer's length and the magic number behind it
 _FOOTER_BYTES = 512 * 1024  # that are looked at here: more take longer than reading whole column chunks
-_FACTOR = 60  # by which a footer is larger in memory
+_FACTOR = 60  # by which a footer is larger in memory of Arrow's
+_INDEX_BYTES = 64 * 1024  # of an offset index that is looked at: of more than 5,000 pages
+_HEADER_BYTES = 8 * 1024  # of a page's header that is looked at: of statistics it may hold two values
+_HEADERS_BYTES = 256 * 1024  # of those of a column chunk together
 _DATA_PAGES = {0: 5, 3: 8}  # kinds, and the field of the page header that tells the number of values
 # Fields of Parquet's structs (parquet.thrift).
 _VERSION, _SCHEMA, _ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
@@ -42,7 +45,7 @@ _PAGE_KIND, _PAGE_CONTENT_BYTES = 1, 3
 @dataclass(frozen=True, slots=True)
 class ParquetFooter:
     """What a file says of itself. leaves: of top-level columns without others in them, the place of the chunk
-    and the element of the schema; none if the footer is too large to be looked at."""
+    and the element of the schema; none if the footer is too large to be looked at, or has too many values."""
 
     metadata: pq.FileMetaData
     schema: pa.Schema
@@ -60,12 +63,14 @@ class ParquetFooter:
             tail = source.read_at(length, size - length)
         metadata = pq.read_metadata(pa.BufferReader(tail))
         struct: Struct = {}
-        with _told_as_damage():
+        values = 0
+        with _told_as_damage(), suppress(thrift.TooManyValuesError):
             if length <= _FOOTER_BYTES:
-                struct, _ = thrift.decode(tail, len(tail) - length)
+                struct, _, values = thrift.decode_counted(tail, len(tail) - length)
+        with _told_as_damage():
             leaves = _leaves(struct)
         schema = pq.ParquetFile(pa.BufferReader(tail), metadata=metadata).schema_arrow
-        return cls(metadata, schema, leaves, struct, _FACTOR * length)
+        return cls(metadata, schema, leaves, struct, _FACTOR * length + thrift.VALUE_BYTES * values)
 
     def group_rows(self) -> Int64Array:
         groups = range(self.metadata.num_row_groups)
@@ -81,7 +86,8 @@ class ParquetFooter:
 class Pages:
     """Where the data pages of a column chunk lie, in bytes, and the first row of each in its row group.
 
-    start: of the chunk; what lies between it and the first page is the dictionary.
+    start: of the chunk; what lies between it and the first page is the dictionary. There are none if what
+    tells of them is too large to be looked at: then Arrow reads the chunk.
     """
 
     start: int
@@ -140,33 +146,34 @@ def _rows_of_group(
     keep: KeepPages,
 ) -> pa.Table:
     """rows: their places in the row group."""
+
+    def pages_of(name: str) -> Pages:
+        leaf, _ = footer.leaves[name]
+        return keep((group, leaf), lambda: _pages(source, footer, group, leaf))
+
     single = [name for name in names if name in footer.leaves]
-    others = [name for name in names if name not in footer.leaves]
     with _told_as_damage():
-        columns = dict(zip(single, _single_columns(source, footer, single, group, rows, keep), strict=True))
-    if others:
+        at_once = map if _is_local(source) else side_by_side
+        found = zip(single, at_once(pages_of, single), strict=True)
+        pages = {name: one for name, one in found if len(one.begins)}
+        columns = _single_columns(source, footer, pages, group, rows)
+    if others := [name for name in names if name not in columns]:
         file = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
-        read = file.read_row_groups([group], columns=others, use_threads=False)
-        columns |= {name: read[name].take(pa.array(rows)) for name in others}
+        for name in others:  # one after the other, since each is held as a whole
+            read = file.read_row_groups([group], columns=[name], use_threads=False)
+            columns[name] = read[name].take(pa.array(rows))
     return pa.table([columns[name] for name in names], pa.schema([footer.schema.field(n) for n in names]))
 
 
 def _single_columns(
     source: pa.NativeFile,
     footer: ParquetFooter,
-    names: Sequence[str],
+    pages_of: Mapping[str, Pages],
     group: int,
     rows: Int64Array,
-    keep: KeepPages,
-) -> list[pa.ChunkedArray]:
-    is_local = isinstance(source, pa.MemoryMappedFile)
-    at_once = map if is_local else side_by_side
-
-    def pages_of(name: str) -> Pages:
-        leaf, _ = footer.leaves[name]
-        return keep((group, leaf), lambda: _pages(source, footer, group, leaf))
-
-    all_pages = list(at_once(pages_of, names))
+) -> dict[str, pa.ChunkedArray]:
+    at_once = map if _is_local(source) else side_by_side
+    all_pages = list(pages_of.values())
     chosen = [np.unique(np.searchsorted(pages.first_rows, rows, side="right") - 1) for pages in all_pages]
     wanted = [
         (pages.begins[one].tolist(), pages.ends[one].tolist())
@@ -178,8 +185,8 @@ def _single_columns(
         ranges.append([(begin, end) for begin, end in of_column if begin < end])
     flat = [one for of_column in ranges for one in of_column]
     contents = iter(list(at_once(lambda one: source.read_at(one[1] - one[0], one[0]), flat)))
-    columns = []
-    for name, pages, one, of_column in zip(names, all_pages, chosen, ranges, strict=True):
+    columns = {}
+    for (name, pages), one, of_column in zip(pages_of.items(), chosen, ranges, strict=True):
         parts = [next(contents) for _ in of_column]
         group_rows = footer.metadata.row_group(group).num_rows
         lasts = np.append(pages.first_rows[1:], group_rows)
@@ -189,7 +196,7 @@ def _single_columns(
         page_of_row = np.searchsorted(pages.first_rows[one], rows, side="right") - 1
         starts = np.cumsum(counts) - counts
         places = rows - pages.first_rows[one][page_of_row] + starts[page_of_row]
-        columns.append(values.take(pa.array(places)).cast(footer.schema.field(name).type))
+        columns[name] = values.take(pa.array(places)).cast(footer.schema.field(name).type)
     return columns
 
 
@@ -219,13 +226,14 @@ def _decoded(
     }
     root: Struct = {_NAME: (thrift.BINARY, b"schema"), _CHILDREN: (thrift.I32, 1)}
     file: Struct = {
-        _VERSION: footer.struct[_VERSION],
+        _VERSION: (thrift.I32, int(footer.struct[_VERSION][1])),
         _SCHEMA: (thrift.LIST, (thrift.STRUCT, [root, element])),
         _ROWS: (thrift.I64, count),
         _ROW_GROUPS: (thrift.LIST, (thrift.STRUCT, [row_group])),
     }
-    if _CREATED_BY in footer.struct:  # by which Arrow knows the mistakes of some writers
-        file[_CREATED_BY] = footer.struct[_CREATED_BY]
+    kind, _ = created_by = footer.struct.get(_CREATED_BY, (0, None))
+    if kind == thrift.BINARY:  # by which Arrow knows the mistakes of some writers
+        file[_CREATED_BY] = created_by
     end = thrift.encode(file)
     content = b"".join([_MAGIC, *parts, end, len(end).to_bytes(4, "little"), _MAGIC])
     in_dictionary = [name] if has_dictionary and is_bytes(footer.schema.field(name).type) else None
@@ -246,30 +254,44 @@ def _pages(source: pa.NativeFile, footer: ParquetFooter, group: int, leaf: int) 
     size = int(told[_COMPRESSED_BYTES][1])
     if not 0 <= start <= start + size <= source.size():
         raise ValueError("a column chunk lies outside the file")
-    if _OFFSET_INDEX_AT in chunk and _OFFSET_INDEX_BYTES in chunk:
-        content = source.read_at(int(chunk[_OFFSET_INDEX_BYTES][1]), int(chunk[_OFFSET_INDEX_AT][1]))
+    found: list[tuple[int, int, int]] | None = None
+    if _OFFSET_INDEX_AT not in chunk or _OFFSET_INDEX_BYTES not in chunk:
+        found = _walked(source.read_at(size, start), start)
+    elif (index_bytes := int(chunk[_OFFSET_INDEX_BYTES][1])) <= _INDEX_BYTES:
+        content = source.read_at(max(0, index_bytes), int(chunk[_OFFSET_INDEX_AT][1]))
         found = [
             (page[_PAGE_AT][1], page[_PAGE_AT][1] + page[_PAGE_BYTES][1], page[_FIRST_ROW][1])
             for page in thrift.decode(content)[0][_PAGE_LOCATIONS][1][1]
         ]
-    else:
-        found = _walked(source.read_at(size, start), start)
+    if found is None:
+        return Pages(start, *np.empty((3, 0), np.int64))
     rows = footer.metadata.row_group(group).num_rows
     begins, ends, first_rows = np.array(found, np.int64).reshape(-1, 3).T
     is_whole = (
         len(found) and first_rows[0] == 0 and (np.diff(first_rows) >= 0).all() and first_rows[-1] < rows
     )
-    if not is_whole or begins[0] < start or (begins >= ends).any() or ends.max() > start + size:
+    are_apart = (begins < ends).all() and (ends[:-1] <= begins[1:]).all()
+    if not is_whole or not are_apart or begins[0] < start or ends[-1] > start + size:
         raise ValueError("where the pages of a column chunk lie makes no sense")
     return Pages(start, begins, ends, first_rows)
 
 
-def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]]:
-    """(begin, end, first row) of each data page, by the headers of all pages."""
+def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]] | None:
+    """(begin, end, first row) of each data page, by the headers of all pages; None if these are too large."""
     found = []
-    at = row = 0
+    at = row = header_bytes = 0
     while at < len(chunk):
-        header, content_at = thrift.decode(chunk, at)
+        window = chunk[at : at + _HEADER_BYTES]
+        try:
+            header, length = thrift.decode(window)
+        except ValueError:
+            if at + len(window) < len(chunk):  # Arrow tells whether it is larger, or damaged
+                return None
+            raise
+        header_bytes += length
+        if header_bytes > _HEADERS_BYTES:
+            return None
+        content_at = at + length
         end = content_at + int(header[_PAGE_CONTENT_BYTES][1])
         if end <= at:
             raise ValueError("a page has no bytes")
@@ -279,6 +301,10 @@ def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]]:
             row += int(header[values_in][1][1][1])
         at = end
     return found
+
+
+def _is_local(source: pa.NativeFile) -> bool:
+    return isinstance(source, pa.MemoryMappedFile)
 
 
 def _leaves(struct: Struct) -> dict[str, tuple[int, Struct]]:

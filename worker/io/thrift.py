@@ -15,13 +15,27 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 _DEPTH = 16
 _LONG_LIST = 15
 _VARINT_BYTES = 10
+VALUES = 100_000
+"""At most in a struct, with those in what is in it: they take 0.1 s, in which no other thread runs."""
+VALUE_BYTES = 250
+"""At most in memory for each value, besides the bytes of binary ones."""
+
+
+class TooManyValuesError(ValueError):
+    """A struct may be right, and has more values than are read."""
 
 
 def decode(content: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
     """A struct and where it ends. Raises ValueError for what is none."""
+    struct, end, _ = decode_counted(content, start)
+    return struct, end
+
+
+def decode_counted(content: bytes | memoryview, start: int = 0) -> tuple[Struct, int, int]:
+    """As `decode`, and how many values there are."""
     reader = _Reader(content, start)
     try:
-        return reader.struct(0), reader.at
+        return reader.struct(0), reader.at, reader.values
     except IndexError:
         raise ValueError("a struct of Thrift ends before its end") from None
 
@@ -36,11 +50,13 @@ class _Reader:
     def __init__(self, content: bytes | memoryview, start: int) -> None:
         self._content = content
         self.at = start
+        self.values = 0
 
     def struct(self, depth: int) -> Struct:
         found: Struct = {}
         field = 0
         while head := self._byte():
+            self._count(1)
             kind, step = head & 15, head >> 4
             field = field + step if step else self._signed()
             found[field] = kind, (kind == TRUE if kind in (TRUE, FALSE) else self._value(kind, depth))
@@ -61,12 +77,18 @@ class _Reader:
                 count, element = head >> 4, head & 15
                 if count == _LONG_LIST:
                     count = self._varint()
+                self._count(count)
                 return element, [self._value(element, depth + 1) for _ in range(count)]
             case 1 | 2 | 3:  # in a list a boolean is a byte
                 return self._byte()
             case 7:
                 return self._bytes(8)
         raise ValueError(f"a struct of Thrift has a value of type {kind}")
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        if self.values > VALUES:
+            raise TooManyValuesError(f"a struct of Thrift has more than {VALUES:,} values")
 
     def _byte(self) -> int:
         value = self._content[self.at]

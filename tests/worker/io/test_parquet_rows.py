@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.io import parquet_rows
+from worker.io import parquet_rows, thrift
 from worker.io.parquet_rows import Pages, ParquetFooter, rows_at
 
 ROWS = 5_000
@@ -124,3 +126,71 @@ def test_damage_is_noticed_or_changes_nothing_but_values(path: Path, data: st.Da
         rows_at(source, footer, names, np.array([0, ROWS - 1]))
     except (ValueError, OSError, pa.ArrowException, MemoryError):
         pass
+
+
+@pytest.mark.parametrize(
+    ("module", "bound"),
+    [
+        (thrift, "VALUES"),
+        (parquet_rows, "_INDEX_BYTES"),
+        (parquet_rows, "_HEADER_BYTES"),
+        (parquet_rows, "_HEADERS_BYTES"),
+    ],
+)
+def test_what_is_too_large_to_be_looked_at_is_left_to_arrow(
+    path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, bound: str
+) -> None:
+    monkeypatch.setattr(module, bound, 10)
+    with pa.memory_map(str(path)) as source:
+        footer = ParquetFooter.read(source)
+        has_index = footer.metadata.row_group(0).column(0).has_offset_index
+        assert bool(footer.leaves) == (bound != "VALUES")
+        known: list[Pages] = []
+
+        def keep(_: tuple[int, int], make: Callable[[], Pages]) -> Pages:
+            known.append(make())
+            return known[-1]
+
+        found = rows_at(source, footer, ["text", "id"], np.array([17, 3]), keep)
+    assert found.to_pylist() == TABLE.select(["text", "id"]).take([17, 3]).to_pylist()
+    is_of_index = bound == "_INDEX_BYTES"
+    assert all(bool(len(pages.begins)) == (is_of_index != has_index) for pages in known)
+
+
+def test_a_footer_is_held_for_no_less_than_it_takes() -> None:
+    """Of the smallest values, by which a footer of few bytes is large."""
+    written: thrift.Struct = {
+        40: (thrift.LIST, (thrift.STRUCT, [{1: (thrift.LIST, (thrift.I32, []))} for _ in range(30_000)])),
+    }
+    content = thrift.encode(written)
+    tracemalloc.start()
+    try:
+        struct, _, values = thrift.decode_counted(content)
+        assert tracemalloc.get_traced_memory()[0] <= values * thrift.VALUE_BYTES
+    finally:
+        tracemalloc.stop()
+    assert struct == written
+
+
+def test_pages_that_lie_on_each_other_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    pq.write_table(TABLE.select(["id"]), path, data_page_size=1_000, write_batch_size=64, **WRITTEN[0])
+    content = path.read_bytes()
+    chunk = ParquetFooter.read(pa.BufferReader(content)).chunk(0, 0)
+    at, size = chunk[4][1], chunk[5][1]
+    index, _ = thrift.decode(content, at)
+    pages = index[1][1][1]
+    pages[1][1] = pages[0][1]
+    written = thrift.encode(index)
+    assert len(written) <= size
+    hostile = content[:at] + written.ljust(size, b"\0") + content[at + size :]
+    with pytest.raises(ValueError, match="where the pages"):
+        rows_at(pa.BufferReader(hostile), ParquetFooter.read(pa.BufferReader(hostile)), ["id"], np.array([0]))
+
+
+def test_an_index_of_pages_of_less_than_nothing_is_damage(path: Path) -> None:
+    with pa.memory_map(str(path)) as source:
+        footer = ParquetFooter.read(source)
+        footer.chunk(0, 0).update({4: (thrift.I64, 4), 5: (thrift.I32, -1)})
+        with pytest.raises(ValueError, match="ends before its end"):
+            rows_at(source, footer, ["id"], np.array([0]))
