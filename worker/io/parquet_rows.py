@@ -3,7 +3,8 @@
 Arrow decodes whole column chunks, often of a million rows. So a column's dictionary and the wanted pages are
 put together as a file of one column, whose footer says what the original's says of it, and Arrow reads that:
 codecs, encodings, types and checksums of pages stay its own. Where the pages lie tells the offset index, or
-else the pages' headers. Columns with others in them are read as Arrow reads them.
+else the pages' headers, for which all of a small column chunk is read from a store. Columns with others in
+them are read as Arrow reads them, and so is what tells of pages at too great a length.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _FACTOR = 60  # by which a footer is larger in memory of Arrow's
 _INDEX_BYTES = 64 * 1024  # of an offset index that is looked at: of more than 5,000 pages
 _HEADER_BYTES = 8 * 1024  # of a page's header that is looked at: of statistics it may hold two values
 _HEADERS_BYTES = 256 * 1024  # of those of a column chunk together
+_WINDOW_BYTES = 64 * 1024  # are read at the place of a page's header
+_CHUNK_BYTES = 2 * 1024**2  # of which a store is asked at once for all headers, with the pages
+_BYTES_AT_ONCE = 64 * 1024**2  # of pages of several columns: beyond it, one column is read after the other
 _DATA_PAGES = {0: 5, 3: 8}  # kinds, and the field of the page header that tells the number of values
 # Fields of Parquet's structs (parquet.thrift).
 _VERSION, _SCHEMA, _ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
@@ -172,23 +176,11 @@ def _single_columns(
     group: int,
     rows: Int64Array,
 ) -> dict[str, pa.ChunkedArray]:
-    at_once = map if _is_local(source) else side_by_side
-    all_pages = list(pages_of.values())
-    chosen = [np.unique(np.searchsorted(pages.first_rows, rows, side="right") - 1) for pages in all_pages]
-    wanted = [
-        (pages.begins[one].tolist(), pages.ends[one].tolist())
-        for pages, one in zip(all_pages, chosen, strict=True)
-    ]
-    ranges = []
-    for pages, (begins, ends) in zip(all_pages, wanted, strict=True):
-        of_column = [(pages.start, int(pages.begins[0])), *zip(begins, ends, strict=True)]
-        ranges.append([(begin, end) for begin, end in of_column if begin < end])
-    flat = [one for of_column in ranges for one in of_column]
-    contents = iter(list(at_once(lambda one: source.read_at(one[1] - one[0], one[0]), flat)))
+    wanted = {name: _wanted(pages, rows) for name, pages in pages_of.items()}
+    group_rows = footer.metadata.row_group(group).num_rows
     columns = {}
-    for (name, pages), one, of_column in zip(pages_of.items(), chosen, ranges, strict=True):
-        parts = [next(contents) for _ in of_column]
-        group_rows = footer.metadata.row_group(group).num_rows
+    for name, one, parts in _contents(source, wanted):
+        pages = pages_of[name]
         lasts = np.append(pages.first_rows[1:], group_rows)
         counts = (lasts - pages.first_rows)[one]
         has_dictionary = pages.start < int(pages.begins[0])
@@ -198,6 +190,33 @@ def _single_columns(
         places = rows - pages.first_rows[one][page_of_row] + starts[page_of_row]
         columns[name] = values.take(pa.array(places)).cast(footer.schema.field(name).type)
     return columns
+
+
+def _wanted(pages: Pages, rows: Int64Array) -> tuple[Int64Array, list[tuple[int, int]]]:
+    """The pages that hold some rows, and (begin, end) of each, behind those of the dictionary."""
+    chosen = np.unique(np.searchsorted(pages.first_rows, rows, side="right") - 1)
+    of_pages = zip(pages.begins[chosen].tolist(), pages.ends[chosen].tolist(), strict=True)
+    ranges = [(pages.start, int(pages.begins[0])), *of_pages]
+    return chosen, [(begin, end) for begin, end in ranges if begin < end]
+
+
+def _contents(
+    source: pa.NativeFile, wanted: Mapping[str, tuple[Int64Array, list[tuple[int, int]]]]
+) -> Iterator[tuple[str, Int64Array, list[bytes]]]:
+    """Of each column what its ranges hold; columns are read at once as long as they are small."""
+
+    def read(asked: tuple[int, int]) -> bytes:
+        begin, end = asked
+        return source.read_at(end - begin, begin)
+
+    at_once = map if _is_local(source) else side_by_side
+    sizes = [sum(end - begin for begin, end in ranges) for _, ranges in wanted.values()]
+    is_small = sum(sizes) <= _BYTES_AT_ONCE
+    columns = list(wanted.items())
+    for some in [columns] if is_small else [[one] for one in columns]:
+        contents = iter(list(at_once(read, [one for _, (_, ranges) in some for one in ranges])))
+        for name, (chosen, ranges) in some:
+            yield name, chosen, [next(contents) for _ in ranges]
 
 
 def _decoded(
@@ -256,7 +275,7 @@ def _pages(source: pa.NativeFile, footer: ParquetFooter, group: int, leaf: int) 
         raise ValueError("a column chunk lies outside the file")
     found: list[tuple[int, int, int]] | None = None
     if _OFFSET_INDEX_AT not in chunk or _OFFSET_INDEX_BYTES not in chunk:
-        found = _walked(source.read_at(size, start), start)
+        found = _walked(source, start, size)
     elif (index_bytes := int(chunk[_OFFSET_INDEX_BYTES][1])) <= _INDEX_BYTES:
         content = source.read_at(max(0, index_bytes), int(chunk[_OFFSET_INDEX_AT][1]))
         found = [
@@ -276,16 +295,22 @@ def _pages(source: pa.NativeFile, footer: ParquetFooter, group: int, leaf: int) 
     return Pages(start, begins, ends, first_rows)
 
 
-def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]] | None:
+def _walked(source: pa.NativeFile, start: int, size: int) -> list[tuple[int, int, int]] | None:
     """(begin, end, first row) of each data page, by the headers of all pages; None if these are too large."""
     found = []
-    at = row = header_bytes = 0
-    while at < len(chunk):
-        window = chunk[at : at + _HEADER_BYTES]
+    at, stop = start, start + size
+    row = header_bytes = 0
+    held, held_at = b"", start
+    step = _WINDOW_BYTES if size > _CHUNK_BYTES or _is_local(source) else size
+    while at < stop:
+        window_end = min(at + _HEADER_BYTES, stop)
+        if window_end > held_at + len(held):
+            held, held_at = source.read_at(min(step, stop - at), at), at
+        window = held[at - held_at : window_end - held_at]
         try:
             header, length = thrift.decode(window)
         except ValueError:
-            if at + len(window) < len(chunk):  # Arrow tells whether it is larger, or damaged
+            if window_end < stop:  # Arrow tells whether it is larger, or damaged
                 return None
             raise
         header_bytes += length
@@ -297,7 +322,7 @@ def _walked(chunk: bytes, start: int) -> list[tuple[int, int, int]] | None:
             raise ValueError("a page has no bytes")
         values_in = _DATA_PAGES.get(header[_PAGE_KIND][1])
         if values_in is not None:
-            found.append((start + at, start + end, row))
+            found.append((at, end, row))
             row += int(header[values_in][1][1][1])
         at = end
     return found

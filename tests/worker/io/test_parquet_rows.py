@@ -194,3 +194,44 @@ def test_an_index_of_pages_of_less_than_nothing_is_damage(path: Path) -> None:
         footer.chunk(0, 0).update({4: (thrift.I64, 4), 5: (thrift.I32, -1)})
         with pytest.raises(ValueError, match="ends before its end"):
             rows_at(source, footer, ["id"], np.array([0]))
+
+
+def test_headers_are_read_without_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, rows = tmp_path / "file.parquet", 200_000
+    table = pa.table({"id": np.arange(rows)})
+    pq.write_table(table, path, data_page_size=400_000, compression="none", use_dictionary=False)
+    source: Any = Recording(path.read_bytes())
+    monkeypatch.setattr(parquet_rows, "_CHUNK_BYTES", 1_000_000)
+    assert rows_at(source, ParquetFooter.read(source), ["id"], np.array([rows - 1])).to_pylist() == [
+        {"id": rows - 1}
+    ]
+    assert source.bytes_read < table.nbytes / 2
+
+
+def test_headers_are_found_across_what_is_read_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_rows, "_HEADER_BYTES", 300)
+    monkeypatch.setattr(parquet_rows, "_WINDOW_BYTES", 1_500)
+    positions = np.arange(0, ROWS, 50)
+    with pa.memory_map(str(path)) as source:
+        found = rows_at(source, ParquetFooter.read(source), ["few", "text", "amount"], positions)
+    assert found.equals(TABLE.select(["few", "text", "amount"]).take(pa.array(positions)).combine_chunks())
+
+
+def test_large_columns_are_read_one_after_the_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[tuple[int, int]]] = []
+
+    def side_by_side(read: Callable[[Any], Any], ranges: list[Any]) -> list[Any]:
+        asked.append([one for one in ranges if isinstance(one, tuple)])
+        return list(map(read, ranges))
+
+    monkeypatch.setattr(parquet_rows, "side_by_side", side_by_side)
+    source = pa.BufferReader(path.read_bytes())
+    footer = ParquetFooter.read(source)
+    names, positions = ["text", "amount"], np.array([17, 3])
+    together = rows_at(source, footer, names, positions)
+    [at_once] = filter(None, asked)
+    asked.clear()
+    monkeypatch.setattr(parquet_rows, "_BYTES_AT_ONCE", sum(end - begin for begin, end in at_once) - 1)
+    assert rows_at(source, footer, names, positions).equals(together)
+    first, second = filter(None, asked)
+    assert first + second == at_once
