@@ -107,8 +107,10 @@ def read_ranges(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> lis
     return found
 
 
-def _requested(source: pa.NativeFile, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-    return side_by_side(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)
+def _requested(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    # A single one is made here: who asks may be one of the threads, and would wait for another.
+    at_once = map if len(ranges) < 2 else side_by_side
+    return at_once(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,12 +1,14 @@
 """Of a far file, what was read is there for whoever asks next, and nobody else pays for it."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.benchmarks.waiting_files import WaitingFiles
 from worker.io.kept import Kept
-from worker.io.kept_files import _RANGE_BYTES, KeptFiles
+from worker.io.kept_files import _RANGE_BYTES, KeptFile, KeptFiles
 
 CONTENT = bytes(range(256)) * 8_192
 
@@ -49,6 +51,23 @@ def test_a_long_range_takes_no_place(location: str) -> None:
     for _ in range(2):
         assert files.counted(lambda: file.read_at(_RANGE_BYTES + 1, 0)).count == 1
     assert kept.size_bytes == before
+
+
+def test_a_single_range_is_read_by_whoever_asks() -> None:
+    """All threads that ask stores may wait for one each: another that it needed would never come."""
+    read_by = []
+
+    class Source:
+        def size(self) -> int:
+            return len(CONTENT)
+
+        def read_at(self, nbytes: int, offset: int) -> bytes:
+            read_by.append(threading.current_thread())
+            return CONTENT[offset : offset + nbytes]
+
+    source: Any = Source()
+    assert KeptFile(Kept(2**20), ("file",), source).read_at(5, 3) == CONTENT[3:8]
+    assert read_by == [threading.current_thread()]
 
 
 def test_a_file_that_came_in_the_place_of_a_local_one_is_read_anew(tmp_path: Path) -> None:
