@@ -7,6 +7,7 @@ lacks (Iceberg spec, "Column Projection").
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,12 +23,15 @@ from worker.io import parquet_rows
 from worker.io.file_formats import check_size
 from worker.io.parquet_rows import Pages, ParquetFooter
 from worker.io.sorting import Int64Array
+from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, UnknownColumnsError, UnreadableError
 from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile
 
 _ROWS_AT_ONCE = 10_000
+_FILES_AT_ONCE = 16  # of all questions
+_threads = Threads(_FILES_AT_ONCE, "rows")
 
 
 def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
@@ -51,20 +55,40 @@ def rows_at(table: TableSnapshot, places: Places, schema: Schema, most_bytes: in
     order = np.argsort(places.ordinals, kind="stable")
     ordinals = places.ordinals[order]
     starts = np.flatnonzero(np.diff(ordinals, prepend=-1))
-    size = 0
-    for rows in np.split(order, starts[1:]) if len(order) else []:
-        file = places.data_files[int(places.ordinals[rows[0]])]
+    of_files = np.split(order, starts[1:]) if len(order) else []
+    files = [places.data_files[int(places.ordinals[rows[0]])] for rows in of_files]
+    size = _Size(most_bytes)
+
+    def read(file: DataFile, rows: Int64Array) -> pa.Table:
         positions, of_row, times = np.unique(places.positions[rows], return_inverse=True, return_counts=True)
-        read = []
+        found = []
         for start in range(0, len(positions), _ROWS_AT_ONCE):
             here = slice(start, start + _ROWS_AT_ONCE)
-            read.append(_read(table, file, positions[here], schema))
-            size += _repeated_bytes(read[-1], times[here])
-            if most_bytes is not None and size > most_bytes:
-                raise AnswerTooLargeError(f"The rows of the keys have more than {most_bytes:,} bytes.")
-        parts.append(pa.concat_tables(read).take(pa.array(of_row)))
+            found.append(_read(table, file, positions[here], schema))
+            size.add(_repeated_bytes(found[-1], times[here]))
+        return pa.concat_tables(found).take(pa.array(of_row))
+
+    # In a store, each waits for its own requests.
+    at_once = map if len(files) < 2 or _is_local(table, files[0]) else _threads.map
+    parts.extend(at_once(read, files, of_files))
     found = pa.concat_tables(parts, promote_options="permissive")
     return found.take(pa.array(np.argsort(order, kind="stable")))
+
+
+class _Size:
+    """Of the rows that were read, by whatever thread."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, size_bytes: int) -> None:
+        """Raises AnswerTooLargeError beyond the bound."""
+        with self._lock:
+            self._bytes += size_bytes
+            if self._most_bytes is not None and self._bytes > self._most_bytes:
+                raise AnswerTooLargeError(f"The rows of the keys have more than {self._most_bytes:,} bytes.")
 
 
 def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
@@ -73,6 +97,13 @@ def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
         count * int(rows.take(pa.array(np.flatnonzero(times == count))).nbytes)
         for count in np.unique(times).tolist()
     )
+
+
+def _is_local(table: TableSnapshot, file: DataFile) -> bool:
+    try:
+        return table.storage.is_local(file.path)
+    except ValueError:  # reading it tells
+        return True
 
 
 def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
