@@ -207,7 +207,8 @@ def _contents(
 
     def read(asked: tuple[int, int]) -> bytes:
         begin, end = asked
-        return source.read_at(end - begin, begin)
+        content: bytes = source.read_at(end - begin, begin)
+        return content
 
     at_once = map if _is_local(source) else side_by_side
     sizes = [sum(end - begin for begin, end in ranges) for _, ranges in wanted.values()]
