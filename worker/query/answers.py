@@ -2,16 +2,22 @@
 
 Invariant: what is kept follows from its name, but for the index. Of that, an older state covers fewer files
 and says nothing wrong; it is looked at again when it leaves files to be scanned, or when its files are gone.
+A metadata file that is named by a number alone is read for each question: a table that is dropped and created
+again has other ones of the same names.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
-from pyiceberg.serializers import FromInputFile
+from pyiceberg.serializers import Compressor, FromByteStream
 from pyiceberg.table.metadata import TableMetadata
 
 from worker.contract.lookups import AskedKeys
@@ -36,6 +42,8 @@ from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
 _DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
+_NUMBERED = re.compile(r"v\d+(\.gz\.metadata\.json|\.metadata\.json(\.gz)?)")
+"""Names of metadata files in Hadoop's catalogs, which are used again."""
 _LOOK_AGAIN_SECONDS = 1.0
 """At an index that leaves files to be scanned: a job may have indexed them meanwhile."""
 
@@ -53,6 +61,25 @@ class TablePlace:
     indexes: Storage
     branch: str = "main"
     declared: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """digest: of the file, and so of what it says and names."""
+
+    table: TableMetadata
+    digest: bytes
+    file_bytes: int
+
+    @classmethod
+    def read(cls, storage: Storage, location: str) -> _Metadata:
+        with storage.io.new_input(location).open() as source:
+            content = source.read()
+        table = FromByteStream.table_metadata(
+            io.BytesIO(content),
+            compression=Compressor.get_compressor(location),
+        )
+        return cls(table, hashlib.sha256(content).digest(), len(content))
 
 
 @dataclass(slots=True)
@@ -79,12 +106,13 @@ class Answers:
     def coverage(self, place: TablePlace, question: AskedKeys) -> Coverage:
         """What there is to answer a question with. Raises QuestionError, JobError, or OSError (a retry can
         help)."""
-        metadata = self._metadata(place)
+        read = self._metadata(place)
+        metadata = read.table
         branch = place.branch if question.branch is None else question.branch
         snapshot = snapshot_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
         is_head = is_head_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
-        name = (place.tables, place.metadata_location, snapshot_id, is_head)
+        name = (place.tables, place.metadata_location, read.digest, snapshot_id, is_head)
         table = self._kept.get(
             ("snapshot", *name),
             lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept, is_head=is_head),
@@ -124,20 +152,19 @@ class Answers:
                 if is_last:
                     raise OutdatedError(str(error)) from error
                 # Compacted away under it: the index of now has the same entries in other files.
-                self._forget_index(place, self._metadata(place), coverage.key_set)
+                self._forget_index(place, coverage.table.metadata, coverage.key_set)
         raise AssertionError
 
-    def _metadata(self, place: TablePlace) -> TableMetadata:
-        def read() -> tuple[TableMetadata, int]:
-            file = place.tables.io.new_input(place.metadata_location)
-            return FromInputFile.table_metadata(file), len(file)
-
+    def _metadata(self, place: TablePlace) -> _Metadata:
+        read = partial(_Metadata.read, place.tables, place.metadata_location)
         try:
+            if _NUMBERED.fullmatch(place.metadata_location.rpartition("/")[2]):
+                return read()
             return self._kept.get(
                 ("metadata", place.tables, place.metadata_location),
                 read,
-                lambda one: _METADATA_FACTOR * one[1],
-            )[0]
+                lambda one: _METADATA_FACTOR * one.file_bytes,
+            )
         except FileNotFoundError as error:
             raise OutdatedError(str(error)) from error
 

@@ -1,0 +1,46 @@
+"""What is kept for the next question is never told of another table, or of one that is gone."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.iceberg_tables import IcebergCatalog
+from worker.contract.lookups import AskedKeys
+from worker.io.storage import Storage
+from worker.query.answers import Answers, TablePlace
+
+ASKED = AskedKeys(keys=[{"id": 1}, {"id": 2}], key_columns=["id"])
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Iterator[IcebergCatalog]:
+    catalog = IcebergCatalog(tmp_path)
+    yield catalog
+    catalog.close()
+
+
+def _place(location: str, folder: Path) -> TablePlace:
+    return TablePlace(location, Storage(), (folder / "index").as_uri(), Storage())
+
+
+@pytest.mark.parametrize("name", ["v2.metadata.json", "v2.gz.metadata.json"])
+def test_of_a_table_that_was_created_again_none_of_the_old_rows_is_told(
+    name: str, iceberg: IcebergCatalog, tmp_path: Path
+) -> None:
+    answers, location = Answers(), tmp_path / name
+    told, snapshot_ids = [], []
+    for table, key in (("db.t", 1), ("db.created_again", 2)):
+        iceberg.create(table)
+        iceberg.append(table, [key])
+        written = Path(iceberg.catalog.load_table(table).metadata_location.removeprefix("file://"))
+        snapshot_ids.append(iceberg.head(table))
+        # Of the same id, so that nothing else tells them apart.
+        text = written.read_text().replace(f":{snapshot_ids[-1]}", f":{snapshot_ids[0]}")
+        content = text.encode()
+        location.write_bytes(gzip.compress(content) if ".gz" in name else content)
+        told += answers.find(_place(location.as_uri(), tmp_path), ASKED)[1].keys.tolist()
+    assert told == [0, 1]
