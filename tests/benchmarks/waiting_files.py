@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pyarrow import fs as pafs
 
 from stores.ranges import RangeReader
 from worker.io.kept import Kept
-from worker.io.kept_files import KeptFile, KeptFiles
+from worker.io.kept_files import KeptFiles
 
 
 @dataclass
@@ -38,17 +39,15 @@ class WaitingFiles(KeptFiles):
         self.io.fs_by_scheme = lambda *_: store
 
     def open_input(self, location: str) -> Any:
-        name = ("file", self, location)
         path = super().resolve(location)[1]
-        opened = self._kept.get(name, lambda: self.opened(path), lambda _: 1_000)
-        return KeptFile(self._kept, name, opened)
+        return self.kept_file(location, lambda: self.opened(path))
 
     def is_local(self, _: str) -> bool:
         return False
 
     def opened(self, path: str) -> Any:
         with self.request():
-            return _File(self, pafs.LocalFileSystem().open_input_file(path))
+            return _File(self, pafs.LocalFileSystem().open_input_file(path), Path(path))
 
     def counted(self, work: Callable[[], object]) -> Waits:
         """What was asked for meanwhile."""
@@ -100,9 +99,10 @@ class _Store(pafs.FSSpecHandler):  # type: ignore[misc]
 
 
 class _File(RangeReader):
-    def __init__(self, files: WaitingFiles, source: pa.NativeFile) -> None:
+    def __init__(self, files: WaitingFiles, source: pa.NativeFile, path: Path) -> None:
         super().__init__(source.size())
         self._files = files
+        self._path = path
         self._source = source
 
     def size(self) -> int:
@@ -110,6 +110,8 @@ class _File(RangeReader):
 
     def read_at(self, nbytes: int, offset: int) -> bytes:
         with self._files.request():
+            if not self._path.exists():  # as Arrow tells it of S3
+                raise OSError("AWS Error NO_SUCH_KEY during GetObject operation")
             return bytes(self._source.read_at(nbytes, offset))
 
     def read(self, size: int = -1) -> bytes:

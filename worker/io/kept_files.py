@@ -5,7 +5,9 @@ Invariant: these files never change under their names, as those of tables and in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,20 +40,34 @@ class KeptFiles(Storage):
         filesystem, path = self.resolve(location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             return pa.memory_map(path)
+        return self.kept_file(location, partial(filesystem.open_input_file, path))
+
+    def kept_file(self, location: str, open_file: Callable[[], pa.NativeFile]) -> KeptFile:
         name = ("file", self, location)
-        open_file = partial(filesystem.open_input_file, path)
         # Opening it is a request, for its size; open, it is a name.
-        return KeptFile(self._kept, name, self._kept.get(name, open_file, lambda _: _HANDLE_BYTES))
+        source = self._kept.get(name, open_file, lambda _: _HANDLE_BYTES)
+        return KeptFile(self._kept, name, source, partial(self._check_there, location))
+
+    def _check_there(self, location: str) -> None:
+        """Of an open file that is gone, stores say no more than that it can't be read."""
+        if not self.exists(location):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), location)
 
 
 class KeptFile(RangeReader):
-    """An open remote file, as Arrow has them; it can be read by any number of threads."""
+    """An open remote file, as Arrow has them; it can be read by any number of threads.
 
-    def __init__(self, kept: Kept, name: tuple[object, ...], source: pa.NativeFile) -> None:
+    check_there: raises FileNotFoundError if it is gone.
+    """
+
+    def __init__(
+        self, kept: Kept, name: tuple[object, ...], source: pa.NativeFile, check_there: Callable[[], None]
+    ) -> None:
         super().__init__(source.size())
         self._kept = kept
         self._name = name
         self._source = source
+        self._check_there = check_there
 
     def size(self) -> int:
         return self._size
@@ -61,12 +77,20 @@ class KeptFile(RangeReader):
         return bytes(self.read_ranges([(offset, end)])[0])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Content]:
-        """(start, end) of each in bytes, ascending: what is not kept is asked for at once."""
+        """(start, end) of each in bytes, ascending: what is not kept is asked for at once.
+
+        Raises FileNotFoundError (the file is gone) or OSError (a retry can help).
+        """
         found = [self._kept.find((*self._name, one)) for one in ranges]
         missing = [one for one, content in zip(ranges, found, strict=True) if content is None]
         if not missing:
             return found
-        read = dict(zip(missing, read_ranges(self._source, missing), strict=True))
+        try:
+            read = dict(zip(missing, read_ranges(self._source, missing), strict=True))
+        except OSError:
+            self._kept.forget(self._name)
+            self._check_there()
+            raise
         for one, content in read.items():
             if len(content) <= _RANGE_BYTES:
                 # A copy: beside it, an answer may hold what nobody wants.

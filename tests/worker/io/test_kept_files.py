@@ -1,5 +1,6 @@
 """Of a far file, what was read is there for whoever asks next, and nobody else pays for it."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,30 @@ def test_a_file_that_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
         files.open_input(path.as_uri())
     path.write_bytes(b"here")
     assert files.open_input(path.as_uri()).read_at(4, 0) == b"here"
+
+
+def test_an_open_file_that_is_gone_says_so_and_is_opened_anew(tmp_path: Path) -> None:
+    files, path = WaitingFiles({}, Kept(2**20), 0), tmp_path / "file"
+    path.write_bytes(CONTENT)
+    file = files.open_input(path.as_uri())
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=re.escape(path.as_uri())):
+        file.read_at(5, 0)
+    with pytest.raises(FileNotFoundError):
+        files.open_input(path.as_uri())
+
+
+def test_an_open_file_that_a_store_does_not_give_for_once_is_opened_anew(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = WaitingFiles({}, Kept(2**20), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda _: False)
+        with pytest.raises(OSError, match="NO_SUCH_KEY") as failed:
+            files.open_input(location).read_at(5, 0)
+    assert not isinstance(failed.value, FileNotFoundError)
+
+    def again() -> None:
+        assert files.open_input(location).read_at(5, 0) == CONTENT[:5]
+
+    assert files.counted(again).count == 2

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.types import StringType
 from starlette.applications import Starlette
 
+from tests.benchmarks.waiting_files import WaitingFiles
 from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
@@ -32,6 +33,7 @@ from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse, RunFile
+from worker.io import kept_files
 from worker.io.kept import Kept
 from worker.io.storage import Storage
 from worker.keys.read import key_reader
@@ -40,6 +42,7 @@ from worker.lookup_server import app
 from worker.lookup_server.app import create_app
 from worker.lookup_server.turns import Turns
 from worker.query import places
+from worker.query.answers import Answers
 from worker.query.snapshot import TableSnapshot, snapshot_of
 
 TOKEN = "a-token-of-these-tests"
@@ -246,20 +249,35 @@ class Indexed:
         return [run for task in self._runs(files, 1) for run in task.run(None).runs]
 
 
+class _FarAnswers(Answers):
+    """Of files that lie in a store."""
+
+    def files(self, properties: Mapping[str, str]) -> Storage:
+        return self._kept.get(
+            ("files", frozenset(properties.items())),
+            lambda: WaitingFiles(properties, self._kept, 0),
+            lambda _: 1_000,
+        )
+
+
 @pytest.mark.parametrize(
     ("happens", "data_files_from_index"),
     [(Indexed.compact, 2), (Indexed.drop, 0), (Indexed.replace, 2)],
 )
+@pytest.mark.parametrize("is_far", [False, True])
 def test_what_happens_to_an_index_that_is_open_changes_no_answer(
     happens: Callable[[Indexed], None],
     data_files_from_index: int,
     table: dict[str, Any],
     tmp_path: Path,
+    is_far: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kept_files, "_RANGE_BYTES", 0)  # or else files as small as these are kept whole
     table = table | {"index": {"warehouse": (tmp_path / "index").as_uri()}}
     table["allowed_locations"] = [*table["allowed_locations"], tmp_path.as_uri()]
     index = Indexed(table)
-    server = Server(create_app(TOKEN), TOKEN)
+    server = Server(create_app(TOKEN, _FarAnswers() if is_far else None), TOKEN)
     before = ask(server, table, {"id": 2}, {"id": 3}, select=["name"]).json()
     assert before["data_files_from_index"] == 2
     happens(index)
