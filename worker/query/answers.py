@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
-from pyiceberg.serializers import Compressor, FromByteStream
+from pyiceberg.serializers import FromByteStream
 from pyiceberg.table.metadata import TableMetadata
 
+from trust.bounds import ANSWER_BYTES, LimitExceededError, check_json, read_bounded, unpacked
 from worker.contract.lookups import AskedKeys
 from worker.index.key_set_index import (
     DamagedIndexError,
@@ -42,6 +43,7 @@ from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
 _DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
+_GZIPPED = (".gz.metadata.json", ".metadata.json.gz")
 _NUMBERED = re.compile(r"v\d+(\.gz\.metadata\.json|\.metadata\.json(\.gz)?)")
 """Names of metadata files in Hadoop's catalogs, which are used again."""
 _LOOK_AGAIN_SECONDS = 1.0
@@ -65,20 +67,25 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """digest: of the file, and so of what it says and names."""
+    """digest: of what it says, and so of what it names."""
 
     table: TableMetadata
     digest: bytes
-    file_bytes: int
+    size_bytes: int
 
     @classmethod
     def read(cls, storage: Storage, location: str) -> _Metadata:
-        with storage.io.new_input(location).open() as source:
-            content = source.read()
-        table = FromByteStream.table_metadata(
-            io.BytesIO(content),
-            compression=Compressor.get_compressor(location),
-        )
+        """Within the bounds that the service has for it. Raises UnreadableError, or OSError."""
+        what = f"The file {location}"
+        try:
+            with storage.io.new_input(location).open() as source:
+                content = read_bounded(source, ANSWER_BYTES, what)
+            if location.endswith(_GZIPPED):
+                content = unpacked(content, what)
+            check_json(content, what)
+        except LimitExceededError as error:
+            raise UnreadableError(str(error), error.remedy) from error
+        table = FromByteStream.table_metadata(io.BytesIO(content))
         return cls(table, hashlib.sha256(content).digest(), len(content))
 
 
@@ -163,7 +170,7 @@ class Answers:
             return self._kept.get(
                 ("metadata", place.tables, place.metadata_location),
                 read,
-                lambda one: _METADATA_FACTOR * one.file_bytes,
+                lambda one: _METADATA_FACTOR * one.size_bytes,
             )
         except FileNotFoundError as error:
             raise OutdatedError(str(error)) from error

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.service.iceberg_tables import IcebergCatalog
+from trust.bounds import ANSWER_BYTES
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
+from worker.query.errors import UnreadableError
 
 ASKED = AskedKeys(keys=[{"id": 1}, {"id": 2}], key_columns=["id"])
 
@@ -27,7 +29,7 @@ def _place(location: str, folder: Path) -> TablePlace:
     return TablePlace(location, Storage(), (folder / "index").as_uri(), Storage())
 
 
-@pytest.mark.parametrize("name", ["v2.metadata.json", "v2.gz.metadata.json"])
+@pytest.mark.parametrize("name", ["v2.metadata.json", "v2.gz.metadata.json", "v2.metadata.json.gz"])
 def test_of_a_table_that_was_created_again_none_of_the_old_rows_is_told(
     name: str, iceberg: IcebergCatalog, tmp_path: Path
 ) -> None:
@@ -44,3 +46,27 @@ def test_of_a_table_that_was_created_again_none_of_the_old_rows_is_told(
         location.write_bytes(gzip.compress(content) if ".gz" in name else content)
         told += answers.find(_place(location.as_uri(), tmp_path), ASKED)[1].keys.tolist()
     assert told == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("1-a.metadata.json", b" " * (ANSWER_BYTES + 1), "more than 64 MiB"),
+        (
+            "v1.gz.metadata.json",
+            gzip.compress(b" " * (ANSWER_BYTES + 1), 1),
+            "unpacked, has more than 64 MiB",
+        ),
+        ("1-a.metadata.json", b"[" * 100_000, "lie within each other"),
+    ],
+    ids=["large", "packed", "deep"],
+)
+def test_metadata_beyond_what_the_service_takes_is_not_read(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UnreadableError, match=said) as refused:
+        Answers().find(_place(file.as_uri(), tmp_path), ASKED)
+    assert refused.value.remedy
+    file.unlink()
