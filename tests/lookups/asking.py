@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -60,11 +61,11 @@ class Question:
 class Asking(IndexSteps):
     """Asks one that keeps what it has read for the whole history, and others that have read nothing."""
 
-    def __init__(self, folder: Path, setup: Setup, loop: asyncio.Runner) -> None:
+    def __init__(self, folder: Path, setup: Setup, apart: Executor) -> None:
         super().__init__(folder, setup)
         self.answers = Answers()
         self._app = create_app(TOKEN, self.answers)
-        self._loop = loop
+        self._apart = apart
         self._past: list[Known] = []
 
     def forget_past(self) -> None:
@@ -208,7 +209,7 @@ class Asking(IndexSteps):
                     headers={"Authorization": f"Bearer {TOKEN}"},
                 )
 
-        answer = self._loop.run(post())
+        answer = self._apart.submit(asyncio.run, post()).result()
         if answer.status_code == UnreadableError.status and answer.json()["code"] == UnreadableError.code:
             raise UnreadableError(answer.json()["detail"])
         assert answer.status_code == 200, answer.text

@@ -6,11 +6,10 @@ table as it is then, so that steps can be left out.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -55,8 +54,8 @@ class HistoryError(AssertionError):
 class History(Asking):
     """A table, its index, its model, and all that may happen to them."""
 
-    def __init__(self, folder: Path, setup: Setup, loop: asyncio.Runner) -> None:
-        super().__init__(folder, setup, loop)
+    def __init__(self, folder: Path, setup: Setup, apart: Executor) -> None:
+        super().__init__(folder, setup, apart)
         self.lines: list[str] = []
 
     def take(self, step: Step) -> None:
@@ -89,9 +88,10 @@ def run(setup: Setup, steps: Sequence[Step]) -> list[str]:
     """Run a history and return what it did. Raises HistoryError."""
     place = tempfile.mkdtemp(prefix="icestream-history-", dir=_MEMORY if _MEMORY.is_dir() else None)
     history: History | None = None
-    with asyncio.Runner() as loop, _bounds(setup):
+    # A thread apart: in this one, a test of the browser may have left an event loop running.
+    with ThreadPoolExecutor(1) as apart, _bounds(setup):
         try:
-            history = History(Path(place), setup, loop)
+            history = History(Path(place), setup, apart)
             for step in steps:
                 history.take(step)
         except Exception as error:

@@ -3,23 +3,44 @@
 import base64
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 from typer.testing import CliRunner, Result
 
 from service.command.main import app
-from tests.service.conftest import ADMIN_KEY, Running
+from service.settings import Settings
+from tests.service.conftest import ADMIN_KEY, Running, listening, running, with_lookup_server
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.test_documents import commands
+from worker.lookup_server.app import create_app as create_lookup_server
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Run = Callable[..., Result]
 PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "lookup", "login", "openapi", "--install-completion")
 """What is no call of the API; tests/service/test_cli.py starts them."""
+TOKEN = "token-of-these-lookup-servers-0123"
 ENDLESS = ("jobs follow-events",)
 REGISTERS = "catalogs create"
+
+
+KEYED = {
+    "shop.orders": ("order_id", "status"),
+    "sales.customers": ("id", "region"),
+}
+"""Tables whose rows are looked up by a key, and its column and another one."""
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Running]:
+    with (
+        listening(create_lookup_server(TOKEN)) as url,
+        running(with_lookup_server(settings, url, TOKEN)) as service,
+    ):
+        yield service
 
 
 @pytest.fixture
@@ -32,9 +53,14 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     (create,) = [one for one in commands() if one.startswith(REGISTERS)]
     values = {"$CATALOG": json.dumps(catalog.properties)}
     assert run(*[values.get(word, word) for word in shlex.split(create)]).exit_code == 0
-    for name in ("shop.orders", "shop.items"):
-        catalog.create(name)
+    catalog.create("shop.items")
+    for name, (key, other) in KEYED.items():
+        fields = NestedField(1, key, LongType(), required=True), NestedField(2, other, StringType())
+        catalog.create(name, Schema(*fields, identifier_field_ids=[1]))
+    service.enroll("sales.customers", catalog="lake")
     table = service.enroll("shop.items", catalog="lake")
+    (tmp_path / "keys.csv").write_text("id\n17\n")
+    monkeypatch.chdir(tmp_path)
     job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
     service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
     # A webhook's name does for its id.

@@ -67,7 +67,7 @@ def test_a_single_range_is_read_by_whoever_asks() -> None:
             return CONTENT[offset : offset + nbytes]
 
     source: Any = Source()
-    assert KeptFile(Kept(2**20), ("file",), source).read_at(5, 3) == CONTENT[3:8]
+    assert KeptFile(Kept(2**20), ("file",), source, lambda: None).read_at(5, 3) == CONTENT[3:8]
     assert read_by == [threading.current_thread()]
 
 
