@@ -4,8 +4,8 @@ What the worker reports is made up; that it goes through the worker's own calls 
 """
 
 import os
+import re
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -277,13 +277,12 @@ def running_service(directory: Path) -> Iterator[RunningService]:
 
 @contextmanager
 def _running_service(directory: Path, lookups: dict[str, str]) -> Iterator[RunningService]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     key = secrets.token_urlsafe(32)
     database_url = f"sqlite:///{directory / 'icestream.db'}"
     environment = {
         **os.environ,
-        "ICESTREAM_PORT": str(port),
+        # Any: one that was free a moment ago may be another test's by now.
+        "ICESTREAM_PORT": "0",
         "ICESTREAM_DATA_DIR": str(directory),
         "ICESTREAM_DATABASE_URL": database_url,
         "ICESTREAM_BOOTSTRAP_KEY": key,
@@ -296,15 +295,15 @@ def _running_service(directory: Path, lookups: dict[str, str]) -> Iterator[Runni
     migrate(database_url)
     with log.open("wb") as output:
         process = subprocess.Popen(_SERVE, env=environment, stdout=output, stderr=output)
-    url = f"http://127.0.0.1:{port}"
     try:
+        url = wait_until(lambda: _url(process, log), "the service to listen")
         with httpx.Client(
             base_url=f"{url}/api/v1",
             headers={"Authorization": f"Bearer {key}"},
             timeout=PATIENCE_SECONDS,
             verify=PLAIN_HTTP,
         ) as api:
-            wait_until(lambda: _is_ready(url, process, log), "the service to be ready")
+            wait_until(lambda: _is_ready(url), "the service to be ready")
             iceberg = IcebergCatalog(directory)
             service = RunningService(url, database_url, iceberg, api, key)
             service.post("/catalogs", name="local", type="sql", properties=iceberg.properties)
@@ -319,9 +318,12 @@ def _running_service(directory: Path, lookups: dict[str, str]) -> Iterator[Runni
             process.wait()
 
 
-def _is_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+def _url(process: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Where the service listens, once it does."""
     assert process.poll() is None, log.read_text()
-    try:
-        return httpx.get(f"{url}/readyz", verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS).is_success
-    except httpx.TransportError:
-        return False
+    found = re.search(r"http://127\.0\.0\.1:[1-9]\d*", log.read_text())
+    return found and found[0]
+
+
+def _is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/readyz", verify=PLAIN_HTTP, timeout=PATIENCE_SECONDS).is_success

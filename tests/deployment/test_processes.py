@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from sqlalchemy import create_engine, make_url, text
 from tests.deployment.chart import Manifest, component, container, named, pods, render
 from tests.deployment.pods import SECRETS, given
 from tests.patience import PATIENCE_SECONDS
+from tests.server_process import free_port
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.postgresql import running_server
 
@@ -80,12 +80,6 @@ def answers(pod: Manifest, probe: str, port: int) -> bool:
 
 def get(url: str, **how: Any) -> httpx.Response:
     return httpx.get(url, timeout=PATIENCE_SECONDS, verify=PLAIN_HTTP, **how)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from tests.faults.control_plane import LEASE_SECONDS, SCHEDULER_SECONDS, free_port
+from tests.faults.control_plane import LEASE_SECONDS, SCHEDULER_SECONDS
 from tests.faults.forked import Process
 from tests.faults.injection import DIRECTORY_VARIABLE, FAULTS_FILE_VARIABLE, Fault, Faults, fired
 from tests.faults.proxy import Proxy
@@ -26,6 +26,7 @@ from tests.faults.service_build import HURRY, OVERDUE, PASSED
 from tests.integration.icestream import FINAL, Json
 from tests.jobs import CatalogRecord
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.server_process import free_port
 
 PYTHON_DAEMON = "tests.faults.python_daemon"
 _OFF = {"enabled": False}

@@ -5,7 +5,6 @@ Real processes, which tests kill, stop and cut off. A journal stands for the his
 
 import secrets
 import signal
-import socket
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -36,6 +35,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.recovery import TALLY, Recovery, read_watched
 from tests.faults.service_build import HURRY
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.server_process import free_port
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.queue_calls import add_tables
 
@@ -314,11 +314,6 @@ def patiently(look: Callable[[], bool]) -> bool:
         return look()
     except OperationalError:
         return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def scheduler(world: World) -> str | None:

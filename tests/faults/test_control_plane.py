@@ -17,11 +17,12 @@ import pytest
 
 from service.app import prepare
 from service.settings import Settings
-from tests.faults.control_plane import LEASE_SECONDS, OUTAGES, World, free_port, survive, tell
+from tests.faults.control_plane import LEASE_SECONDS, OUTAGES, World, survive, tell
 from tests.faults.injection import Fault, Faults, fired
 from tests.faults.proxy import CUT, PASS, Proxy
 from tests.faults.recovery import summary
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.server_process import free_port
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.test_database_trouble import locked
 

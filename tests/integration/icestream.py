@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import httpx
 
 from tests.factories import Catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.server_process import free_port
 
 Json = dict[str, Any]
 FINAL = {"succeeded", "failed", "cancelled"}
@@ -26,7 +26,7 @@ class Icestream:
     def __init__(self, data_dir: Path, allowed_location: Path, *, lease_seconds: float = 60) -> None:
         """lease_seconds: so long a heartbeat may be held up, and a worker that is gone is not missed."""
         self.data_dir = data_dir
-        self._port = _free_port()
+        self._port = free_port()
         self._key = secrets.token_urlsafe(32)
         self._environment = {
             **os.environ,
@@ -175,9 +175,3 @@ def _content(response: httpx.Response) -> Json:
     assert response.is_success, f"{response.request.method} {response.request.url}: {response.text}"
     content: Json = response.json()
     return content
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

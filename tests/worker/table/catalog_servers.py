@@ -12,6 +12,7 @@ import pyspark
 
 from tests import maven
 from tests.patience import PATIENCE_SECONDS
+from tests.server_process import free_port
 
 REST_PROJECT = Path(__file__).parent / "rest_server"
 
@@ -19,7 +20,7 @@ REST_PROJECT = Path(__file__).parent / "rest_server"
 @contextmanager
 def rest_server(directory: Path, warehouse: str) -> Iterator[str]:
     """The address of a REST catalog that keeps its tables' heads in `directory`."""
-    port = _free_port()
+    port = free_port()
     environment = {
         "CATALOG_URI": f"jdbc:sqlite:{directory}/rest.db",
         "CATALOG_WAREHOUSE": warehouse,
@@ -36,7 +37,7 @@ def hive_metastore(directory: Path) -> Iterator[str]:
 
     It has no tables for locks: those of Iceberg need `engine.hive.lock-enabled=false`.
     """
-    port = _free_port()
+    port = free_port()
     settings = {
         "javax.jdo.option.ConnectionURL": "jdbc:derby:memory:metastore;create=true",
         "datanucleus.schema.autoCreateAll": "true",
@@ -79,9 +80,3 @@ def _running(main: Sequence[str], port: int, log: Path, environment: Mapping[str
     finally:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
