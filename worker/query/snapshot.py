@@ -35,8 +35,10 @@ from worker.table.plan import by_key_set
 
 _MATCHER_BYTES = 80  # of each key, once it was looked for
 _NO_DELETES = -2  # the number of a partition that no delete is of
-PENDING_KEYS = 4_000_000
-"""Of equality deletes of one key set that are held at most."""
+_KEY_BYTES = 25 + _MATCHER_BYTES  # of each key, beside its columns
+_PARTITION_BYTES = 200
+PENDING_BYTES = 300 * 1024**2
+"""Of the equality deletes of one key set: more would not be kept, but read for each question."""
 
 
 class TableSnapshot:
@@ -155,11 +157,9 @@ class PendingKeys:
         cls, table: TableSnapshot, field_ids: Sequence[int], deletes: Sequence[DeleteFile]
     ) -> PendingKeys:
         """Raises UnreadableError, NotCoveredError for too many keys, or OSError (a retry can help)."""
-        if (count := sum(delete.record_count for delete in deletes)) > PENDING_KEYS:
-            raise NotCoveredError(
-                f"{count:,} equality deletes wait to be converted, and {PENDING_KEYS:,} are held at most.",
-                "Run a job of kind `convert`, and ask again.",
-            )
+        left = PENDING_BYTES - _PARTITION_BYTES * len(deletes)
+        if _KEY_BYTES * sum(delete.record_count for delete in deletes) > left:
+            raise _too_many()
         numbers: dict[PartitionKey, int] = {}
         newest: dict[PartitionKey | None, int] = defaultdict(int)
         batches = []
@@ -173,9 +173,12 @@ class PendingKeys:
                 newest[scope] = max(newest[scope], delete.data_sequence_number)
                 read = table.kept.get(
                     ("delete keys", table.storage, key_set, delete),
-                    partial(_keys_of, reader, delete),
+                    partial(_keys_of, reader, delete, left),
                     lambda batches: sum(batch.nbytes for batch in batches),
                 )
+                left -= sum(map(_held_bytes, read))
+                if left < 0:
+                    raise _too_many()
                 batches += [(number, delete.data_sequence_number, batch) for batch in read]
         return cls(reader, DeleteKeys.of(batches, key_set.schema), numbers, newest)
 
@@ -190,7 +193,11 @@ class PendingKeys:
     @property
     def size_bytes(self) -> int:
         """Of the keys, and of what is made of them to find them."""
-        return int(self.keys.rows.nbytes) + _MATCHER_BYTES * len(self.keys) + 200 * len(self.numbers)
+        return (
+            int(self.keys.rows.nbytes)
+            + _MATCHER_BYTES * len(self.keys)
+            + _PARTITION_BYTES * len(self.numbers)
+        )
 
     def newest_delete(self, keys: pa.RecordBatch, partition: PartitionKey) -> Int64Array:
         """Of each row, the highest data sequence number that deletes its key in its partition, or else 0.
@@ -203,8 +210,27 @@ class PendingKeys:
         return found
 
 
-def _keys_of(reader: KeyReader, delete: DeleteFile) -> list[pa.RecordBatch]:
-    return list(reader.read_delete_file(delete))
+def _keys_of(reader: KeyReader, delete: DeleteFile, most_bytes: int) -> list[pa.RecordBatch]:
+    """Raises NotCoveredError for more, whatever the manifest says of the file."""
+    batches = []
+    for batch in reader.read_delete_file(delete):
+        most_bytes -= _held_bytes(batch)
+        if most_bytes < 0:
+            raise _too_many()
+        batches.append(batch)
+    return batches
+
+
+def _held_bytes(keys: pa.RecordBatch) -> int:
+    return int(keys.nbytes + _KEY_BYTES * keys.num_rows)
+
+
+def _too_many() -> NotCoveredError:
+    return NotCoveredError(
+        "More equality deletes of one key wait to be converted than are held at most, which is "
+        f"{PENDING_BYTES // 1024**2} MiB.",
+        "Run a job of kind `convert`, and ask again.",
+    )
 
 
 def _digest(metadata: TableMetadata, field_ids: Sequence[int], deletes: Iterable[DeleteFile]) -> bytes:

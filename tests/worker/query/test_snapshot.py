@@ -10,7 +10,7 @@ from tests.service.iceberg_tables import IcebergCatalog
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
-from worker.query import places
+from worker.query import places, snapshot
 from worker.query.answers import Answers, TablePlace
 from worker.query.errors import NotCoveredError
 from worker.table.files import DeleteFile
@@ -69,3 +69,28 @@ def test_what_is_read_for_deletes_of_another_key_is_bounded_and_told(
             with pytest.raises(NotCoveredError, match="equality deletes of region wait") as refused:
                 Answers().find(place, asked)
             assert "convert" in str(refused.value.remedy)
+
+
+def test_pending_deletes_whose_keys_are_large_are_refused(
+    iceberg: IcebergCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "PENDING_BYTES", 10_000)
+    answers, storage = Answers(), Storage()
+    asked = AskedKeys(keys=[{"id": 1}], key_columns=["id"])
+
+    def ask(name: str = "db.t") -> None:
+        location = iceberg.catalog.load_table(name).metadata_location
+        answers.find(TablePlace(location, storage, (tmp_path / "index").as_uri(), storage), asked)
+
+    iceberg.delete_keys("db.t", ["x" * 5_000], column="region")
+    ask()
+    # Each of them fits.
+    iceberg.delete_keys("db.t", ["y" * 5_000], column="region")
+    with pytest.raises(NotCoveredError, match="More equality deletes"):
+        ask()
+    # One alone, too, however few keys its manifest tells of.
+    iceberg.create("db.large")
+    iceberg.append("db.large", [1])
+    iceberg.delete_keys("db.large", ["z" * 10_000], column="region")
+    with pytest.raises(NotCoveredError, match="More equality deletes"):
+        ask("db.large")
