@@ -23,7 +23,7 @@ from worker.contract.lookups import KEYS
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeySet
 from worker.keys.read import key_batch
 from worker.query.errors import InvalidArrowError, InvalidKeyError
-from worker.query.places import Coverage, Places
+from worker.query.places import Coverage, Places, matched_files
 
 FACTS = "icestream"
 """The entry of the schema's metadata that tells, in JSON, what an answer in JSON has beside its results."""
@@ -215,20 +215,11 @@ def arrow_answer(
 
 def _told(coverage: Coverage, places: Places) -> dict[str, pa.Array]:
     """What an answer says of each match."""
-    used, of_match = np.unique(places.ordinals, return_inverse=True)
-    files = list(places.data_files.select(used))
-    specs = {
-        spec.spec_id: [field.name for field in spec.fields]
-        for spec in coverage.table.metadata.partition_specs
-    }
-    partitions = [
-        json.dumps(dict(zip(specs[file.partition.spec_id], json.loads(file.partition.values), strict=True)))
-        for file in files
-    ]
+    files, of_match = matched_files(coverage, places)
     of_files = {
-        "data_file": pa.array([file.path for file in files], pa.string()),
-        "partition": pa.array(partitions, pa.string()),
-        "data_sequence_number": pa.array([file.data_sequence_number for file in files], pa.int64()),
+        "data_file": pa.array([file.path for file, _ in files], pa.string()),
+        "partition": pa.array([json.dumps(partition) for _, partition in files], pa.string()),
+        "data_sequence_number": pa.array([file.data_sequence_number for file, _ in files], pa.int64()),
     }
     told = {name: array.take(pa.array(of_match)) for name, array in of_files.items()} | {
         "position": pa.array(places.positions, pa.int64()),

@@ -6,9 +6,11 @@ does not cover are read, and beyond a bound of these the question is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -143,6 +145,23 @@ class Coverage:
                 rows, numbers = wanted.find(keys, _ANYWHERE)
                 yield np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE
                 start += keys.num_rows
+
+
+def matched_files(
+    coverage: Coverage, places: Places
+) -> tuple[list[tuple[DataFile, dict[str, Any]]], Int64Array]:
+    """Each data file that has a match, with the values of its partition by the names of its spec's fields;
+    and for each match the place of its file in that list."""
+    specs = {
+        spec.spec_id: [field.name for field in spec.fields]
+        for spec in coverage.table.metadata.partition_specs
+    }
+    used, of_match = np.unique(places.ordinals, return_inverse=True)
+    files = [
+        (file, dict(zip(specs[file.partition.spec_id], json.loads(file.partition.values), strict=True)))
+        for file in places.data_files.select(used)
+    ]
+    return files, of_match
 
 
 def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, PrimitiveType
 
-from worker.query.places import Coverage, Places
+from worker.query.places import Coverage, Places, matched_files
 
 
 def report(
@@ -26,16 +25,14 @@ def report(
 ) -> dict[str, Any]:
     """keys: as they were asked. rows: of `schema`, one for each place; None if none were asked for."""
     matches: list[list[dict[str, Any]]] = [[] for _ in keys]
-    table = coverage.table
-    specs = {spec.spec_id: [field.name for field in spec.fields] for spec in table.metadata.partition_specs}
     shown = json_rows(rows, schema) if rows is not None and schema is not None else None
-    files = places.data_files.select(places.ordinals)
-    for at, (key, file) in enumerate(zip(places.keys.tolist(), files, strict=True)):
-        names = specs[file.partition.spec_id]
+    files, of_match = matched_files(coverage, places)
+    for at, (key, in_file) in enumerate(zip(places.keys.tolist(), of_match.tolist(), strict=True)):
+        file, partition = files[in_file]
         match = {
             "data_file": file.path,
             "position": int(places.positions[at]),
-            "partition": dict(zip(names, json.loads(file.partition.values), strict=True)),
+            "partition": partition,
             "data_sequence_number": file.data_sequence_number,
             "live": places.deleted_by[at] is None,
             "deleted_by": places.deleted_by[at],
