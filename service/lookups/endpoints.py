@@ -5,19 +5,17 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from service.auth.access import Asking
 from service.auth.models import Principal
 from service.catalogs.threads import CatalogThreads
-from service.db.database import get_database
 from service.errors import IcestreamError
 from service.http.messages import TableId
 from service.http.routing import ApiRoute
 from service.lookups import history, service
+from service.lookups.admission import admit
 from service.lookups.figures import LookupFigures
 from service.lookups.heads import Heads
-from service.lookups.limits import KeyLimits
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
 from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
 from service.lookups.servers import Answered, LookupServers
@@ -76,10 +74,8 @@ async def _answer(
     request: Request, settings: Settings, caller: Principal, table_id: str, asked: Question
 ) -> Response:
     servers: LookupServers = request.app.state.lookup_servers
-    limits: KeyLimits = request.app.state.key_limits
     heads: Heads = request.app.state.heads
-    limits.take(caller, asked.key_count)
-    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, asked.key_count)
+    table, catalog = await admit(request, caller, table_id, asked.key_count, keys=asked.key_count)
     head_of = partial(
         heads.of,
         f"{table.id} {catalog.version}",
@@ -101,13 +97,6 @@ async def _answer(
 
 async def _ask(servers: LookupServers, question: dict[str, Any], asked: Question) -> Response:
     return _PassedOn(await servers.ask_for(asked.answer_type, question, asked.stream))
-
-
-def _asked(
-    request: Request, caller: Principal, table_id: str, key_count: int
-) -> tuple[EnrolledTable, Catalog]:
-    with get_database(request).write() as session:
-        return service.asked(session, caller, table_id, keys=key_count)
 
 
 async def _metadata_location(request: Request, catalog: Catalog, table: EnrolledTable) -> str:

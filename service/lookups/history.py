@@ -13,17 +13,15 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from service.auth.models import Principal
 from service.catalogs.threads import CatalogThreads
-from service.db.database import get_database
 from service.errors import IcestreamError
 from service.lookups import service
+from service.lookups.admission import admit
 from service.lookups.heads import Head
-from service.lookups.limits import KeyLimits
 from service.lookups.models import (
     EarlierSnapshots,
     KeyChange,
@@ -61,11 +59,9 @@ class Asked:
 async def begin(request: Request, caller: Principal, table_id: str, snapshots: int) -> Asked:
     """Raises IcestreamError: no such table, no lookup server, too many keys, or trouble of the catalog."""
     servers: LookupServers = request.app.state.lookup_servers
-    limits: KeyLimits = request.app.state.key_limits
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
-    limits.take(caller, snapshots)
-    table, catalog = await run_in_threadpool(_asked, request, caller, table_id, snapshots)
+    table, catalog = await admit(request, caller, table_id, snapshots, keys=1, snapshots=snapshots)
     threads: CatalogThreads = request.app.state.catalog_threads
     asked_at = time.monotonic()
     load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
@@ -195,10 +191,3 @@ def _question(
         select=body.select,
     )
     return service.question(settings, asked.catalog, asked.table, asked.head, request)
-
-
-def _asked(
-    request: Request, caller: Principal, table_id: str, snapshots: int
-) -> tuple[EnrolledTable, Catalog]:
-    with get_database(request).write() as session:
-        return service.asked(session, caller, table_id, keys=1, snapshots=snapshots)
