@@ -4,13 +4,16 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Literal
 
+from sqlalchemy import insert
 from sqlmodel import Session, col, select
 
 from service.auth.models import AuditEntryView, Principal
+from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.records.audit import AuditEntry
 
 SORTING = Sorting({"id": AuditEntry.id, "at": AuditEntry.at}, key=AuditEntry.id, default="-id")
+_INSERT = insert(AuditEntry)
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
 
@@ -23,17 +26,18 @@ def record(
     **fields: Any,
 ) -> None:
     """Add one entry; it is committed together with what it describes."""
-    session.add(
-        AuditEntry(
-            principal=principal.name,
-            role=principal.role.value,
-            action=action,
-            target=target,
-            outcome=outcome,
-            request_id=current_request_id.get(),
-            fields=fields,
-        )
-    )
+    entry = {
+        "at": utc_now(),
+        "principal": principal.name,
+        "role": principal.role.value,
+        "action": action,
+        "target": target,
+        "outcome": outcome,
+        "request_id": current_request_id.get(),
+        "fields": fields,
+    }
+    # Past the session, in its transaction: a third of the time, of which a question about a key has little.
+    session.connection().execute(_INSERT, entry)
 
 
 def list_entries(
