@@ -23,7 +23,9 @@ _PREFIX_BYTES = 64  # of a string that are looked at: common prefixes take no bi
 def sort_order(columns: Sequence[pa.Array]) -> Int64Array:
     """The rows in ascending order of the columns, the first the most significant; stable."""
     rows = len(columns[0])
-    index_bits = max(0, rows - 1).bit_length()
+    if rows < 2:
+        return np.arange(rows)
+    index_bits = (rows - 1).bit_length()
     code = _Code(rows, _CODE_BITS - index_bits)
     # Once a column did not fit, the bits are used up, and further ones would count for nothing.
     exact = all(code.append(column) for column in columns)

@@ -181,6 +181,9 @@ def _repeated(
 
     numbers: of the key that each row was found by, which is the last of equal ones.
     """
+    if len(wanted) == asked.num_rows:  # none are equal
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], order
     keys, last = wanted.find(asked, _ANYWHERE)
     keys, last = keys[order := np.argsort(last, kind="stable")], last[order] - ANY_AGE
     low, high = (np.searchsorted(last, numbers, side=side) for side in ("left", "right"))
