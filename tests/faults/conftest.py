@@ -48,12 +48,15 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="package")
 def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Subjects:
-    """One table of each format version; every case adds to it."""
+    """One table of each format version; every case adds to it.
+
+    A process that ran tests of other packages in between begins anew, with a cluster and tables of its own.
+    """
     known: dict[int, Subject] = {}
 
     def subject(format_version: int) -> Subject:
         if format_version not in known:
-            name = f"{catalog.name}.db.v{format_version}"
+            name = f"{catalog.name}.{cluster.directory.name}.v{format_version}"
             known[format_version] = Subject(cluster, spark, name, format_version)
         return known[format_version]
 
