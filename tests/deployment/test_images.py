@@ -200,6 +200,7 @@ def bill_of_materials(*options: object) -> dict[str, Any]:
     return bill
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_the_bill_of_materials_is_valid_and_complete(tmp_path: Path) -> None:
     spark, home = Path(pyspark.__path__[0], "jars"), tmp_path

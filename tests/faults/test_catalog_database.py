@@ -70,6 +70,7 @@ def jobs(spark: SparkSession, warehouse: str, proxy: Proxy, table: TableBuilder,
     return Jobs(spark, catalog, table.identifier, tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:

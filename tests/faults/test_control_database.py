@@ -71,7 +71,8 @@ def test_a_service_on_postgresql_that_is_killed_again_and_again_loses_no_job(
     new_world(lease_seconds=2.0).kill_service(10)
 
 
-@pytest.mark.parametrize("crashes", [1, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("crashes", [1, 5])
 def test_postgresql_that_crashes_under_load_loses_no_job(
     crashes: int, server: Server, new_world: Callable[..., World]
 ) -> None:

@@ -42,7 +42,8 @@ def new_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         yield make
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kills", [3, 10])
 def test_a_service_that_is_killed_again_and_again_loses_no_job(
     kills: int, new_world: Callable[..., World]
 ) -> None:

@@ -17,7 +17,7 @@ from tests.faults.subjects import (
     prepare,
 )
 from tests.patience import wait_until
-from tests.thorough import thorough_unless
+from tests.thorough import first_always, thorough_unless
 from worker.agent.main import WorkerSettings
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ ERRORS: list[tuple[str, str, When, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["convert", "index"])
+@first_always("kind", ["index", "convert"])
 def test_points_that_fail_or_do_not_answer_one_after_the_other(
     kind: str, cluster: Cluster, subjects: Subjects
 ) -> None:

@@ -178,7 +178,8 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     subject.check_rows()
 
 
-@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("when", ["after", "before"])
 def test_a_killed_worker_while_it_drops_an_index(
     when: When, cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
@@ -291,5 +292,6 @@ def test_a_worker_dies_or_sleeps_at_any_point_whatever_comes_before(
         subject.check_rows()
 
 
+@pytest.mark.thorough
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)

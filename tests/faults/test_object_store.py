@@ -209,6 +209,7 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     assert equality_delete_files(spark, table.identifier) == []
 
 
+@pytest.mark.thorough
 def test_a_slow_store_or_one_truncated_read_only_takes_longer(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession
 ) -> None:

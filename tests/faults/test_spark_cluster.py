@@ -14,9 +14,10 @@ from tests.factories import Catalog
 from tests.faults.cluster import PYTHON_DAEMON, Cluster
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
 from tests.faults.subjects import Subject
-from tests.faults.tables import strays
+from tests.faults.tables import orphans, strays
 from tests.patience import PATIENCE_SECONDS
 from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
+from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
 
@@ -47,28 +48,31 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
             cluster.close()
 
 
+@first_always("case", [("convert", "deletes", "delete-file"), ("index", "index", "run")])
 def test_jobs_survive_executors_that_are_killed(
-    cluster: Cluster, spark: SparkSession, catalog: Catalog
+    case: tuple[str, str, str], cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
-    subject = Subject(cluster, spark, f"{catalog.name}.db.on_a_cluster", 3)
+    kind, name, point = case
+    subject = Subject(cluster, spark, f"{catalog.name}.db.on_a_cluster_{kind}", 3)
     (worker,) = cluster.workers
-    for kind, name, point in (("index", "index", "run"), ("convert", "deletes", "delete-file")):
-        fault = Fault(point, "after", "kill-executor")
-        fired = cluster.inject(fault)
-        job_id = cluster.submit(subject.table_id, kind)
-        cluster.wait_until_fired(fired, fault)
-        job = cluster.wait_for_job(job_id)
-        subject.check_end(kind, job)
-        # Spark runs the tasks of a lost executor again.
-        (attempt,) = job["attempts"]
-        (stage,) = [one for one in attempt["stages"] if one["name"] == name]
-        assert stage["tasks_on_spark"] > 0
-        assert stage["failed_tasks"] > 0
-        assert stage["task_seconds"] > 0
-        assert stage["tasks_in_driver"] == 0
-    for _ in range(2):
-        cluster.run(subject.table_id, "compact")
-    assert strays(subject.table, cluster.index_place.as_uri()) == set()
+    fault = Fault(point, "after", "kill-executor")
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, kind)
+    cluster.wait_until_fired(fired, fault)
+    job = cluster.wait_for_job(job_id)
+    subject.check_end(kind, job)
+    # Spark runs the tasks of a lost executor again.
+    (attempt,) = job["attempts"]
+    (stage,) = [one for one in attempt["stages"] if one["name"] == name]
+    assert stage["tasks_on_spark"] > 0
+    assert stage["failed_tasks"] > 0
+    assert stage["task_seconds"] > 0
+    assert stage["tasks_in_driver"] == 0
+    if kind == "index":
+        for _ in range(2):
+            cluster.run(subject.table_id, "compact")
+        assert strays(subject.table, cluster.index_place.as_uri()) == set()
+    assert orphans(subject.table) == set()
     assert "Spark's executors run tasks with the same packages" in worker.log
 
 

@@ -56,6 +56,7 @@ def _check_upserted_key(icestream: Icestream, table_id: str) -> None:
     assert [match["live"] for match in other] == [True]
 
 
+@pytest.mark.thorough
 @V2_FIRST
 def test_rows_are_found_by_scan_by_index_and_by_both(
     format_version: Literal[2, 3], spark: SparkSession, icestream: Icestream, registered: Catalog

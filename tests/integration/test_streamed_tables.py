@@ -86,6 +86,7 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
+@pytest.mark.thorough
 @V3_FIRST
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],

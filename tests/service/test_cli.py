@@ -340,6 +340,7 @@ def test_second_up_on_a_data_directory_is_refused(up: Up) -> None:
     assert f"process id {up.process.pid}" in sentence
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_worker_that_dies_is_started_again_and_ends_when_up_is_killed(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as up:
