@@ -114,6 +114,8 @@ class JobSteps(Checks):
     def _convert(self, foretold: int | None = None, between: Step | None = None) -> str:
         pending = self.table.live_equality_deletes()
         foreseen = self._foreseen(pending)
+        # What comes just before the commit may hide what told the files apart when it was planned.
+        apart = self._may_be_apart(others=bool(foreseen))
         late: set[str] = set()
         overtaken: list[str] = []
 
@@ -135,7 +137,7 @@ class JobSteps(Checks):
         self._note_new_snapshots()
         self.may_conflict = True
         refused = {one["file_path"]: one["code"] for one in result["unconvertible"]}
-        apart = self._may_be_apart(others=bool(foreseen))
+        apart |= self._may_be_apart(others=bool(foreseen))
         foreseen |= {path: code for path, code in refused.items() if code == LIVE_TWICE and path in apart}
         left = self.table.live_equality_deletes()
         if overtaken:
