@@ -76,10 +76,12 @@ async def tell(request: Request, settings: Settings, asked: Asked, body: KeyHist
     answers: list[Answer] = []
     # Without a snapshot, the servers say what is wrong with the branch, or that the table is empty.
     wanted: list[int | None] = [one.snapshot_id for one in snapshots]
+    until = time.monotonic() + _SECONDS
     try:
         async with asyncio.timeout(_SECONDS):
             for snapshot_id in wanted or [body.snapshot_id]:
-                answers.append(await _answer(servers, _question(settings, asked, body, snapshot_id)))
+                question = _question(settings, asked, body, snapshot_id)
+                answers.append(await _answer(servers, question, until - time.monotonic()))
     except TimeoutError:
         late = IcestreamError("lookups-unavailable", f"The lookups did not end within {_SECONDS:g} s.")
         answers += [late] * (max(len(snapshots), 1) - len(answers))
@@ -171,9 +173,9 @@ def _snapshots(asked: Asked, body: KeyHistoryRequest) -> tuple[list[Snapshot], E
     return found, EarlierSnapshots.NONE if is_all else EarlierSnapshots.EXPIRED
 
 
-async def _answer(servers: LookupServers, question: dict[str, Any]) -> Answer:
+async def _answer(servers: LookupServers, question: dict[str, Any], seconds: float) -> Answer:
     try:
-        return await servers.ask(question)
+        return await servers.ask(question, seconds)
     except IcestreamError as error:
         if error.slug not in _OF_A_SNAPSHOT:
             raise

@@ -26,6 +26,8 @@ from service.settings import Settings
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0
+_SECONDS_LEFT = "Icestream-Seconds-Left"
+"""The header that tells a server for how long it is waited for."""
 _SOON_SECONDS = 5.0
 """Nearly all answers have come by then; else it is asked whether there is anybody to wait for."""
 _PROBE_SECONDS = 2.0
@@ -66,16 +68,30 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """content: a line of JSON, and keys if they are Arrow. answer_bytes: at most."""
+    """content: a line of JSON, and keys if they are Arrow. answer_bytes: at most. until: when it is given up,
+    by the monotonic clock."""
 
     content: bytes
     answer_type: str
     answer_bytes: int
+    until: float
 
     @classmethod
-    def of(cls, question: dict[str, Any], stream: bytes, answer_type: str, answer_bytes: int) -> Self:
+    def of(
+        cls,
+        question: dict[str, Any],
+        stream: bytes,
+        answer_type: str,
+        answer_bytes: int,
+        seconds: float = _ANSWER_SECONDS,
+    ) -> Self:
         line = json.dumps(question, separators=(",", ":"), allow_nan=False).encode()
-        return cls(line + b"\n" + stream if stream else line, answer_type, answer_bytes)
+        content = line + b"\n" + stream if stream else line
+        return cls(content, answer_type, answer_bytes, time.monotonic() + seconds)
+
+    @property
+    def seconds_left(self) -> float:
+        return self.until - time.monotonic()
 
 
 class OutdatedError(IcestreamError):
@@ -96,10 +112,13 @@ class LookupServers:
     def are_set_up(self) -> bool:
         return bool(self._url)
 
-    async def ask(self, question: dict[str, Any]) -> LookupAnswer:
-        """What is answered about few keys. Raises IcestreamError: what a server refuses, or 503 when none
-        answers."""
-        content = (await self._answer(_Question.of(question, b"", JSON_TYPE, _READ_BYTES))).content
+    async def ask(self, question: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> LookupAnswer:
+        """What is answered about few keys. seconds: for which whoever asks waits, at most a minute.
+
+        Raises IcestreamError: what a server refuses, or 503 when none answers.
+        """
+        asked = _Question.of(question, b"", JSON_TYPE, _READ_BYTES, seconds)
+        content = (await self._answer(asked)).content
         read = LookupAnswer.model_validate_json
         try:
             return read(content) if len(content) <= _SMALL_BYTES else await run_in_threadpool(read, content)
@@ -230,7 +249,8 @@ class LookupServers:
         raise AssertionError
 
     async def _send_once(self, question: _Question) -> Answered:
-        url, headers = f"{self._url}/lookups", {"Accept": question.answer_type}
+        url = f"{self._url}/lookups"
+        headers = {"Accept": question.answer_type, _SECONDS_LEFT: f"{question.seconds_left:.3f}"}
         answered, content = Answered(), bytearray()
         answered.content = content
         self._under_way.add(answered)

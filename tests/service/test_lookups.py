@@ -40,6 +40,7 @@ from tests.service.conftest import (
 )
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from trust.arrow_streams import STREAM_TYPE
+from worker.contract.lookups import SECONDS_LEFT
 from worker.io.kept import Kept
 from worker.lookup_server.app import create_app
 from worker.query.answers import Answers
@@ -381,12 +382,13 @@ def test_what_is_not_told_in_time_is_left_out_and_says_so(
     iceberg.append("db.t", [4])
     asked, ask, asks = {"key": {"id": 4}, "key_columns": ["id"]}, LookupServers.ask, []
 
-    async def ask_once(servers: LookupServers, question: dict[str, Any]) -> LookupAnswer:
+    async def ask_once(servers: LookupServers, question: dict[str, Any], seconds: float) -> LookupAnswer:
         asks.append(question)
         if len(asks) == 2:
             # As if the bound passed now, while the second one is asked.
             raise TimeoutError
-        return await ask(servers, question)
+        assert 0 < seconds <= 30
+        return await ask(servers, question, seconds)
 
     monkeypatch.setattr(LookupServers, "ask", ask_once)
     newest, older = service.admin.post(f"{table}/history", json=asked).json()["snapshots"]
@@ -575,6 +577,15 @@ def test_only_a_server_that_has_enough_to_do_is_asked_again_at_once(code: str, c
         with pytest.raises(IcestreamError):
             _asking(server, lambda servers: servers.ask({}))
         assert len(server.requests) == count
+
+
+def test_a_server_is_told_how_long_it_is_waited_for() -> None:
+    with answering({"/lookups": ANSWER}) as server:
+        _asking(server, lambda servers: servers.ask({}))
+        _asking(server, lambda servers: servers.ask({}, 7))
+        waits = [float(headers[SECONDS_LEFT.lower()]) for _, headers in server.requests]
+    assert 7 < waits[0] <= 60
+    assert 0 < waits[1] <= 7
 
 
 def test_an_answer_is_passed_on_unread_and_not_taken_for_one_about_a_key() -> None:

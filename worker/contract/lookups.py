@@ -8,6 +8,8 @@ from pydantic import Field
 
 from worker.contract.control_plane import AssignedIndex, Body, Limits
 
+SECONDS_LEFT = "Icestream-Seconds-Left"
+"""The header that tells for how long the answer is waited for, in seconds from when the question is sent."""
 KEYS = 10_000
 """Of one question at most."""
 _COLUMNS = 1_000

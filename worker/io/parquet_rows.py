@@ -22,6 +22,7 @@ from worker.io import thrift
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array, is_bytes
 from worker.io.thrift import Struct
+from worker.process.deadline import check_time
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
@@ -130,6 +131,7 @@ def rows_at(
     of_group = np.searchsorted(ends, positions, side="right")
     parts, order = [], []
     for group in np.unique(of_group).tolist():
+        check_time()
         here = np.flatnonzero(of_group == group)
         order.append(here)
         parts.append(

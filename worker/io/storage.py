@@ -27,6 +27,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 from trust.locations import Places
+from worker.process.deadline import check_time
 from worker.process.threads import CANT_START
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
@@ -63,6 +64,7 @@ class LimitedFileIO(LocationFileIO):
         Places(roots, tuple((own or "").splitlines())).check(location)
 
     def new_input(self, location: str) -> PyArrowFile:
+        check_time()
         self.check(location)
         return super().new_input(location)
 
@@ -96,7 +98,11 @@ class Storage:
         return hash(frozenset(self.properties.items()))
 
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """The file system and the path on it that a location names. Raises LocationNotAllowedError."""
+        """The file system and the path on it that a location names.
+
+        Raises LocationNotAllowedError, and OutOfTimeError for what is wanted no more.
+        """
+        check_time()
         self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         return self.io.fs_by_scheme(scheme, netloc), path

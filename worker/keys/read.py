@@ -22,6 +22,7 @@ from worker.io.file_formats import BATCH_ROWS, FORMATS, Path, field_id_of, open_
 from worker.io.storage import Storage
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeyColumnError, KeySet
 from worker.keys.values import from_single_value, placeholder, to_key_type
+from worker.process.deadline import check_time
 from worker.process.errors import Reason
 from worker.table.files import DataFile, DeleteFile
 
@@ -115,6 +116,7 @@ class KeyReader:
                 return
             rows = 0
             for batch in source.batches(found):
+                check_time()
                 arrays = {i: _column(batch, path) for i, path in (leaves | parents).items()}
                 yield self._to_key_batch(arrays, projected, batch.num_rows)
                 rows += batch.num_rows

@@ -28,6 +28,7 @@ from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK, KeyColumnError
 from worker.keys.read import KeyReader, missing_file
 from worker.lookup.matching import KeyMatcher, match_sorted
+from worker.process.deadline import check_time
 from worker.process.errors import Reason
 from worker.table.files import DataFile, DataFiles
 
@@ -344,6 +345,7 @@ class LookupTask:
         self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
     ) -> RowAddressMatches:
         """Keys first, then the addresses of the row groups where something was found."""
+        check_time()
         ranges, row_groups = known.ranges, RowGroups(source, known.metadata)
         key_names = deletes.key_names[1:]
         if int(known.address_bytes[chunk].max()) <= GAP_BYTES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import math
 import traceback
 
 from pydantic import ValidationError
@@ -23,9 +24,10 @@ from trust.arrow_streams import STREAM_TYPE
 from trust.bounds import LimitExceededError, check_json
 from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
-from worker.contract.lookups import LookupRequest
+from worker.contract.lookups import SECONDS_LEFT, LookupRequest
 from worker.io.storage import Storage
 from worker.lookup_server.turns import RETRY_SECONDS, Turns
+from worker.process.deadline import OutOfTimeError, within
 from worker.process.errors import JobError
 from worker.process.redaction import Redaction
 from worker.query.answers import Answers, TablePlace
@@ -46,6 +48,8 @@ BODY_BYTES = 16 * 1024**2
 MATCHES = 100_000
 """Of one answer at most: any column may be the key, and equal keys are answered each."""
 ROW_BYTES = 128 * 1024**2
+ANSWER_SECONDS = 60.0
+"""For any question: whoever asked waits no longer."""
 NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
 
 
@@ -61,12 +65,13 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
         if not is_shown(request):
             return _unauthorized()
         try:
+            seconds = _seconds_left(request)
             asked, stream = await _read(request)
         except (ValidationError, LimitExceededError, ValueError) as error:
             remedy = "Run the service and its lookup servers in the same version."
             return _problem(400, "malformed", "The request can't be understood", str(error), remedy)
         as_arrow = request.headers.get("accept") == STREAM_TYPE
-        return await run_in_threadpool(_answer, known, asked, stream, as_arrow)
+        return await run_in_threadpool(_answer, known, asked, stream, seconds, as_arrow)
 
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -85,6 +90,17 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
     return Starlette(routes=routes, middleware=[Middleware(turns.before)])
 
 
+def _seconds_left(request: Request) -> float:
+    """Raises ValueError."""
+    given = request.headers.get(SECONDS_LEFT)
+    if given is None:
+        return ANSWER_SECONDS
+    seconds = float(given)
+    if math.isnan(seconds):
+        raise ValueError(f"{SECONDS_LEFT} is no number")
+    return min(seconds, ANSWER_SECONDS)
+
+
 async def _read(request: Request) -> tuple[LookupRequest, bytes]:
     """A line of JSON, and the keys as Arrow unless they are in it."""
     content = bytearray()
@@ -100,9 +116,12 @@ async def _read(request: Request) -> tuple[LookupRequest, bytes]:
     return asked, stream
 
 
-def _answer(answers: Answers, asked: LookupRequest, stream: bytes, as_arrow: bool) -> Response:
+def _answer(
+    answers: Answers, asked: LookupRequest, stream: bytes, seconds: float, as_arrow: bool
+) -> Response:
     try:
-        told = answer(answers, asked, stream, as_arrow=as_arrow)
+        with within(seconds):
+            told = answer(answers, asked, stream, as_arrow=as_arrow)
     except QuestionError as error:
         return _refusal(error.status, error, asked)
     except JobError as error:
@@ -111,6 +130,10 @@ def _answer(answers: Answers, asked: LookupRequest, stream: bytes, as_arrow: boo
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         remedy = "Allow it by ICESTREAM_ALLOWED_HOSTS or ICESTREAM_ALLOWED_LOCATIONS, or move the files."
         return _problem(409, "not_allowed", "The table leads to where nothing may be read", why, remedy)
+    except OutOfTimeError:
+        why = f"What the answer needs was not read within the {max(seconds, 0):.3g} s that were left."
+        remedy = "Ask again, as what was read is known now; or ask for fewer keys, or index the table."
+        return _problem(503, "out_of_time", "The answer takes too long", why, remedy)
     except OSError as error:
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         log.warning("A store did not answer: %s", why)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,20 +29,25 @@ from tests.benchmarks.waiting_files import WaitingFiles
 from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
+from worker.contract.lookups import SECONDS_LEFT
+from worker.index import sorted_runs
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse, RunFile
-from worker.io import kept_files
+from worker.io import file_formats, kept_files, parquet_rows
 from worker.io.kept import Kept
 from worker.io.storage import Storage
-from worker.keys.read import key_reader
+from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
+from worker.lookup import index_lookup
+from worker.lookup.index_lookup import LookupTask
 from worker.lookup_server import app
 from worker.lookup_server.app import create_app
 from worker.lookup_server.turns import Turns
-from worker.query import places
+from worker.process import deadline
+from worker.query import places, rows
 from worker.query.answers import Answers
 from worker.query.snapshot import TableSnapshot, snapshot_of
 
@@ -502,3 +508,76 @@ def test_a_branch_is_read_with_the_columns_of_now_and_the_past_with_its_own(
     for past in ({"snapshot_id": snapshot.snapshot_id}, {"branch": "then"}):
         assert row(["name"], **past) == {"name": "two"}
         assert row(["later"], **past) == "unknown_columns"
+
+
+@pytest.mark.parametrize("given", ["soon", "nan", ""])
+def test_a_time_that_is_none_is_not_understood(given: str, server: Server, table: dict[str, Any]) -> None:
+    body = {"table": table, "question": {"keys": [{"id": 1}]}}
+    answer = server.request("POST", "/lookups", json=body, headers={SECONDS_LEFT: given})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
+
+
+@pytest.mark.parametrize("waits", ["-1", "inf"])
+def test_an_answer_that_nobody_waits_for_is_not_made(
+    waits: str, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that takes longer than any may."""
+    if waits == "inf":
+        monkeypatch.setattr(app, "ANSWER_SECONDS", -1)
+    body = {"table": table, "question": {"keys": [{"id": 1}], "key_columns": ["id"]}}
+    late = Server(create_app(TOKEN), TOKEN).request(
+        "POST", "/lookups", json=body, headers={SECONDS_LEFT: waits}
+    )
+    assert (late.status_code, late.json()["code"]) == (503, "out_of_time")
+    assert int(late.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (places, "_readable"),  # data files
+        (KeyReader, "_to_key_batch"),  # parts of one
+        (LookupTask, "_read"),  # row groups of the index
+        (rows, "_read_parquet"),  # data files, for rows
+        (parquet_rows, "_rows_of_group"),  # row groups of one
+        (Answers, "coverage"),  # manifests
+    ],
+)
+def test_reading_stops_when_the_time_is_over(
+    place: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes while the first of several things is read."""
+    monkeypatch.setattr(file_formats, "BATCH_ROWS", 1)
+    monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(index_lookup, "_READ_ROWS", 1)
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("db")
+    small = {"write.parquet.row-group-limit": "1"}
+    made = catalog.create_table("db.t", ROWS.schema, properties=small)
+    for _ in range(2):
+        made.append(ROWS)
+    catalog.close()
+    table = {
+        "metadata_location": made.metadata_location,
+        "properties": {"warehouse": tmp_path.as_uri()},
+        "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
+        "allowed_locations": [tmp_path.as_uri()],
+        "allowed_hosts": [],
+        "allowed_secrets": [],
+    }
+    if place is LookupTask:
+        Indexed(table)
+    now, calls, read = [0.0], [], getattr(place, name)
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        found = read(*arguments, **named)
+        calls.append(name)
+        now[0] += 3_600
+        return found
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    keys = [{"id": 1}, {"id": 2}, {"id": 3}]
+    assert ask(Server(create_app(TOKEN), TOKEN), table, *keys, select=["name"]).status_code == 200
+    monkeypatch.setattr(place, name, slowly)
+    late = ask(Server(create_app(TOKEN), TOKEN), table, *keys, select=["name"])
+    assert (late.status_code, late.json()["code"], calls) == (503, "out_of_time", [name]), late.text
