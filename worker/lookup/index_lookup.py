@@ -30,6 +30,7 @@ from worker.keys.read import KeyReader, missing_file
 from worker.lookup.matching import KeyMatcher, match_sorted
 from worker.process.deadline import check_time
 from worker.process.errors import Reason
+from worker.process.room import holding
 from worker.table.files import DataFile, DataFiles
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition
@@ -333,7 +334,9 @@ class LookupTask:
         found = [RowAddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
             with self.storage.open_input(self.file.location) as source:
-                found += [self._read(source, chunk, known, deletes) for chunk in _chunks(selected, known)]
+                for chunk in _chunks(selected, known):
+                    with holding(int(known.decoded_bytes[chunk].sum())):
+                        found.append(self._read(source, chunk, known, deletes))
         return RowAddressMatches.combined(found)
 
     def _share(self, selected: Int64Array, rows: Int64Array) -> Int64Array:

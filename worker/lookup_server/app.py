@@ -30,6 +30,7 @@ from worker.lookup_server.turns import RETRY_SECONDS, Turns
 from worker.process.deadline import OutOfTimeError, within
 from worker.process.errors import JobError
 from worker.process.redaction import Redaction
+from worker.process.room import NoRoomError, take_room
 from worker.query.answers import Answers, TablePlace
 from worker.query.arrow import arrow_answer, key_schema, keys_of_arrow, read_stream, shown_keys, to_stream
 from worker.query.asked import keys_of_json
@@ -48,6 +49,10 @@ BODY_BYTES = 16 * 1024**2
 MATCHES = 100_000
 """Of one answer at most: any column may be the key, and equal keys are answered each."""
 ROW_BYTES = 128 * 1024**2
+_BODY_FACTOR = 8
+"""By which a question is larger in memory than it is sent."""
+_IN_ARROW, _IN_JSON = (150, 3), (700, 8)
+"""In memory: bytes of an answer for each match, and by how much its rows are larger than in Arrow."""
 ANSWER_SECONDS = 60.0
 """For any question: whoever asked waits no longer."""
 NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
@@ -67,6 +72,8 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
         try:
             seconds = _seconds_left(request)
             asked, stream = await _read(request)
+        except NoRoomError as error:
+            return _problem(503, error.code, error.title, error.detail, error.remedy)
         except (ValidationError, LimitExceededError, ValueError) as error:
             remedy = "Run the service and its lookup servers in the same version."
             return _problem(400, "malformed", "The request can't be understood", str(error), remedy)
@@ -105,6 +112,7 @@ async def _read(request: Request) -> tuple[LookupRequest, bytes]:
     """A line of JSON, and the keys as Arrow unless they are in it."""
     content = bytearray()
     async for piece in request.stream():
+        take_room(_BODY_FACTOR * len(piece), waits=False)
         content += piece
         if len(content) > BODY_BYTES:
             raise ValueError(f"it has more than {BODY_BYTES:,} bytes")
@@ -159,8 +167,10 @@ def answer(
         lambda of: keys_of_json(of, question.keys) if keys is None else keys_of_arrow(of, keys),
         MATCHES,
     )
+    match_bytes, row_factor = _IN_ARROW if as_arrow else _IN_JSON
+    take_room(match_bytes * len(places.keys))
     schema = None if question.select is None else selected(coverage.table, question.select)
-    rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES)
+    rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES, row_factor)
     head = {"head_age_seconds": asked.table.head_age_seconds}
     if as_arrow:
         return to_stream(arrow_answer(coverage, found, places, rows, schema), head | facts(coverage, places))

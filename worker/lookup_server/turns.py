@@ -1,4 +1,4 @@
-"""How many questions a lookup server works on at once.
+"""How many questions a lookup server works on at once, and how much memory these hold together.
 
 Whoever finds all turns taken is refused at once: another server may have one, and in a queue a question would
 grow older than whoever asked it waits.
@@ -7,22 +7,24 @@ grow older than whoever asked it waits.
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from worker.process.room import NoRoomError, Room
+
 AT_ONCE = 32
 """Fewer than Starlette has threads, so that each of them is worked on."""
+ROOM_BYTES = 640 * 1024**2
+"""Of all questions under way, beside what is kept."""
+_WAIT_SECONDS = 2.0
+"""For room: the service asks another server some seconds later."""
 RETRY_SECONDS = 1
-_REFUSAL = {
-    "code": "busy",
-    "title": "The lookup server has all it can do",
-    "detail": "It works on as many questions as it takes at once.",
-    "remedy": "Ask again in some seconds; if it goes on, start more lookup servers.",
-}
+_REFUSAL = NoRoomError("It works on as many questions as it takes at once.").problem
 
 
 class Turns:
     """Used from one event loop. A turn lasts until the whole answer is sent."""
 
-    def __init__(self, at_once: int = AT_ONCE) -> None:
+    def __init__(self, at_once: int = AT_ONCE, room: Room | None = None) -> None:
         self._left = at_once
+        self._room = room or Room(ROOM_BYTES, _WAIT_SECONDS)
 
     @property
     def are_left(self) -> bool:
@@ -42,7 +44,8 @@ class Turns:
                 return
             self._left -= 1
             try:
-                await app(scope, receive, send)
+                with self._room.shared():
+                    await app(scope, receive, send)
             finally:
                 self._left += 1
 

@@ -35,6 +35,7 @@ from worker.io.kept_files import KeptFiles
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
+from worker.process.room import holding
 from worker.query.asked import keys_of_json
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
 from worker.query.places import Coverage, Places
@@ -85,7 +86,8 @@ class _Metadata:
             check_json(content, what)
         except LimitExceededError as error:
             raise UnreadableError(str(error), error.remedy) from error
-        table = FromByteStream.table_metadata(io.BytesIO(content))
+        with holding(_METADATA_FACTOR * len(content)):
+            table = FromByteStream.table_metadata(io.BytesIO(content))
         return cls(table, hashlib.sha256(content).digest(), len(content))
 
 

@@ -21,6 +21,7 @@ from worker.keys.key_set import KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.plurals import counted
+from worker.process.room import holding
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, NotCoveredError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot
@@ -30,6 +31,8 @@ SCANNED_ROWS = 5_000_000
 """Of data files that the index does not cover, or that pending deletes of another key may hit: read for one
 question at most."""
 SCANNED_FILES = 200
+_SCAN_BYTES = 32 * 1024**2
+"""Are held of a data file that is scanned: its keys come in parts."""
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
 _TASKS_AT_ONCE = 32
 _threads = Threads(_TASKS_AT_ONCE, "lookup")
@@ -165,7 +168,7 @@ def matched_files(
 
 
 def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
-    with told_as_unreadable():
+    with told_as_unreadable(), holding(min(file.file_size_bytes, _SCAN_BYTES)):
         yield from reader.read_data_file(file)
 
 

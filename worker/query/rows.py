@@ -23,6 +23,7 @@ from worker.io import parquet_rows
 from worker.io.file_formats import check_size
 from worker.io.parquet_rows import Pages, ParquetFooter
 from worker.io.sorting import Int64Array
+from worker.process.room import take_room
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, UnknownColumnsError, UnreadableError
 from worker.query.places import Places
@@ -46,8 +47,16 @@ def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
         raise UnknownColumnsError(f"{error}.") from error
 
 
-def rows_at(table: TableSnapshot, places: Places, schema: Schema, most_bytes: int | None = None) -> pa.Table:
+def rows_at(
+    table: TableSnapshot,
+    places: Places,
+    schema: Schema,
+    most_bytes: int | None = None,
+    held_factor: int = 1,
+) -> pa.Table:
     """A row for each place, in their order.
+
+    most_bytes: of all of them. held_factor: by how much an answer is larger than they are, for its room.
 
     Raises AnswerTooLargeError, UnreadableError, or OSError (a retry can help).
     """
@@ -57,7 +66,7 @@ def rows_at(table: TableSnapshot, places: Places, schema: Schema, most_bytes: in
     starts = np.flatnonzero(np.diff(ordinals, prepend=-1))
     of_files = np.split(order, starts[1:]) if len(order) else []
     files = [places.data_files[int(places.ordinals[rows[0]])] for rows in of_files]
-    size = _Size(most_bytes)
+    size = _Size(most_bytes, held_factor)
 
     def read(file: DataFile, rows: Int64Array) -> pa.Table:
         positions, of_row, times = np.unique(places.positions[rows], return_inverse=True, return_counts=True)
@@ -78,8 +87,9 @@ def rows_at(table: TableSnapshot, places: Places, schema: Schema, most_bytes: in
 class _Size:
     """Of the rows that were read, by whatever thread."""
 
-    def __init__(self, most_bytes: int | None) -> None:
+    def __init__(self, most_bytes: int | None, held_factor: int) -> None:
         self._most_bytes = most_bytes
+        self._held_factor = held_factor
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -89,6 +99,7 @@ class _Size:
             self._bytes += size_bytes
             if self._most_bytes is not None and self._bytes > self._most_bytes:
                 raise AnswerTooLargeError(f"The rows of the keys have more than {self._most_bytes:,} bytes.")
+        take_room(self._held_factor * size_bytes)
 
 
 def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:

@@ -28,6 +28,7 @@ from worker.keys.key_set import KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
+from worker.process.room import holding
 from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError, told_as_unreadable
 from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey
 from worker.table.manifests import read_snapshot_files
@@ -158,8 +159,16 @@ class PendingKeys:
     ) -> PendingKeys:
         """Raises UnreadableError, NotCoveredError for too many keys, or OSError (a retry can help)."""
         left = PENDING_BYTES - _PARTITION_BYTES * len(deletes)
-        if _KEY_BYTES * sum(delete.record_count for delete in deletes) > left:
+        expected = _KEY_BYTES * sum(delete.record_count for delete in deletes)
+        if expected > left:
             raise _too_many()
+        with holding(expected):
+            return cls._read(table, field_ids, deletes, left)
+
+    @classmethod
+    def _read(
+        cls, table: TableSnapshot, field_ids: Sequence[int], deletes: Sequence[DeleteFile], left: int
+    ) -> PendingKeys:
         numbers: dict[PartitionKey, int] = {}
         newest: dict[PartitionKey | None, int] = defaultdict(int)
         batches = []

@@ -21,7 +21,7 @@ import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.serializers import FromInputFile
+from pyiceberg.serializers import FromByteStream, FromInputFile
 from pyiceberg.types import StringType
 from starlette.applications import Starlette
 
@@ -29,6 +29,7 @@ from tests.benchmarks.waiting_files import WaitingFiles
 from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
+from tests.service.iceberg_tables import IcebergCatalog
 from worker.contract.lookups import SECONDS_LEFT
 from worker.index import sorted_runs
 from worker.index.build import build_tasks
@@ -47,9 +48,11 @@ from worker.lookup_server import app
 from worker.lookup_server.app import create_app
 from worker.lookup_server.turns import Turns
 from worker.process import deadline
+from worker.process.room import Room
 from worker.query import places, rows
 from worker.query.answers import Answers
-from worker.query.snapshot import TableSnapshot, snapshot_of
+from worker.query.report import report
+from worker.query.snapshot import PendingKeys, TableSnapshot, snapshot_of
 
 TOKEN = "a-token-of-these-tests"
 ROWS = pa.table(
@@ -75,6 +78,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "metadata_location": made.metadata_location,
         "properties": {"uri": "sqlite:////nowhere.db", "warehouse": directory.as_uri()},
+        "index": {"warehouse": f"{directory.as_uri()}/index"},
+        "allowed_locations": [directory.as_uri()],
+        "allowed_hosts": [],
+        "allowed_secrets": [],
+    }
+
+
+def described(metadata_location: str, directory: Path) -> dict[str, Any]:
+    """A table in a directory, as the service says it."""
+    return {
+        "metadata_location": metadata_location,
+        "properties": {"warehouse": directory.as_uri()},
         "index": {"warehouse": f"{directory.as_uri()}/index"},
         "allowed_locations": [directory.as_uri()],
         "allowed_hosts": [],
@@ -309,6 +324,71 @@ def test_a_question_too_many_is_refused_at_once(table: dict[str, Any]) -> None:
     assert int(busy.headers["Retry-After"]) > 0
     # The next question of this client may then reach another server.
     assert busy.headers["Connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (Answers, "coverage"),  # what was sent
+        (FromByteStream, "table_metadata"),
+        (KeyReader, "_to_key_batch"),
+        (LookupTask, "_read"),
+        (PendingKeys, "_read"),
+        (app, "selected"),  # matches
+        (app, "report"),  # rows
+    ],
+)
+def test_what_questions_hold_is_bounded_together(
+    place: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a question reads or shows something, there is less room for others than before it."""
+    iceberg = IcebergCatalog(tmp_path)
+    iceberg.create("db.t")
+    iceberg.append("db.t", [1, 2])
+    table = described(iceberg.catalog.load_table("db.t").metadata_location, tmp_path)
+    if place is LookupTask:
+        Indexed(table)
+    iceberg.append("db.t", [3])
+    iceberg.delete_keys("db.t", [1])
+    table["metadata_location"] = iceberg.catalog.load_table("db.t").metadata_location
+    iceberg.close()
+    room = Room(2**40, 0)
+    server = Server(create_app(TOKEN, turns=Turns(room=room)), TOKEN)
+    done, taken, free = getattr(place, name), [0], []
+    take = Room.take
+
+    def remembered(self: Room, share: Any, size_bytes: int, *, waits: bool) -> None:
+        if size_bytes:
+            taken.append(room.taken_bytes)
+        take(self, share, size_bytes, waits=waits)
+
+    def done_once(*arguments: Any, **named: Any) -> Any:
+        free.append(room.taken_bytes > max(taken))
+        return done(*arguments, **named)
+
+    monkeypatch.setattr(Room, "take", remembered)
+    monkeypatch.setattr(place, name, staticmethod(done_once) if place is FromByteStream else done_once)
+    answer = ask(server, table, {"id": 1}, {"id": 2}, {"id": 3}, select=["region"])
+    assert answer.status_code == 200, answer.text
+    assert free[0]
+    assert room.taken_bytes == 0
+
+
+def test_a_question_without_room_is_refused_and_may_be_asked_elsewhere(
+    table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(create_app(TOKEN, turns=Turns(room=Room(1, 0))), TOKEN)
+    show, refused = report, []
+
+    def ask_meanwhile(*arguments: Any) -> Any:
+        with ThreadPoolExecutor(1) as beside:
+            refused.append(beside.submit(ask, server, table, {"id": 1}).result())
+        return show(*arguments)
+
+    monkeypatch.setattr(app, "report", ask_meanwhile)
+    assert ask(server, table, {"id": 1}).status_code == 200
+    assert (refused[0].status_code, refused[0].json()["code"]) == (503, "busy")
+    assert int(refused[0].headers["Retry-After"]) > 0
 
 
 def test_a_server_is_ready_while_it_takes_questions_from_whoever_has_its_token() -> None:
@@ -557,14 +637,7 @@ def test_reading_stops_when_the_time_is_over(
     for _ in range(2):
         made.append(ROWS)
     catalog.close()
-    table = {
-        "metadata_location": made.metadata_location,
-        "properties": {"warehouse": tmp_path.as_uri()},
-        "index": {"warehouse": f"{tmp_path.as_uri()}/index"},
-        "allowed_locations": [tmp_path.as_uri()],
-        "allowed_hosts": [],
-        "allowed_secrets": [],
-    }
+    table = described(made.metadata_location, tmp_path)
     if place is LookupTask:
         Indexed(table)
     now, calls, read = [0.0], [], getattr(place, name)
