@@ -185,9 +185,17 @@ def answer_schema(key_set: KeySet, selected: Schema | None) -> pa.Schema:
     key = pa.struct(list(schema_to_pyarrow(key_schema(key_set), include_field_ids=False)))
     fields = [pa.field("key", key), pa.field("key_index", pa.int32()), *_MATCH_FIELDS]
     if selected is not None:
-        row = pa.struct(list(schema_to_pyarrow(selected, include_field_ids=False)))
+        row = pa.struct([_optional(one) for one in schema_to_pyarrow(selected, include_field_ids=False)])
         fields.append(pa.field("row", row))
     return pa.schema(fields)
+
+
+def _optional(field: pa.Field) -> pa.Field:
+    """A key without rows has none of the columns, required or not."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_optional(one) for one in kind])
+    return field.with_type(kind).with_nullable(True)
 
 
 def arrow_answer(
