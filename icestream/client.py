@@ -129,7 +129,7 @@ class Table:
         keys: a column for each key column, or a mapping for each key; whatever exports Arrow will do, such as
         a frame of Polars. key_columns: those that make the key; without them, all columns of Arrow's, and of
         mappings the table's only key. branch, snapshot_id: one of them at most. Keys that do not fit into one
-        call are asked in several, which are all about the snapshot of the first.
+        call are asked in several, which are all about the snapshot of the first, by the same schema.
 
         Raises IcestreamError, ValueError for no keys, and TypeError for what is no key.
         """
@@ -145,7 +145,7 @@ class Table:
         parts: Iterator[_Columns | _Rows] = asked.parts()
         return _joined(list(pinned(parts, self._ask, options)))
 
-    def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[int | None, tuple[pa.Table, Json]]:
+    def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[Json, tuple[pa.Table, Json]]:
         answer = self._connection.request(
             "POST", f"/api/v1/tables/{self.id}/lookups", **part.request(options)
         )
@@ -159,27 +159,28 @@ class Table:
             ) from error
         at = table.column_names.index("key_index")
         moved = pc.add(table.column(at), pa.scalar(part.start, pa.int32()))
-        return facts["snapshot_id"], (table.set_column(at, "key_index", moved), facts)
+        return facts, (table.set_column(at, "key_index", moved), facts)
 
 
 def pinned(
     parts: Iterable[Part],
-    ask: Callable[[Part, Json], tuple[int | None, Answered]],
+    ask: Callable[[Part, Json], tuple[Json, Answered]],
     options: Json,
 ) -> Iterator[Answered]:
-    """What is answered to each part, all of them about the snapshot of the first.
+    """What is answered to each part, all of them about the snapshot of the first, by its schema.
 
-    ask: gives that snapshot and the answer. Raises what it raises, and UnreachableError for a table that has
-    got its first snapshot meanwhile.
+    ask: gives the facts of an answer, and the answer. Raises what it raises, and UnreachableError for a table
+    that has got its first snapshot meanwhile.
     """
     first: int | None = None
     for number, part in enumerate(parts):
-        snapshot_id, answer = ask(part, options)
-        if number and snapshot_id != first:
+        facts, answer = ask(part, options)
+        if number and facts["snapshot_id"] != first:
             raise UnreachableError("The table got its first snapshot meanwhile.", "Ask again.")
-        if snapshot_id is not None:
-            options = {**options, "branch": None, "snapshot_id": snapshot_id}
-        first = snapshot_id
+        first = facts["snapshot_id"]
+        if first is not None:
+            of_first = {name: facts[name] for name in ("snapshot_id", "schema_id")}
+            options = {**options, "branch": None, **of_first}
         yield answer
 
 

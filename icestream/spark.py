@@ -106,7 +106,7 @@ def look_up(
     )
     with _told(table):
         coverage = _answers().coverage(table.place(), question)
-        row = None if select is None else selected(coverage.table, select)
+        row = None if select is None else selected(coverage.table.schema, select)
         shown = answer_schema(coverage.key_set, row)
     # Where keys come from many tasks, their places in a question say nothing.
     columns = [pa.field(one.name, _known_to_spark(one.type)) for one in shown if one.name != "key_index"]
@@ -146,7 +146,7 @@ def _answer(table: IndexedTable, question: AskedKeys, keys: pa.Table) -> pa.Tabl
         coverage, asked, places = _answers().find_keys(
             table.place(), question, lambda key_set: keys_of_arrow(key_set, keys)
         )
-        schema = None if question.select is None else selected(coverage.table, question.select)
+        schema = None if question.select is None else selected(coverage.table.schema, question.select)
         rows = None if schema is None else rows_at(coverage.table, places, schema)
         return arrow_answer(coverage, asked, places, rows, schema)
 

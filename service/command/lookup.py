@@ -28,9 +28,9 @@ def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, o
     with Client() as client:
         path = f"/api/v1/tables/{client.table_id(table)}/lookups"
 
-        def ask(part: Sequence[Json], options: Json) -> tuple[int | None, Json]:
+        def ask(part: Sequence[Json], options: Json) -> tuple[Json, Json]:
             answer: Json = client.send("POST", path, body=options | {"keys": part})
-            return answer["snapshot_id"], answer
+            return answer, answer
 
         parts = (asked[start : start + KEYS_AT_ONCE] for start in range(0, len(asked), KEYS_AT_ONCE))
         answer = reduce(_joined, pinned(parts, ask, options))

@@ -37,6 +37,9 @@ class KeyOptions(Message):
 class LookupOptions(KeyOptions):
     """What is asked about keys, whatever they are."""
 
+    schema_id: int | None = ModelField(default=None, ge=0, le=2**31 - 1)
+    """The schema of the table that has the columns to tell, such as that of another answer; without it, it is
+    the table's for a branch, and for a snapshot or tag the one that the snapshot was written with."""
     max_staleness_seconds: float = ModelField(default=1, ge=0, le=3_600)
     """The catalog is not asked for the table's head if it was within so many seconds."""
 
@@ -89,6 +92,8 @@ class LookupAnswer(Message):
 
     snapshot_id: int | None
     """The snapshot that the answer is about; none for a table without any."""
+    schema_id: int
+    """The columns are of this schema of the table."""
     head_age_seconds: float
     """So long ago the catalog was asked for the table's head."""
     key_columns: list[str]

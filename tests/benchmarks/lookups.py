@@ -386,7 +386,7 @@ def measure_far(table: Table, wait_seconds: float, rounds: int) -> list[list[obj
         coverage, places = answers.find(place, asked)
         assert (places.positions == table.places[keys][places.keys] % FILE_ROWS).all()
         if select is not None:
-            rows = rows_at(coverage.table, places, selected(coverage.table, select))
+            rows = rows_at(coverage.table, places, selected(coverage.table.schema, select))
             assert rows["id"].to_pylist() == np.array(keys)[places.keys].tolist()
 
     lines = []

@@ -176,7 +176,7 @@ class Asking(IndexSteps):
         assert snapshot_id == question.snapshot_id, f"an answer of snapshot {snapshot_id}"
         rows: list[Key | None] = [None] * len(places.deleted_by)
         if question.asked.select is not None:
-            schema = selected(coverage.table, question.asked.select)
+            schema = selected(coverage.table.schema, question.asked.select)
             kinds = [str(column.field_type) for column in schema.fields]
             rows = [
                 tuple(shown(kind, value) for kind, value in zip(kinds, row.values(), strict=True))

@@ -13,6 +13,7 @@ from uuid import UUID
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyiceberg.types import StringType
 
 import icestream
 from icestream import client as client_module
@@ -114,9 +115,14 @@ def test_keys_of_several_calls_are_answered_about_one_snapshot(
 
     first = iceberg.head("db.t")
     monkeypatch.setattr(client_module.Table, "_ask", ask_and_write)
+    with iceberg.catalog.load_table("db.t").update_schema() as change:
+        change.add_column("town", StringType())
     for keys in (pa.table({"id": [1, 9, 9, 9, 4, 2]}), [{"id": one} for one in (1, 9, 9, 9, 4, 2)]):
         snapshot_id = first if isinstance(keys, pa.Table) else None
-        of = {"branch": "main"} if snapshot_id is None else {"snapshot_id": snapshot_id}
+        # A branch has the columns of now, although none of its snapshots was written with them.
+        of: dict[str, Any] = {"branch": "main", "select": ["id", "town"]}
+        if snapshot_id is not None:
+            of = {"snapshot_id": snapshot_id, "select": ["region"]}
         found = table.lookup(keys, key_columns=["id"], **of, max_staleness_seconds=0)
         assert found.to_arrow()["key_index"].to_pylist()[:4] == [0, 1, 2, 3]
         assert found.to_arrow()["key_index"].to_pylist()[-1] == 5

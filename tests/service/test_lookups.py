@@ -104,7 +104,7 @@ def test_an_answer_as_arrow_says_what_one_in_json_says(
 ) -> None:
     iceberg.delete_keys("db.t", [2])
     keys = [2, 3, 9, 3]
-    options = {"select": ["region"], "max_staleness_seconds": 0}
+    options = {"select": ["region", "id"], "max_staleness_seconds": 0}
     asked: dict[str, Any] = {"json": {"keys": [{"id": key} for key in keys], "key_columns": ["id"]} | options}
     if sent == "arrow":
         stream = arrow_stream(pa.table({"id": pa.array(keys, pa.int16())}))
@@ -214,6 +214,7 @@ def test_a_head_is_as_new_as_the_question_wants(
         ({"keys": [{"id": 1}], "key_columns": None}, 422, "unknown-key-columns"),
         ({"keys": [{"id": 1}], "key_columns": ["id", "id"]}, 422, "unknown-key-columns"),
         ({"keys": [{"id": 1}], "select": ["no"]}, 422, "unknown-columns"),
+        ({"keys": [{"id": 1}], "select": ["id"], "schema_id": 7}, 422, "unknown-columns"),
         ({"keys": [{"id": 1}], "snapshot_id": 7}, 404, "unknown-snapshot"),
         ({"keys": [{"id": 1}], "branch": "no"}, 404, "unknown-snapshot"),
         ({"keys": []}, 422, "validation-error"),
@@ -437,6 +438,7 @@ def test_a_change_is_told_by_places_of_live_rows(
         ]
         return LookupAnswer(
             snapshot_id=1,
+            schema_id=0,
             head_age_seconds=0,
             key_columns=["id"],
             data_files_from_index=1,
@@ -542,6 +544,7 @@ class Troubled:
 ANSWER = Answer(
     {
         "snapshot_id": 1,
+        "schema_id": 0,
         "head_age_seconds": 0,
         "key_columns": ["id"],
         "data_files_from_index": 0,

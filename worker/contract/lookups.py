@@ -29,12 +29,14 @@ class AskedTable(Limits):
 
 class AskedKeys(Body):
     """keys: a value for each key column, as Iceberg writes it in JSON; none if they come as Arrow. select:
-    columns to show."""
+    columns to show. schema_id: of the schema that has them, else it is the table's for a branch, and the
+    snapshot's own for time travel."""
 
     keys: list[dict[str, Any]] = Field(default_factory=list, max_length=KEYS)
     key_columns: list[str] | None = Field(default=None, min_length=1, max_length=_COLUMNS)
     branch: str | None = None
     snapshot_id: int | None = None
+    schema_id: int | None = None
     select: list[str] | None = Field(default=None, min_length=1, max_length=_COLUMNS)
 
 

@@ -36,7 +36,7 @@ from worker.query.arrow import arrow_answer, key_schema, keys_of_arrow, read_str
 from worker.query.asked import keys_of_json
 from worker.query.errors import QuestionError
 from worker.query.report import facts, json_rows, report
-from worker.query.rows import rows_at, selected
+from worker.query.rows import rows_at, schema_of, selected
 from worker.table.record_properties import (
     index_storage_of,
     resolve_secrets,
@@ -169,9 +169,10 @@ def answer(
     )
     match_bytes, row_factor = _IN_ARROW if as_arrow else _IN_JSON
     take_room(match_bytes * len(places.keys))
-    schema = None if question.select is None else selected(coverage.table, question.select)
+    of_table = schema_of(coverage.table, question.schema_id)
+    schema = None if question.select is None else selected(of_table, question.select)
     rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES, row_factor)
-    head = {"head_age_seconds": asked.table.head_age_seconds}
+    head = {"head_age_seconds": asked.table.head_age_seconds, "schema_id": of_table.schema_id}
     if as_arrow:
         return to_stream(arrow_answer(coverage, found, places, rows, schema), head | facts(coverage, places))
     of = coverage.key_set

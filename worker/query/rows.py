@@ -35,12 +35,18 @@ _FILES_AT_ONCE = 16  # of all questions
 _threads = Threads(_FILES_AT_ONCE, "rows")
 
 
-def selected(table: TableSnapshot, columns: Sequence[str]) -> Schema:
-    """The columns by dotted names, of the schema that the snapshot is read with.
+def schema_of(table: TableSnapshot, schema_id: int | None = None) -> Schema:
+    """A schema of the table, or else the one that the snapshot is read with. Raises UnknownColumnsError."""
+    if schema_id is None:
+        return table.schema
+    known = {one.schema_id: one for one in table.metadata.schemas}
+    if schema_id not in known:
+        raise UnknownColumnsError(f"There is no schema {schema_id}, only {', '.join(map(str, known))}.")
+    return known[schema_id]
 
-    Raises UnknownColumnsError.
-    """
-    schema = table.schema
+
+def selected(schema: Schema, columns: Sequence[str]) -> Schema:
+    """The columns by dotted names. Raises UnknownColumnsError."""
     try:
         return schema.select(*columns)
     except ValueError as error:

@@ -27,7 +27,7 @@ def test_files_of_a_store_are_read_side_by_side(tmp_path: Path) -> None:
         coverage.table.storage = far = WaitingFiles({}, Kept(2**20), 0.02)
         found = []
         waits = far.counted(
-            lambda: found.append(rows_at(coverage.table, places, selected(coverage.table, ["id"])))
+            lambda: found.append(rows_at(coverage.table, places, selected(coverage.table.schema, ["id"])))
         )
         assert found[0]["id"].to_pylist() == numbers
         return waits.waves
