@@ -93,11 +93,14 @@ def look_up(
     data_sequence_number, live, deleted_by, and row if columns were selected.
 
     keys: a column for each key column, named as it is; equal keys are answered each. branch, snapshot_id:
-    what is asked about, else the newest snapshot of the branch. partitions: of the keys, which are sorted
-    among them, so that each part of the index is read by few tasks; else as many as Spark shuffles into.
+    one of them at most, else it is the newest snapshot of the branch. partitions: of the keys, which are
+    sorted among them, so that each part of the index is read by few tasks; else as many as Spark shuffles
+    into.
 
-    Raises LookupFailedError, as the query does when it runs.
+    Raises LookupFailedError, as the query does when it runs, and ValueError.
     """
+    if branch is not None and snapshot_id is not None:
+        raise ValueError("name either a branch or tag, or a snapshot")
     question = AskedKeys(
         key_columns=keys.columns,
         branch=branch,

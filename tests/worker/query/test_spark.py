@@ -97,6 +97,8 @@ def test_keys_that_cannot_all_be_answered_fail_the_query(
     asked = spark.range(10)
     with pytest.raises(LookupFailedError, match="no snapshot 17"):
         look_up(asked, place, snapshot_id=17)
+    with pytest.raises(ValueError, match="either a branch or tag, or a snapshot"):
+        look_up(asked, place, snapshot_id=17, branch="main")
     found = look_up(asked, place, select=["region"], partitions=1)
     for file in Path(table.metadata.location.removeprefix("file://")).rglob("*.parquet"):
         file.unlink()
