@@ -31,7 +31,7 @@ SCANNED_ROWS = 5_000_000
 """Of data files that the index does not cover, or that pending deletes of another key may hit: read for one
 question at most."""
 SCANNED_FILES = 200
-_SCAN_BYTES = 32 * 1024**2
+SCAN_BYTES = 32 * 1024**2
 """Are held of a data file that is scanned: its keys come in parts."""
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
 _TASKS_AT_ONCE = 32
@@ -168,7 +168,7 @@ def matched_files(
 
 
 def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
-    with told_as_unreadable(), holding(min(file.file_size_bytes, _SCAN_BYTES)):
+    with told_as_unreadable(), holding(min(file.file_size_bytes, SCAN_BYTES)):
         yield from reader.read_data_file(file)
 
 

@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_json
+from pyiceberg.exceptions import ResolveError
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import ListType, MapType
+from pyiceberg.types import (
+    ListType,
+    MapType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+)
 
 from worker.io import parquet_rows
-from worker.io.file_formats import check_size
+from worker.io.file_formats import FORMATS, check_size, open_columns
 from worker.io.parquet_rows import Pages, ParquetFooter
 from worker.io.sorting import Int64Array
-from worker.process.room import take_room
+from worker.process.deadline import check_time
+from worker.process.room import holding, take_room
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, UnknownColumnsError, UnreadableError
-from worker.query.places import Places
+from worker.query.places import SCAN_BYTES, Places
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile
 
 _ROWS_AT_ONCE = 10_000
 _FILES_AT_ONCE = 16  # of all questions
 _threads = Threads(_FILES_AT_ONCE, "rows")
+_NO_ROWS = "Ask for places alone (without `select`), or rewrite the file as Parquet (rewrite_data_files)."
+_MOMENTS = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
+"""Arrow's ORC reader turns them into nanoseconds that wrap around."""
 
 
 def schema_of(table: TableSnapshot, schema_id: int | None = None) -> Schema:
@@ -124,18 +136,21 @@ def _is_local(table: TableSnapshot, file: DataFile) -> bool:
 
 
 def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
-    if file.file_format != "parquet" or file.encrypted:
+    if file.file_format not in FORMATS or file.encrypted:
         raise UnreadableError(
             f"{file.path} is {'encrypted' if file.encrypted else file.file_format.upper()}; rows are read"
-            " from Parquet files.",
-            "Ask for places alone (without `select`), or rewrite the file (rewrite_data_files).",
+            " from Parquet, ORC and Avro files.",
+            _NO_ROWS,
         )
+    read = _read_parquet if file.file_format == "parquet" else _read_others
     try:
-        return _read_parquet(table, file, positions, schema)
+        return read(table, file, positions, schema)
     except FileNotFoundError as error:
         raise UnreadableError(str(error), "Restore the file.") from error
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, EOFError) as error:
         raise UnreadableError(f"{file.path}: {error}", "Restore the file.") from error
+    except ResolveError as error:
+        raise UnreadableError(f"{file.path} has a column of another type: {error}", _NO_ROWS) from error
 
 
 def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
@@ -145,12 +160,7 @@ def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, s
         footer = table.kept.get(
             ("footer", *name), lambda: ParquetFooter.read(source), lambda one: one.size_bytes
         )
-        in_file = pyarrow_to_schema(
-            footer.schema, table.metadata.name_mapping(), format_version=table.metadata.format_version
-        )
-        # Lists and maps follow from what is in them.
-        leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
-        projected = prune_columns(in_file, leaves, select_full_types=False)
+        projected = _projected(table, footer.schema, schema)
         names = [field.name for field in projected.fields]
 
         def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
@@ -158,6 +168,66 @@ def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, s
 
         # Of a file that has none of the columns, any other tells that the rows are there.
         found = parquet_rows.rows_at(source, footer, names or footer.schema.names[:1], positions, keep)
+    return _requested(table, file, schema, projected, found)
+
+
+def _read_others(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+    """ORC by stripes and Avro row by row, as keys are read: both from the beginning on."""
+    for field_id in schema.field_ids:
+        kind = schema.find_type(field_id)
+        is_lossy = file.file_format == "orc" and isinstance(kind, _MOMENTS)
+        if is_lossy or isinstance(kind, ListType | MapType):
+            raise UnreadableError(
+                f"{file.path} is {file.file_format.upper()}, of which columns of type {kind} are not read:"
+                f" {schema.find_column_name(field_id)}.",
+                _NO_ROWS,
+            )
+    with (
+        holding(min(file.file_size_bytes, SCAN_BYTES)),
+        open_columns(table.storage, file.path, file.file_format, file.file_size_bytes) as source,
+    ):
+        projected = _projected(table, pa.schema(_known(source.schema, file.file_format)), schema)
+        names = [field.name for field in projected.fields] or source.schema.names[:1]
+        parts, start = [], 0
+        for batch in source.batches([(name,) for name in names]):
+            check_time()
+            here = positions[(positions >= start) & (positions < start + batch.num_rows)]
+            parts.append(pa.Table.from_batches([batch]).select(names).take(pa.array(here - start)))
+            start += batch.num_rows
+            if start > positions.max():
+                break
+    found = pa.concat_tables(parts)
+    if found.num_rows != len(positions):
+        raise ValueError(f"it has {start} rows, and not one at {positions.max()}")
+    return _requested(table, file, schema, projected, found)
+
+
+def _known(fields: Iterable[pa.Field], file_format: str) -> list[pa.Field]:
+    """Without what is refused: ORC's timestamps, and Avro's lists and maps, which have no type of Arrow here."""
+    is_refused = pa.types.is_timestamp if file_format == "orc" else pa.types.is_null
+    return [
+        field.with_type(pa.struct(_known(field.type, file_format)))
+        if pa.types.is_struct(field.type)
+        else field
+        for field in fields
+        if not is_refused(field.type)
+    ]
+
+
+def _projected(table: TableSnapshot, in_file: pa.Schema, schema: Schema) -> Schema:
+    """What a file has of the columns that are asked for, with its own names."""
+    of_file = pyarrow_to_schema(
+        in_file, table.metadata.name_mapping(), format_version=table.metadata.format_version
+    )
+    # Lists and maps follow from what is in them.
+    leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
+    return prune_columns(of_file, leaves, select_full_types=False)
+
+
+def _requested(
+    table: TableSnapshot, file: DataFile, schema: Schema, projected: Schema, found: pa.Table
+) -> pa.Table:
+    """found: the columns `projected` of some rows."""
     constants = _constants(table, file, schema, projected)
     batches = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
     return pa.Table.from_batches(

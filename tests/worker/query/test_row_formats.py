@@ -1,0 +1,61 @@
+"""Rows of ORC and Avro files, as Iceberg's Java writes them, are told as Spark reads them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder
+from worker.contract.lookups import AskedKeys
+from worker.io.storage import Storage
+from worker.query.answers import Answers, TablePlace
+from worker.query.errors import UnreadableError
+from worker.query.rows import rows_at, selected
+
+pytestmark = pytest.mark.integration
+
+COLUMNS = (
+    "id bigint, name string, price decimal(9, 2), day date, is_open boolean, ratio double, raw binary,"
+    " town struct<name: string, zip: int>, at timestamp, tags array<string>"
+)
+
+
+def _found(table: TableBuilder, ids: list[int], select: list[str]) -> list[dict[str, Any]]:
+    storage = Storage()
+    place = TablePlace(table.metadata_location, storage, f"{table.metadata.location}/index", storage)
+    asked = AskedKeys(keys=[{"id": one} for one in ids], key_columns=["id"])
+    coverage, places = Answers().find(place, asked)
+    rows = rows_at(coverage.table, places, selected(coverage.table.schema, select)).to_pylist()
+    return [rows[at] for at in sorted(range(len(rows)), key=lambda at: int(places.keys[at]))]
+
+
+@pytest.mark.parametrize("file_format", ["orc", "avro"])
+def test_rows_of_other_formats_are_told(
+    spark: SparkSession, table_name: str, file_format: Literal["orc", "avro"]
+) -> None:
+    table = TableBuilder.create(spark, table_name, COLUMNS, properties={"write.format.default": file_format})
+    spark.sql(
+        f"INSERT INTO {table_name} SELECT /*+ COALESCE(1) */ id, if(id % 5 = 0, null, concat('n', id)),"
+        " cast(id as decimal(9, 2)) / 4, date_add(date'2026-01-01', cast(id as int)), id % 2 = 0, id / 8,"
+        " cast(cast(id as string) as binary), named_struct('name', concat('t', id), 'zip', cast(id as int)),"
+        " timestamp'2026-01-01 00:00:00', array('x') FROM range(2000)"
+    )
+    spark.sql(f"ALTER TABLE {table_name} RENAME COLUMN name TO called")
+    spark.sql(f"ALTER TABLE {table_name} ADD COLUMN later string")
+    select = ["id", "called", "price", "day", "is_open", "ratio", "raw", "town", "later"]
+    ids = [1_999, 0, 1_000, 5]
+    told = _found(table, ids, select)
+    rows = spark.table(table_name).where("id IN (0, 5, 1000, 1999)").select(*select).collect()
+    by_id = {row["id"]: row.asDict(recursive=True) for row in rows}
+    assert told == [by_id[one] | {"raw": bytes(by_id[one]["raw"])} for one in ids]
+    assert (told[1]["called"], told[2]["price"]) == (None, Decimal("250.00"))
+    assert _found(table, [7], ["later"]) == [{"later": None}]
+    for column in ["tags", "at"] if file_format == "orc" else ["tags"]:
+        with pytest.raises(UnreadableError, match=f"not read: {column}") as refused:
+            _found(table, [7], [column])
+        assert "without `select`" in refused.value.remedy
+    if file_format == "avro":
+        assert _found(table, [7], ["at"])[0]["at"] is not None
