@@ -31,6 +31,8 @@ JSON_CONTAINERS: Final = 200_000
 """Objects and lists. While a parser runs no other thread does: for 0.8 s of a core at most."""
 JSON_DIGITS: Final = 500
 """In a row: reading a number, and writing it, takes the square of its length."""
+PACKED_METADATA: Final = (".gz.metadata.json", ".metadata.json.gz")
+"""What names of metadata files end in that gzip has packed."""
 PAGES: Final = 1_000
 """Of one list."""
 NAMES: Final = 250_000
@@ -54,6 +56,10 @@ class LimitExceededError(Exception):
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
         self.remedy = remedy
+
+
+class NotUnpackedError(ValueError):
+    """What is said to be packed is not."""
 
 
 class OutOfTimeError(LimitExceededError):
@@ -259,12 +265,12 @@ def read_bounded(source: _Readable, most_bytes: int, what: str) -> bytes:
 
 
 def unpacked(content: bytes, what: str) -> bytes:
-    """What gzip has packed. Raises LimitExceededError, and what gzip raises."""
+    """What gzip has packed. Raises LimitExceededError, and NotUnpackedError."""
     try:
         with gzip.open(io.BytesIO(content)) as source:
             return read_bounded(source, ANSWER_BYTES, f"{what}, unpacked,")
-    except zlib.error as error:
-        raise OSError(f"{what} is not what gzip packs: {error}") from error
+    except (zlib.error, OSError, EOFError) as error:
+        raise NotUnpackedError(f"{what} is not what gzip packs: {error}") from error
 
 
 def checked_names(names: Iterable[tuple[str, ...]], what: str) -> Iterator[tuple[str, ...]]:

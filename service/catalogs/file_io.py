@@ -21,6 +21,7 @@ from service.settings import Settings
 from stores.file_io import LocationFileIO
 from trust.bounds import (
     ANSWER_BYTES,
+    PACKED_METADATA,
     LimitExceededError,
     check_json,
     check_size,
@@ -50,11 +51,11 @@ class _BoundedFile(PyArrowFile):
             content = read_bounded(source, ANSWER_BYTES, what)
         if content.startswith(_AVRO):
             _check_avro(content, what)
-        elif self.location.endswith(".gz.metadata.json"):  # as PyIceberg tells them
-            check_json(unpacked(content, what), what)
-        else:
-            check_json(content, what)
-        return io.BytesIO(content)
+            return io.BytesIO(content)
+        told = unpacked(content, what) if self.location.endswith(PACKED_METADATA) else content
+        check_json(told, what)
+        # PyIceberg unpacks those of the other name itself.
+        return io.BytesIO(told if self.location.endswith(".metadata.json.gz") else content)
 
     def _check_regular(self) -> None:
         """Opening a pipe waits for whoever writes to it."""

@@ -35,10 +35,18 @@ from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.places import of_tables
-from trust.bounds import LimitExceededError, OutOfTimeError, check_time, checked_names, working
+from trust.bounds import (
+    LimitExceededError,
+    NotUnpackedError,
+    OutOfTimeError,
+    check_time,
+    checked_names,
+    working,
+)
 from trust.secrets import is_reference
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
+_DAMAGE = (NotUnpackedError, UnicodeDecodeError)
 _LISTED_TABLES = 10_000
 # A server may repeat the token that it was sent.
 _BEARER = re.compile(r"\b(bearer) [^\s\"'<>,;]+", re.IGNORECASE)
@@ -239,7 +247,7 @@ class IcebergCatalogs:
             yield
         except sqlite.DatabaseMissingError:
             raise
-        except (FileNotFoundError, ValidationError, PydanticValidationError) as error:
+        except (FileNotFoundError, ValidationError, PydanticValidationError, *_DAMAGE) as error:
             raise _unreadable(catalog, identifier, error) from error
 
     def forget(self, catalog_id: str) -> None:
@@ -363,6 +371,9 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
     if isinstance(error, FileNotFoundError):
         cause = f"a metadata file of it is missing: {error}"
         remedy = "If snapshots are just being expired, the next look helps; otherwise restore the file."
+    elif isinstance(error, _DAMAGE) or _is_no_json(error):
+        cause = f"a metadata file of it is damaged: {str(error).partition(chr(10))[0][:500]}"
+        remedy = "Restore that file, or have the catalog name the one before it."
     else:
         findings = error.errors() if isinstance(error, PydanticValidationError) else []
         causes = sorted({str(finding["msg"]) for finding in findings}) or [str(error)]
@@ -373,6 +384,12 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
         redact(f"Catalog {catalog.name!r} has table {'.'.join(identifier)!r}, but {cause}.", catalog),
         remedy,
     )
+
+
+def _is_no_json(error: Exception) -> bool:
+    """PyIceberg has an error of its own for some of pydantic's."""
+    found = [one for one in (error, *error.args) if isinstance(one, PydanticValidationError)]
+    return any(finding["type"] == "json_invalid" for one in found for finding in one.errors())
 
 
 def redact(message: str, catalog: Catalog) -> str:

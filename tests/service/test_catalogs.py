@@ -1,5 +1,6 @@
 """Catalogs over HTTP: what is accepted, what a check says, what is never shown."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,28 @@ def test_a_hadoop_warehouse_is_read_with_and_without_a_current_hint(
     table = service.enroll(catalog="dirs")
     service.poll(table["id"])
     assert service.admin.get(f"/tables/{table['id']}/health").json()["data_files"] == 1
+
+
+@pytest.mark.parametrize("name", ["v3.metadata.json.gz", "v3.gz.metadata.json"])
+def test_metadata_that_gzip_has_packed_is_read_under_either_name(
+    service: Running, iceberg: IcebergCatalog, name: str
+) -> None:
+    hadoop_table(iceberg, 1, None)
+    packed = iceberg.directory / "hadoop" / "db" / "t" / "metadata" / name
+    content = gzip.compress(packed.with_name("v1.metadata.json").read_bytes())
+    packed.write_bytes(content[:-9])
+    body = {
+        "name": "dirs",
+        "type": "hadoop",
+        "properties": {"warehouse": f"file://{iceberg.directory}/hadoop"},
+    }
+    service.admin.post("/catalogs", json=body)
+    asked = {"catalog": "dirs", "identifier": ["db", "t"], "branch": "main", "policy": None}
+    damaged = service.admin.post("/tables", json=asked)
+    assert (damaged.status_code, damaged.json()["type"]) == (422, "/problems/table-unreadable")
+    assert "a metadata file of it is damaged" in damaged.json()["detail"]
+    packed.write_bytes(content)
+    assert service.admin.post("/tables", json=asked).status_code == 201
 
 
 def test_a_hadoop_identifier_cannot_leave_the_warehouse(service: Running, iceberg: IcebergCatalog) -> None:

@@ -165,6 +165,10 @@ def test_metadata_that_cannot_be_read_is_not_taken_for_an_unreachable_catalog(
     metadata.write_text(metadata.read_text().replace('"type":"long"', '"type":"variant"'))
     status, problem = refusal(local)
     assert (status, problem["type"]) == (422, "/problems/table-unreadable")
+    metadata.write_bytes(b"{")
+    status, problem = refusal(local)
+    assert (status, problem["type"]) == (422, "/problems/table-unreadable")
+    assert "a metadata file of it is damaged" in problem["detail"]
     metadata.unlink()
     status, problem = refusal(local)
     assert (status, problem["type"]) == (422, "/problems/table-unreadable")

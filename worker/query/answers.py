@@ -12,7 +12,8 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +21,14 @@ import pyarrow as pa
 from pyiceberg.serializers import FromByteStream
 from pyiceberg.table.metadata import TableMetadata
 
-from trust.bounds import ANSWER_BYTES, LimitExceededError, check_json, read_bounded, unpacked
+from trust.bounds import (
+    ANSWER_BYTES,
+    PACKED_METADATA,
+    LimitExceededError,
+    check_json,
+    read_bounded,
+    unpacked,
+)
 from worker.contract.lookups import AskedKeys
 from worker.index.key_set_index import (
     DamagedIndexError,
@@ -40,11 +48,11 @@ from worker.query.asked import keys_of_json
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
+from worker.table.manifests import CorruptMetadataError
 
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
 _DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
-_GZIPPED = (".gz.metadata.json", ".metadata.json.gz")
 _NUMBERED = re.compile(r"v\d+(\.gz\.metadata\.json|\.metadata\.json(\.gz)?)")
 """Names of metadata files in Hadoop's catalogs, which are used again."""
 _LOOK_AGAIN_SECONDS = 1.0
@@ -76,19 +84,35 @@ class _Metadata:
 
     @classmethod
     def read(cls, storage: Storage, location: str) -> _Metadata:
-        """Within the bounds that the service has for it. Raises UnreadableError, or OSError."""
+        """Within the bounds that the service has for it.
+
+        Raises UnreadableError, CorruptMetadataError, or OSError (a retry can help).
+        """
         what = f"The file {location}"
         try:
             with storage.io.new_input(location).open() as source:
                 content = read_bounded(source, ANSWER_BYTES, what)
-            if location.endswith(_GZIPPED):
-                content = unpacked(content, what)
-            check_json(content, what)
+            with _told_as_damaged(location):
+                if location.endswith(PACKED_METADATA):
+                    content = unpacked(content, what)
+                check_json(content, what)
         except LimitExceededError as error:
             raise UnreadableError(str(error), error.remedy) from error
-        with holding(_METADATA_FACTOR * len(content)):
+        with holding(_METADATA_FACTOR * len(content)), _told_as_damaged(location):
             table = FromByteStream.table_metadata(io.BytesIO(content))
         return cls(table, hashlib.sha256(content).digest(), len(content))
+
+
+@contextmanager
+def _told_as_damaged(location: str) -> Iterator[None]:
+    """What is read, unpacked or parsed here lies in memory already: no error of it is the store's."""
+    try:
+        yield
+    except (LimitExceededError, MemoryError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        raise CorruptMetadataError(f"{location} is damaged, or too new: {said}") from error
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ def _read_others(table: TableSnapshot, file: DataFile, positions: Int64Array, sc
 
 
 def _known(fields: Iterable[pa.Field], file_format: str) -> list[pa.Field]:
-    """Without what is refused: ORC's timestamps, and Avro's lists and maps, which have no type of Arrow here."""
+    """Without what is refused: ORC's timestamps, and lists and maps of Avro, which have no type of Arrow."""
     is_refused = pa.types.is_timestamp if file_format == "orc" else pa.types.is_null
     return [
         field.with_type(pa.struct(_known(field.type, file_format)))

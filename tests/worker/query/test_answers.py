@@ -14,6 +14,7 @@ from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
 from worker.query.errors import UnreadableError
+from worker.table.manifests import CorruptMetadataError
 
 ASKED = AskedKeys(keys=[{"id": 1}, {"id": 2}], key_columns=["id"])
 
@@ -70,3 +71,23 @@ def test_metadata_beyond_what_the_service_takes_is_not_read(
         Answers().find(_place(file.as_uri(), tmp_path), ASKED)
     assert refused.value.remedy
     file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("1-a.metadata.json", b'{"format-version": 2'),
+        ("1-a.metadata.json", b"\xff"),
+        ("1-a.metadata.json", b'{"format-version": 99}'),
+        ("1-a.metadata.json", b"[]"),
+        ("v1.gz.metadata.json", b"{}"),
+        ("v1.metadata.json.gz", gzip.compress(b"{}")[:-1]),
+        ("v1.metadata.json.gz", gzip.compress(bytes(range(256)))[:20] + b"\xff" * 9),
+    ],
+)
+def test_damaged_metadata_is_told_as_such_packed_or_not(name: str, content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(CorruptMetadataError, match=f"{name} is damaged") as refused:
+        Answers().find(_place(file.as_uri(), tmp_path), ASKED)
+    assert not refused.value.retryable
