@@ -343,11 +343,19 @@ PROBLEMS: dict[str, ProblemType] = {
         "The service has no lookup servers.",
         "Start `icestream lookup`, and give the service its address as ICESTREAM_LOOKUP_URL, and its token.",
     ),
+    "lookups-busy": ProblemType(
+        (503,),
+        "The lookup servers have all they can do",
+        "They work on as many questions, or hold as much memory, as they take at once, or the answers that "
+        "are under way have too many bytes together.",
+        "Ask again in some seconds; if it goes on, start more lookup servers.",
+    ),
     "lookups-unavailable": ProblemType(
         (503,),
-        "No lookup server can answer now",
-        "None can be reached or answers in time, a store does not answer, or the table changed meanwhile.",
-        "Ask again in some seconds; if it goes on, look at the logs of the lookup servers.",
+        "No lookup server answers now",
+        "None can be reached, or what answers is none of this version and token; `detail` tells more.",
+        "See whether `icestream lookup` runs where ICESTREAM_LOOKUP_URL says, with the same token, and what "
+        "its log tells.",
     ),
     "malformed-request": ProblemType(
         (400,),
@@ -414,6 +422,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The API key is good, and it was made for other parts of the API.",
         "Use a key with the scope named in `remedy`, or one without scopes.",
         _DENIED,
+    ),
+    "out-of-time": ProblemType(
+        (503,),
+        "The answer takes too long",
+        "What it needs was not read within the time for which it is waited.",
+        "Ask again, as what was read is known now; or ask for fewer keys, or run a job of kind `index`.",
     ),
     "pattern-not-found": ProblemType(
         (404,), "No such pattern", "No standing pattern has this id.", "List them: GET /api/v1/patterns."
@@ -501,11 +515,23 @@ PROBLEMS: dict[str, ProblemType] = {
         "Stop the attempt and claim new work.",
         {"job_status": "of the job now", "current_attempt": "number of the job's latest attempt"},
     ),
+    "store-unavailable": ProblemType(
+        (503,),
+        "A store does not answer",
+        "A lookup server can't read the files of the table, or of its index.",
+        "Ask again in some seconds; if it goes on, look at the store, and at what lookup servers may read.",
+    ),
     "system-needs-policy": ProblemType(
         (422,),
         "The system always has a policy",
         "Without one, values would have no source.",
         "Attach `manual` if nothing shall run by itself.",
+    ),
+    "table-changed": ProblemType(
+        (503,),
+        "The table changed meanwhile",
+        "What the question is about was replaced while it was answered, more often than it is looked for.",
+        "Ask again.",
     ),
     "table-exists": ProblemType(
         (409,),

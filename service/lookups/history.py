@@ -40,7 +40,9 @@ from service.settings import Settings
 
 _SECONDS = 30.0
 """For all snapshots: what is not told by then is left out, and says so."""
-_OF_A_SNAPSHOT = frozenset({"answer-too-large", "lookup-failed", "not-covered", "unknown-columns"})
+_OF_A_SNAPSHOT = frozenset(
+    {"answer-too-large", "lookup-failed", "not-covered", "out-of-time", "unknown-columns"}
+)
 """Refusals that hold for one snapshot, and not for others."""
 _FIRST_SEQUENCE_NUMBER = 1
 Answer = LookupAnswer | IcestreamError
@@ -83,7 +85,7 @@ async def tell(request: Request, settings: Settings, asked: Asked, body: KeyHist
                 question = _question(settings, asked, body, snapshot_id)
                 answers.append(await _answer(servers, question, until - time.monotonic()))
     except TimeoutError:
-        late = IcestreamError("lookups-unavailable", f"The lookups did not end within {_SECONDS:g} s.")
+        late = IcestreamError("out-of-time", f"The lookups did not end within {_SECONDS:g} s.")
         answers += [late] * (max(len(snapshots), 1) - len(answers))
     told = [answer for answer in answers if isinstance(answer, LookupAnswer)]
     if not told:
@@ -123,7 +125,9 @@ def _described(
         operation=operation,
         change=None if now is None or then is None else _change(then, now, operation),
         matches=now,
-        not_told=_why(answer) if isinstance(answer, IcestreamError) else None,
+        not_told=NotTold(code=answer.slug, detail=answer.detail)
+        if isinstance(answer, IcestreamError)
+        else None,
         data_files_from_index=told and told.data_files_from_index,
         data_files_scanned=told and told.data_files_scanned,
         rows_scanned=told and told.rows_scanned,
@@ -140,11 +144,6 @@ def _change(then: Sequence[Match], now: Sequence[Match], operation: str | None) 
     if not after:
         return KeyChange.DELETED
     return KeyChange.MOVED if operation == "replace" else KeyChange.REPLACED
-
-
-def _why(error: IcestreamError) -> NotTold:
-    code = "out-of-time" if error.slug == "lookups-unavailable" else error.slug
-    return NotTold(code=code, detail=error.detail)
 
 
 def _time(milliseconds: int) -> datetime | None:

@@ -151,7 +151,7 @@ class NotTold(Message):
     """Why it can't be told what rows a key had in a snapshot."""
 
     code: str
-    """Programs know the reason by its code: the name of a problem, or `out-of-time`."""
+    """Programs know the reason by its code: the name of a problem, such as `out-of-time`."""
     detail: str
     """The reason says what is the case, in words."""
 

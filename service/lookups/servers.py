@@ -54,6 +54,10 @@ _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
     "answer_too_large": lambda words, remedy: InvalidError("answer-too-large", words, remedy),
     "unknown_snapshot": lambda words, remedy: NotFoundError("unknown-snapshot", words, remedy),
     "not_covered": lambda words, remedy: ConflictError("not-covered", words, remedy),
+    "busy": lambda words, remedy: IcestreamError("lookups-busy", words, remedy),
+    "out_of_time": lambda words, remedy: IcestreamError("out-of-time", words, remedy),
+    "store_unavailable": lambda words, remedy: IcestreamError("store-unavailable", words, remedy),
+    "outdated": lambda words, remedy: OutdatedError("table-changed", words, remedy),
 }
 
 
@@ -205,7 +209,7 @@ class LookupServers:
             for task in asked:
                 if task.done():
                     return task.result()
-            raise _away(f"No lookup server has answered within {_ANSWER_SECONDS:.0f} s.")
+            raise _late(f"No lookup server has answered within {_ANSWER_SECONDS:.0f} s.")
         finally:
             for task in asked:
                 task.cancel()
@@ -240,8 +244,10 @@ class LookupServers:
             except (aiohttp.ClientError, TimeoutError) as error:
                 is_late = isinstance(error, TimeoutError)
                 # One that has just died: another one answers, or the next one.
-                if is_last or (is_late and not isinstance(error, aiohttp.ConnectionTimeoutError)):
-                    raise _away(f"No lookup server answers ({type(error).__name__}).") from error
+                is_asked = is_late and not isinstance(error, aiohttp.ConnectionTimeoutError)
+                if is_last or is_asked:
+                    why = f"No lookup server answers ({type(error).__name__})."
+                    raise (_late(why) if is_asked else _away(why)) from error
                 continue
             # One that has enough to do: another one may not. What a store or a table is like, all find alike.
             if is_last or not _is_busy(answered):
@@ -273,7 +279,10 @@ class LookupServers:
         if size > at_most:
             raise InvalidError("answer-too-large", f"It has more than {at_most:,} bytes.")
         if sum(len(one.content) for one in self._under_way) > _UNDER_WAY_BYTES:
-            raise _away(f"The answers that are under way have more than {_UNDER_WAY_BYTES:,} bytes together.")
+            raise IcestreamError(
+                "lookups-busy",
+                f"The answers that are under way have more than {_UNDER_WAY_BYTES:,} bytes together.",
+            )
 
 
 def _is_busy(answered: Answered) -> bool:
@@ -291,10 +300,12 @@ def _away(detail: str) -> IcestreamError:
     return IcestreamError("lookups-unavailable", detail)
 
 
+def _late(detail: str) -> IcestreamError:
+    return IcestreamError("out-of-time", detail)
+
+
 def _refused(status: int, refusal: ServerRefusal) -> IcestreamError:
     words, remedy = refusal.detail[:_WORDS] or refusal.title, refusal.remedy[:_WORDS] or None
-    if refusal.code == "outdated":
-        return OutdatedError("lookups-unavailable", f"{refusal.title}: {words}", remedy)
     if make := _REFUSALS.get(refusal.code):
         return make(words, remedy)
     if status == 409:

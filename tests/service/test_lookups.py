@@ -491,17 +491,20 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "slug"),
     [
-        Answer("", 500),
-        Answer("no json"),
-        Answer({"code": "outdated", "title": "The table changed meanwhile", "remedy": "Ask again."}, 503),
-        Answer({"code": "unauthorized", "title": "The token is another one"}, 401),
-        Answer("{}", headers={"content-type": "text/html"}),
+        (Answer("", 500), "lookups-unavailable"),
+        (Answer("no json"), "lookups-unavailable"),
+        (Answer({"code": "unauthorized", "title": "The token is another one"}, 401), "lookups-unavailable"),
+        (Answer("{}", headers={"content-type": "text/html"}), "lookups-unavailable"),
+        (Answer({"code": "outdated", "title": "The table changed meanwhile"}, 503), "table-changed"),
+        (Answer({"code": "store_unavailable", "title": "A store does not answer"}, 503), "store-unavailable"),
+        (Answer({"code": "out_of_time", "title": "The answer takes too long"}, 503), "out-of-time"),
+        (Answer({"code": "busy", "title": "The lookup server has all it can do"}, 503), "lookups-busy"),
     ],
 )
 def test_a_server_that_cannot_answer_is_told_as_such(
-    settings: Settings, iceberg: IcebergCatalog, answer: Answer
+    settings: Settings, iceberg: IcebergCatalog, answer: Answer, slug: str
 ) -> None:
     with (
         answering({"/lookups": answer}) as server,
@@ -510,7 +513,8 @@ def test_a_server_that_cannot_answer_is_told_as_such(
         service.register(iceberg)
         table = service.enroll()["id"]
         told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
-        assert (told.status_code, told.json()["type"]) == (503, "/problems/lookups-unavailable")
+        assert (told.status_code, told.json()["type"]) == (503, f"/problems/{slug}")
+        assert told.json()["remedy"]
         assert int(told.headers["Retry-After"]) > 0
 
 
@@ -609,7 +613,7 @@ def test_answers_are_bounded_each_and_together(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(2):
             with pytest.raises(IcestreamError, match="together") as refused:
                 await asked.ask_for(JSON_TYPE, {})
-            assert refused.value.slug == "lookups-unavailable"
+            assert refused.value.slug == "lookups-busy"
         held.pop()
         assert (await asked.ask({})).snapshot_id == 1
         monkeypatch.setattr(servers, "_READ_BYTES", size - 1)
@@ -645,6 +649,25 @@ def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.Mon
     with pytest.raises(IcestreamError, match="nor their probes") as told:
         _ask(Troubled(Troubled.stands_still, Troubled.stands_still))
     assert told.value.status_code == 503
+
+
+def test_an_answer_that_does_not_come_in_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    over = Event()
+
+    def stand_still(_: Request) -> Answer:
+        over.wait(PATIENCE_SECONDS)
+        return ANSWER
+
+    with answering({"/lookups": stand_still, "/livez": Answer({})}) as server:
+        try:
+            with pytest.raises(IcestreamError) as told:
+                _asking(server, lambda servers: servers.ask({}))
+        finally:
+            over.set()
+    assert told.value.slug == "out-of-time"
 
 
 def test_the_overview_tells_that_no_lookup_server_answers(

@@ -140,7 +140,9 @@ def _answer(
         return _problem(409, "not_allowed", "The table leads to where nothing may be read", why, remedy)
     except OutOfTimeError:
         why = f"What the answer needs was not read within the {max(seconds, 0):.3g} s that were left."
-        remedy = "Ask again, as what was read is known now; or ask for fewer keys, or index the table."
+        remedy = (
+            "Ask again, as what was read is known now; or ask for fewer keys, or run a job of kind `index`."
+        )
         return _problem(503, "out_of_time", "The answer takes too long", why, remedy)
     except OSError as error:
         why = _redacted(asked, f"{type(error).__name__}: {error}")
