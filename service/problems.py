@@ -37,7 +37,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "answer-too-large": ProblemType(
         (422,),
         "The answer is too large",
-        "There are more than 100,000 rows, or 64 MiB of them, or 4 MiB in one snapshot of a history.",
+        "There are more than 100,000 rows, or 64 MiB of them; or 4 MiB in one snapshot of a history, or "
+        "8 MiB in all of its snapshots.",
         "Ask for fewer keys at once, or select fewer columns.",
     ),
     "api-key-given": ProblemType(

@@ -33,13 +33,15 @@ from service.lookups.models import (
     Match,
     NotTold,
 )
-from service.lookups.servers import LookupServers
+from service.lookups.servers import Allowance, LookupServers
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 
 _SECONDS = 30.0
 """For all snapshots: what is not told by then is left out, and says so."""
+_ANSWER_BYTES = 8 * 1024**2
+"""Likewise, of what is read for all snapshots: in memory it takes many times as much."""
 _OF_A_SNAPSHOT = frozenset(
     {"answer-too-large", "lookup-failed", "not-covered", "out-of-time", "unknown-columns"}
 )
@@ -78,12 +80,12 @@ async def tell(request: Request, settings: Settings, asked: Asked, body: KeyHist
     answers: list[Answer] = []
     # Without a snapshot, the servers say what is wrong with the branch, or that the table is empty.
     wanted: list[int | None] = [one.snapshot_id for one in snapshots]
-    until = time.monotonic() + _SECONDS
+    allowance = Allowance(time.monotonic() + _SECONDS, _ANSWER_BYTES)
     try:
         async with asyncio.timeout(_SECONDS):
             for snapshot_id in wanted or [body.snapshot_id]:
                 question = _question(settings, asked, body, snapshot_id)
-                answers.append(await _answer(servers, question, until - time.monotonic()))
+                answers.append(await _answer(servers, question, allowance))
     except TimeoutError:
         late = IcestreamError("out-of-time", f"The lookups did not end within {_SECONDS:g} s.")
         answers += [late] * (max(len(snapshots), 1) - len(answers))
@@ -172,9 +174,9 @@ def _snapshots(asked: Asked, body: KeyHistoryRequest) -> tuple[list[Snapshot], E
     return found, EarlierSnapshots.NONE if is_all else EarlierSnapshots.EXPIRED
 
 
-async def _answer(servers: LookupServers, question: dict[str, Any], seconds: float) -> Answer:
+async def _answer(servers: LookupServers, question: dict[str, Any], allowance: Allowance) -> Answer:
     try:
-        return await servers.ask(question, seconds)
+        return await servers.ask(question, allowance)
     except IcestreamError as error:
         if error.slug not in _OF_A_SNAPSHOT:
             raise

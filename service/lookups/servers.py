@@ -70,6 +70,15 @@ class Answered:
     content: bytes | bytearray = field(default_factory=bytearray)
 
 
+@dataclass(slots=True)
+class Allowance:
+    """What several questions may take together. until: by the monotonic clock, at most a minute from now.
+    answer_bytes: of all answers."""
+
+    until: float
+    answer_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """content: a line of JSON, and keys if they are Arrow. answer_bytes: at most. until: when it is given up,
@@ -87,11 +96,12 @@ class _Question:
         stream: bytes,
         answer_type: str,
         answer_bytes: int,
-        seconds: float = _ANSWER_SECONDS,
+        until: float | None = None,
     ) -> Self:
         line = json.dumps(question, separators=(",", ":"), allow_nan=False).encode()
         content = line + b"\n" + stream if stream else line
-        return cls(content, answer_type, answer_bytes, time.monotonic() + seconds)
+        given_up_at = time.monotonic() + _ANSWER_SECONDS if until is None else until
+        return cls(content, answer_type, answer_bytes, given_up_at)
 
     @property
     def seconds_left(self) -> float:
@@ -116,13 +126,16 @@ class LookupServers:
     def are_set_up(self) -> bool:
         return bool(self._url)
 
-    async def ask(self, question: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> LookupAnswer:
-        """What is answered about few keys. seconds: for which whoever asks waits, at most a minute.
+    async def ask(self, question: dict[str, Any], allowance: Allowance | None = None) -> LookupAnswer:
+        """What is answered about few keys. allowance: what is left of it after this question.
 
         Raises IcestreamError: what a server refuses, or 503 when none answers.
         """
-        asked = _Question.of(question, b"", JSON_TYPE, _READ_BYTES, seconds)
+        left = allowance or Allowance(time.monotonic() + _ANSWER_SECONDS, _READ_BYTES)
+        most_bytes = min(_READ_BYTES, left.answer_bytes)
+        asked = _Question.of(question, b"", JSON_TYPE, most_bytes, left.until)
         content = (await self._answer(asked)).content
+        left.answer_bytes -= len(content)
         read = LookupAnswer.model_validate_json
         try:
             return read(content) if len(content) <= _SMALL_BYTES else await run_in_threadpool(read, content)
@@ -277,7 +290,9 @@ class LookupServers:
 
     def _check_size(self, size: int, at_most: int) -> None:
         if size > at_most:
-            raise InvalidError("answer-too-large", f"It has more than {at_most:,} bytes.")
+            raise InvalidError(
+                "answer-too-large", f"It has more than the {at_most:,} bytes that it may have."
+            )
         if sum(len(one.content) for one in self._under_way) > _UNDER_WAY_BYTES:
             raise IcestreamError(
                 "lookups-busy",

@@ -1,6 +1,7 @@
 """Questions about keys, over HTTP, with a lookup server beside the service."""
 
 import json
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from itertools import chain, repeat
@@ -19,12 +20,12 @@ from typer.testing import CliRunner, Result
 from service.auth.models import Principal
 from service.command.main import app as commands
 from service.errors import IcestreamError
-from service.lookups import servers
+from service.lookups import history, servers
 from service.lookups.history import describe
 from service.lookups.limits import KeyLimits
 from service.lookups.models import EarlierSnapshots, KeyMatches, LookupAnswer, Match
 from service.lookups.questions import JSON_TYPE
-from service.lookups.servers import LookupServers
+from service.lookups.servers import Allowance, LookupServers
 from service.records.keys import Role
 from service.settings import Settings
 from tests.http_server import Answer, HttpServer, Request, answering
@@ -383,17 +384,40 @@ def test_what_is_not_told_in_time_is_left_out_and_says_so(
     iceberg.append("db.t", [4])
     asked, ask, asks = {"key": {"id": 4}, "key_columns": ["id"]}, LookupServers.ask, []
 
-    async def ask_once(servers: LookupServers, question: dict[str, Any], seconds: float) -> LookupAnswer:
+    async def ask_once(servers: LookupServers, question: dict[str, Any], left: Allowance) -> LookupAnswer:
         asks.append(question)
         if len(asks) == 2:
             # As if the bound passed now, while the second one is asked.
             raise TimeoutError
-        assert 0 < seconds <= 30
-        return await ask(servers, question, seconds)
+        assert left.until <= time.monotonic() + 30
+        return await ask(servers, question, left)
 
     monkeypatch.setattr(LookupServers, "ask", ask_once)
     newest, older = service.admin.post(f"{table}/history", json=asked).json()["snapshots"]
     assert (newest["not_told"], older["not_told"]["code"], older["matches"]) == (None, "out-of-time", None)
+
+
+def test_a_history_is_told_up_to_a_bound_of_all_its_snapshots(
+    service: Running, table: str, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (4, 5):
+        iceberg.append("db.t", [number])
+    asked = {"key": {"id": 1}, "key_columns": ["id"]}
+    sizes, ask = [], LookupServers.ask
+
+    async def measured(servers: LookupServers, question: dict[str, Any], left: Allowance) -> LookupAnswer:
+        before = left.answer_bytes
+        answer = await ask(servers, question, left)
+        sizes.append(before - left.answer_bytes)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LookupServers, "ask", measured)
+        assert service.admin.post(f"{table}/history", json=asked).status_code == 200
+    # The second one's is a few digits longer or shorter.
+    monkeypatch.setattr(history, "_ANSWER_BYTES", sum(sizes[:2]) + 50)
+    told = service.admin.post(f"{table}/history", json=asked).json()["snapshots"]
+    assert [one["not_told"] and one["not_told"]["code"] for one in told] == [None, None, "answer-too-large"]
 
 
 def test_each_snapshot_of_a_history_counts_as_a_key(settings: Settings, iceberg: IcebergCatalog) -> None:
@@ -589,7 +613,7 @@ def test_only_a_server_that_has_enough_to_do_is_asked_again_at_once(code: str, c
 def test_a_server_is_told_how_long_it_is_waited_for() -> None:
     with answering({"/lookups": ANSWER}) as server:
         _asking(server, lambda servers: servers.ask({}))
-        _asking(server, lambda servers: servers.ask({}, 7))
+        _asking(server, lambda servers: servers.ask({}, Allowance(time.monotonic() + 7, 10_000)))
         waits = [float(headers[SECONDS_LEFT.lower()]) for _, headers in server.requests]
     assert 7 < waits[0] <= 60
     assert 0 < waits[1] <= 7
