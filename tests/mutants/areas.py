@@ -106,7 +106,7 @@ AREAS = (
             "worker/query/places.py",
             "worker/query/snapshot.py",
         ),
-        ("tests/worker/query", "tests/service/test_lookups.py"),
+        ("tests/worker/query", "tests/service/lookups"),
         25,
     ),
 )

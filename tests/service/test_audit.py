@@ -110,7 +110,7 @@ def test_each_write_leaves_one_entry(
     (other,) = service.admin.get("/tables").json()["items"]
     write("DELETE /tables/{table_id}", "table.delete", table_id=other["id"])
     write("DELETE /catalogs/{catalog_id}", "catalog.delete", **catalog)
-    # These read, and have entries all the same: tests/service/test_lookups.py.
+    # These read, and have entries all the same: tests/service/lookups/test_access.py.
     lookups = {"POST /tables/{table_id}/lookups", "POST /tables/{table_id}/lookups/history"}
     assert write.routes == WRITES - lookups
 

@@ -1,0 +1,90 @@
+"""Who may ask about keys, how much, and what is remembered of it."""
+
+import httpx
+import pytest
+
+from service.auth.models import Principal
+from service.errors import IcestreamError
+from service.lookups.limits import KeyLimits
+from service.records.keys import Role
+from service.settings import Settings
+from tests.service.conftest import (
+    Running,
+    alike_on_both,
+)
+
+database_kind = alike_on_both
+
+
+def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, table: str) -> None:
+    keys = [{"id": 171_717}, {"id": 3}]
+    service.admin.post(table, json={"keys": keys, "key_columns": ["id"]})
+    entries = service.admin.get("/audit", params={"action": "table.look_up"})
+    entry = entries.json()["items"][0]
+    assert (entry["fields"], entry["target"]) == ({"keys": 2}, "db.t")
+    assert entry["principal"]
+    service.admin.post(f"{table}/history", json={"key": keys[0], "key_columns": ["id"], "snapshots": 7})
+    newest = service.admin.get("/audit", params={"action": "table.look_up"}).json()["items"][0]
+    assert newest["fields"] == {"keys": 1, "snapshots": 7}
+    assert "171717" not in service.admin.get("/audit").text
+
+
+def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(
+    service: Running, table: str
+) -> None:
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
+    for scope, status in (("lookups:read", 200), ("tables:read", 403)):
+        made = service.admin.post(
+            "/api-keys", json={"name": scope.replace(":", "-"), "role": "viewer", "scopes": [scope]}
+        ).json()
+        client = service.client_with({"Authorization": f"Bearer {made['key']}"})
+        assert client.post(table, json=asked).status_code == status
+        assert client.patch(table.removesuffix("/lookups"), json={}).status_code == 403
+
+
+def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: str) -> None:
+    def key(*tables: str, scopes: tuple[str, ...] = ("lookups:read",)) -> httpx.Response:
+        body = {"name": "k", "role": "viewer", "scopes": scopes, "tables": tables}
+        return service.admin.post("/api-keys", json=body)
+
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
+    of_one = {"key": {"id": 3}, "key_columns": ["id"]}
+    cases = [(["local.db.*"], True), (["other.*", "local.db.t"], True), (["local.db"], False)]
+    for tables, is_let in cases:
+        made = key(*tables).json()
+        assert made["tables"] == tables
+        client = service.client_with({"Authorization": f"Bearer {made['key']}"})
+        answers = [client.post(table, json=asked), client.post(f"{table}/history", json=of_one)]
+        assert [answer.status_code for answer in answers] == [200 if is_let else 403] * 2
+    assert answers[0].json()["type"] == "/problems/out-of-scope"
+    denied = service.admin.get("/audit", params={"action": "table.look_up", "outcome": "denied"}).json()
+    assert {entry["target"] for entry in denied["items"]} == {"local.db.t"}
+    for refused in (key(), key("x", scopes=("lookups:read", "tables:read")), key("x", scopes=())):
+        assert refused.status_code == 422
+
+
+def test_questions_are_counted_by_what_became_of_them(service: Running, table: str) -> None:
+    for key in (1, 2, "x"):
+        service.admin.post(table, json={"keys": [{"id": key}, {"id": 7}], "key_columns": ["id"]})
+    figures = service.admin.get(f"{service.url}/metrics").text.splitlines()
+    for figure in (
+        'lookups_total{status="answered"} 2.0',
+        'lookups_total{status="refused"} 1.0',
+        'lookups_total{status="unavailable"} 0.0',
+        "lookup_keys_total 4.0",
+        "lookup_seconds_count 2.0",
+    ):
+        assert f"icestream_{figure}" in figures
+
+
+def test_keys_are_counted_and_not_calls() -> None:
+    now = 0.0
+    limits = KeyLimits(Settings(lookup_keys_per_minute=60), lambda: now)
+    one, other = (Principal("api_key", name, name, Role.VIEWER) for name in ("one", "other"))
+    limits.take(one, 50)
+    with pytest.raises(IcestreamError) as refused:
+        limits.take(one, 20)
+    assert (refused.value.status_code, refused.value.extra["retry_after_seconds"]) == (429, 10)
+    limits.take(other, 1_000)  # more than a minute's worth takes a whole minute's
+    now = 10.0
+    limits.take(one, 20)

@@ -1,0 +1,266 @@
+"""How lookup servers are asked, which may be in trouble: those of these tests answer as they are told."""
+
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import chain, repeat
+from threading import Event
+from typing import Any, TypeVar
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from service.errors import IcestreamError
+from service.lookups import servers
+from service.lookups.models import LookupAnswer
+from service.lookups.questions import JSON_TYPE
+from service.lookups.servers import Allowance, LookupServers
+from service.settings import Settings
+from tests.http_server import Answer, HttpServer, Request, answering
+from tests.patience import PATIENCE_SECONDS
+from tests.service.conftest import (
+    alike_on_both,
+    run_apart,
+    running,
+    with_lookup_server,
+)
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.lookups.conftest import TOKEN
+from worker.contract.lookups import SECONDS_LEFT
+
+database_kind = alike_on_both
+
+
+T = TypeVar("T")
+
+
+@pytest.mark.parametrize(
+    ("answer", "slug"),
+    [
+        (Answer("", 500), "lookups-unavailable"),
+        (Answer("no json"), "lookups-unavailable"),
+        (Answer({"code": "unauthorized", "title": "The token is another one"}, 401), "lookups-unavailable"),
+        (Answer("{}", headers={"content-type": "text/html"}), "lookups-unavailable"),
+        (Answer({"code": "outdated", "title": "The table changed meanwhile"}, 503), "table-changed"),
+        (Answer({"code": "store_unavailable", "title": "A store does not answer"}, 503), "store-unavailable"),
+        (Answer({"code": "out_of_time", "title": "The answer takes too long"}, 503), "out-of-time"),
+        (Answer({"code": "busy", "title": "The lookup server has all it can do"}, 503), "lookups-busy"),
+    ],
+)
+def test_a_server_that_cannot_answer_is_told_as_such(
+    settings: Settings, iceberg: IcebergCatalog, answer: Answer, slug: str
+) -> None:
+    with (
+        answering({"/lookups": answer}) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+    ):
+        service.register(iceberg)
+        table = service.enroll()["id"]
+        told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
+        assert (told.status_code, told.json()["type"]) == (503, f"/problems/{slug}")
+        assert told.json()["remedy"]
+        assert int(told.headers["Retry-After"]) > 0
+
+
+class Troubled:
+    """Lookup servers behind one address: the first question meets another one than all others."""
+
+    def __init__(self, first: Callable[["Troubled"], Answer], probe: Callable[["Troubled"], Answer]) -> None:
+        self.over = Event()
+        """Whatever waits for this goes on."""
+        self._probe = probe
+        self._next: Iterator[Callable[[Troubled], Answer]] = chain([first], repeat(Troubled.answers_at_once))
+
+    def answers(self) -> dict[str, Answer | Callable[[Request], Answer]]:
+        return {"/lookups": lambda _: next(self._next)(self), "/livez": lambda _: self._probe(self)}
+
+    def stands_still(self) -> Answer:
+        self.over.wait(PATIENCE_SECONDS)
+        return ANSWER
+
+    def dies(self) -> Answer:
+        self.over.set()
+        raise ConnectionError
+
+    def has_enough_to_do(self) -> Answer:
+        return Answer({"code": "busy", "title": "t"}, 503)
+
+    def answers_at_once(self) -> Answer:
+        return ANSWER
+
+
+ANSWER = Answer(
+    {
+        "snapshot_id": 1,
+        "schema_id": 0,
+        "head_age_seconds": 0,
+        "key_columns": ["id"],
+        "data_files_from_index": 0,
+        "data_files_scanned": 0,
+        "rows_scanned": 0,
+        "results": [],
+    }
+)
+
+
+def _asking(server: HttpServer, ask: Callable[[LookupServers], Coroutine[Any, Any, T]]) -> T:
+    async def asked() -> T:
+        servers = LookupServers(Settings(lookup_url=server.url, lookup_token=SecretStr(TOKEN)))
+        try:
+            return await ask(servers)
+        finally:
+            await servers.close()
+
+    return run_apart(asked())
+
+
+def _ask(troubled: Troubled) -> LookupAnswer:
+    with answering(troubled.answers()) as server:
+        try:
+            return _asking(server, lambda servers: servers.ask({}))
+        finally:
+            troubled.over.set()
+
+
+@pytest.mark.parametrize(("code", "count"), [("busy", 2), ("store_unavailable", 1), ("outdated", 1)])
+def test_only_a_server_that_has_enough_to_do_is_asked_again_at_once(code: str, count: int) -> None:
+    with answering({"/lookups": Answer({"code": code, "title": "t"}, 503)}) as server:
+        with pytest.raises(IcestreamError):
+            _asking(server, lambda servers: servers.ask({}))
+        assert len(server.requests) == count
+
+
+def test_a_server_is_told_how_long_it_is_waited_for() -> None:
+    with answering({"/lookups": ANSWER}) as server:
+        _asking(server, lambda servers: servers.ask({}))
+        _asking(server, lambda servers: servers.ask({}, Allowance(time.monotonic() + 7, 10_000)))
+        waits = [float(headers[SECONDS_LEFT.lower()]) for _, headers in server.requests]
+    assert 7 < waits[0] <= 60
+    assert 0 < waits[1] <= 7
+
+
+def test_an_answer_is_passed_on_unread_and_not_taken_for_one_about_a_key() -> None:
+    with answering({"/lookups": Answer({"results": []})}) as server:
+        passed_on = _asking(server, lambda servers: servers.ask_for(JSON_TYPE, {}))
+        assert json.loads(passed_on.content) == {"results": []}
+        with pytest.raises(IcestreamError, match="nobody understands"):
+            _asking(server, lambda servers: servers.ask({}))
+
+
+def test_answers_are_bounded_each_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(json.dumps(ANSWER.body))
+    monkeypatch.setattr(servers, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(servers, "_UNDER_WAY_BYTES", 2 * size)
+
+    async def ask(asked: LookupServers) -> None:
+        held = [await asked.ask_for(JSON_TYPE, {}) for _ in range(2)]
+        for _ in range(2):
+            with pytest.raises(IcestreamError, match="together") as refused:
+                await asked.ask_for(JSON_TYPE, {})
+            assert refused.value.slug == "lookups-busy"
+        held.pop()
+        assert (await asked.ask({})).snapshot_id == 1
+        monkeypatch.setattr(servers, "_READ_BYTES", size - 1)
+        with pytest.raises(IcestreamError) as refused:
+            await asked.ask({})
+        assert refused.value.slug == "answer-too-large"
+
+    with answering({"/lookups": ANSWER}) as server:
+        _asking(server, ask)
+
+
+@pytest.mark.parametrize(
+    "troubled",
+    [
+        Troubled(Troubled.dies, Troubled.answers_at_once),
+        Troubled(Troubled.has_enough_to_do, Troubled.answers_at_once),
+        Troubled(Troubled.stands_still, Troubled.answers_at_once),
+        # It ends: no new question is taken, and the one that it has is answered.
+        Troubled(Troubled.stands_still, Troubled.dies),
+    ],
+    ids=["dead", "busy", "standing still", "ending"],
+)
+def test_a_server_in_trouble_costs_no_answer(troubled: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    assert _ask(troubled).snapshot_id == 1
+
+
+def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_ANSWER_SECONDS", PATIENCE_SECONDS)
+    with pytest.raises(IcestreamError, match="nor their probes") as told:
+        _ask(Troubled(Troubled.stands_still, Troubled.stands_still))
+    assert told.value.status_code == 503
+
+
+def test_an_answer_that_does_not_come_in_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    over = Event()
+
+    def stand_still(_: Request) -> Answer:
+        over.wait(PATIENCE_SECONDS)
+        return ANSWER
+
+    with answering({"/lookups": stand_still, "/livez": Answer({})}) as server:
+        try:
+            with pytest.raises(IcestreamError) as told:
+                _asking(server, lambda servers: servers.ask({}))
+        finally:
+            over.set()
+    assert told.value.slug == "out-of-time"
+
+
+def test_the_overview_tells_that_no_lookup_server_answers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_START_SECONDS", 0)
+    monkeypatch.setattr(servers, "_KNOWN_SECONDS", 0)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    with (
+        answering({}) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+    ):
+        for status, told in ((200, None), (503, "all they can do"), (401, "another ICESTREAM_LOOKUP_TOKEN")):
+            server.answers["/readyz"] = Answer({}, status)
+            page = service.admin.get(f"{service.url}/").text
+            assert told is None or told in page
+            assert ("Nobody can be told where the rows of keys are" in page) == (told is not None)
+        assert server.requests[0][1]["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_no_server_is_no_answer(settings: Settings, iceberg: IcebergCatalog) -> None:
+    for url, status, slug in (
+        ("http://127.0.0.1:9", 503, "lookups-unavailable"),
+        ("", 409, "lookups-not-set-up"),
+    ):
+        with running(with_lookup_server(settings, url, TOKEN)) as service:
+            if not url:
+                table = service.admin.get("/tables").json()["items"][0]["id"]
+            else:
+                service.register(iceberg)
+                table = service.enroll()["id"]
+            told = service.admin.post(f"/tables/{table}/lookups", json={"keys": [{"id": 3}]})
+            assert (told.status_code, told.json()["type"]) == (status, f"/problems/{slug}")
+            counted = 'icestream_lookups_total{status="unavailable"} 1.0'
+            assert (counted in service.admin.get(f"{service.url}/metrics").text) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "why"),
+    [
+        ("lookup:8020", TOKEN, "no URL of http"),
+        ("http://lookup:8020", None, "ICESTREAM_LOOKUP_TOKEN as well"),
+        ("http://lookup:8020", "short", "at least 16"),
+    ],
+)
+def test_half_a_setup_of_lookup_servers_is_refused(url: str, token: str | None, why: str) -> None:
+    given = {"ICESTREAM_LOOKUP_URL": url} | ({"ICESTREAM_LOOKUP_TOKEN": token} if token else {})
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in given.items():
+            environment.setenv(name, value)
+        with pytest.raises(ValidationError, match=why):
+            Settings()
