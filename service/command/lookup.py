@@ -78,18 +78,21 @@ def _read(file: Path) -> Iterator[Json]:
                 yield _object(line, f"Line {number} of {file}")
         return
     reader = csv.DictReader(StringIO(text, newline=""))
-    for row in reader:
-        if None in row or None in row.values():
-            raise typer.BadParameter(
-                f"Line {reader.line_num} of {file} has not as many values as the header."
-            )
-        yield dict(row)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise typer.BadParameter(
+                    f"Line {reader.line_num} of {file} has not as many values as the header."
+                )
+            yield dict(row)
+    except csv.Error as error:
+        raise typer.BadParameter(f"Line {reader.line_num} of {file} is no CSV: {error}.") from error
 
 
 def _object(text: str, what: str) -> Json:
     try:
         found: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{what} is no JSON: {error}.") from error
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{what} is no JSON object.")

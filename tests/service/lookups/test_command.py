@@ -53,7 +53,15 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
             told = look_up("--file", source, "-o", "json", column="region", given=text.encode())
             results = json.loads(told.stdout)["results"]
             assert [one["key"]["region"] for one in results] == texts
-    keys.write_bytes(b"region\n\xe4\n")
-    for mistake in (("--key", "id"), ("--key", "{"), (), ("--file", str(keys))):
+    for mistake in (("--key", "id"), ("--key", "{"), ()):
         refused = look_up(*mistake)
         assert (refused.exit_code, bool(refused.stderr)) == (2, True), mistake
+    for content, why in (
+        (b"region\n\xe4\n", "no UTF-8"),
+        (b"id,region\n1\n", "Line 2"),
+        (b"region\n" + b"x" * 200_000, "no CSV: field larger"),
+        (b'{"id":' + b"[" * 100_000, "no JSON"),
+    ):
+        keys.write_bytes(content)
+        refused = look_up("--file", str(keys))
+        assert (refused.exit_code, why in refused.stderr) == (2, True), refused.stderr
