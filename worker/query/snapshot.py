@@ -180,11 +180,8 @@ class PendingKeys:
                 number = GLOBAL if is_global else numbers.setdefault(delete.partition, len(numbers))
                 scope = None if is_global else delete.partition
                 newest[scope] = max(newest[scope], delete.data_sequence_number)
-                read = table.kept.get(
-                    ("delete keys", table.storage, key_set, delete),
-                    partial(_keys_of, reader, delete, left),
-                    lambda batches: sum(batch.nbytes for batch in batches),
-                )
+                # Kept is what all of them make together, and by a store what was read of small files.
+                read = _keys_of(reader, delete, left)
                 left -= sum(map(_held_bytes, read))
                 if left < 0:
                     raise _too_many()
