@@ -264,3 +264,46 @@ def test_half_a_setup_of_lookup_servers_is_refused(url: str, token: str | None, 
             environment.setenv(name, value)
         with pytest.raises(ValidationError, match=why):
             Settings()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "may_be_old"),
+    [
+        ("outdated", 503, True),
+        ("unknown_snapshot", 404, True),
+        ("unknown_columns", 400, True),
+        ("unknown_key_columns", 400, True),
+        ("not_covered", 409, True),
+        ("unreadable", 409, True),
+        ("invalid_key", 400, False),
+        ("answer_too_large", 422, False),
+        ("store_unavailable", 503, False),
+        ("out_of_time", 503, False),
+    ],
+)
+def test_what_a_newer_head_may_answer_is_asked_of_it(
+    settings: Settings, iceberg: IcebergCatalog, code: str, status: int, may_be_old: bool
+) -> None:
+    locations: list[str] = []
+
+    def refuse_the_first(request: Request) -> Answer:
+        location = json.loads(request.body)["table"]["metadata_location"]
+        is_first = location in {*locations, *([] if locations else [location])}
+        locations.append(location)
+        return Answer({"code": code, "title": "t"}, status) if is_first else ANSWER
+
+    with (
+        answering({"/lookups": refuse_the_first}) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+    ):
+        service.register(iceberg)
+        path = f"/tables/{service.enroll()['id']}/lookups"
+        asked = {"keys": [{"id": 3}], "max_staleness_seconds": 3_600}
+        refused = service.admin.post(path, json=asked)
+        iceberg.append("db.t", [4])
+        answer = service.admin.post(path, json=asked)
+    # As long as the head is the same, it is asked once.
+    assert refused.status_code != 200
+    assert (answer.status_code == 200) is may_be_old
+    assert len(locations) == (3 if may_be_old else 2)
+    assert len({*locations}) == (2 if may_be_old else 1)
