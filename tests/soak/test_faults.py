@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
@@ -22,9 +21,9 @@ from worker.keys.key_set import NULL_MASK
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
-from worker.query.places import Coverage, Places
+from worker.query.places import Places
 from worker.query.rows import rows_at
-from worker.query.snapshot import PendingKeys, TableSnapshot
+from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
 pytestmark = pytest.mark.integration
@@ -92,20 +91,8 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def _overlook_equality_deletes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PendingKeys, "newest_delete", lambda _, keys, __: np.zeros(keys.num_rows, np.int64))
-
-
 def _overlook_position_deletes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableSnapshot, "skipped", lambda _, files: [None for _ in files])
-
-
-def _overlook_what_is_not_indexed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Coverage, "_scan", lambda *_: iter(()))
-
-
-def _overlook_the_index(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Coverage, "_look_up", lambda *_: iter(()))
 
 
 def _show_other_rows(patch: pytest.MonkeyPatch) -> None:
@@ -116,11 +103,9 @@ def _show_other_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tests.soak.lookups.rows_at", others)
 
 
+# Whatever else lookups may overlook: tests/lookups/test_faults.py.
 LOOKUP_FAULTS: dict[str, Fault] = {
-    "equality deletes are overlooked": _overlook_equality_deletes,
     "position deletes are overlooked": _overlook_position_deletes,
-    "what is not indexed is overlooked": _overlook_what_is_not_indexed,
-    "the index is overlooked": _overlook_the_index,
     "rows of other places are shown": _show_other_rows,
 }
 
