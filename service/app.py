@@ -58,8 +58,8 @@ from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
 from service.lookups import endpoints as lookups_endpoints
 from service.lookups.figures import LookupFigures
-from service.lookups.heads import Heads
 from service.lookups.limits import KeyLimits
+from service.lookups.metadata_locations import Heads
 from service.lookups.questions import add_schema
 from service.lookups.servers import LookupServers
 from service.metrics import render_metrics

@@ -15,7 +15,7 @@ from service.http.routing import ApiRoute
 from service.lookups import history, service
 from service.lookups.admission import admit
 from service.lookups.figures import LookupFigures
-from service.lookups.heads import Heads
+from service.lookups.metadata_locations import Heads
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
 from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
 from service.lookups.servers import Answered, LookupServers

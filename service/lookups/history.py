@@ -21,7 +21,7 @@ from service.catalogs.threads import CatalogThreads
 from service.errors import IcestreamError
 from service.lookups import service
 from service.lookups.admission import admit
-from service.lookups.heads import Head
+from service.lookups.metadata_locations import Head
 from service.lookups.models import (
     EarlierSnapshots,
     KeyChange,

@@ -10,7 +10,7 @@ from service.auth.models import Principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
 from service.errors import ForbiddenError, IcestreamError
-from service.lookups.heads import Head
+from service.lookups.metadata_locations import Head
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
