@@ -16,7 +16,7 @@ from service.records.catalogs import Catalog
 from tests.http_server import Answer, answering, rest_catalog
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.test_reach import metadata_of
+from tests.service.test_egress import metadata_of
 
 # Catalogs are asked, and next to nothing of the database.
 database_kind = alike_on_both

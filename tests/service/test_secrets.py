@@ -17,7 +17,7 @@ from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.test_reach import metadata_of
+from tests.service.test_egress import metadata_of
 from worker.contract.control_plane import Assignment, ControlPlane
 from worker.table import catalogs
 from worker.table.record_properties import resolve_secrets

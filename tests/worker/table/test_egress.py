@@ -16,7 +16,7 @@ from tests.factories import Catalog, TableBuilder
 from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
 from tests.jobs import RecordingReporter
 from tests.patience import PATIENCE_SECONDS
-from tests.service.test_reach import INTERNAL, answer_names
+from tests.service.test_egress import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES, OutOfTimeError
 from trust.egress import Egress, HostNotAllowedError
 from trust.rest_answers import SentElsewhereError
