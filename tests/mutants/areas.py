@@ -95,7 +95,7 @@ AREAS = (
     Area(
         "commit",
         ("worker/table/commit*.py", "worker/table/row_delta.py"),
-        ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_leftovers.py"),
+        ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_orphan_files.py"),
         20,
     ),
     Area(
