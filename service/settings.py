@@ -5,6 +5,7 @@ so that no other module invents a default.
 """
 
 import ipaddress
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -274,7 +275,7 @@ class Settings(BaseSettings):
         """Where catalogs, tables and indexes may lie."""
         return Places(self.location_roots, self.own_files)
 
-    @property
+    @cached_property
     def own_files(self) -> tuple[str, ...]:
         """Files and folders that are no catalog's, nor a secret of one: the control database, wherever it
         lies, and what the service writes for itself."""
