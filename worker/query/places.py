@@ -86,7 +86,6 @@ class Coverage:
         covered = np.zeros(len(data_files), np.bool_)
         if index is not None:
             covered = index.dictionary.covers(data_files)
-            self._is_local = index.storage.is_local(index.entries_table.location)
             self._rows = LiveRows(index.dictionary, data_files, np.flatnonzero(covered))
         self._scanned = np.flatnonzero(~covered)
 
@@ -135,8 +134,7 @@ class Coverage:
             return
         storage = self._index.storage
         tasks = lookup_tasks(storage, self._index.entries.files, wanted, 1)
-        # In a store, each waits for its own requests.
-        at_once = map if len(tasks) < 2 or self._is_local else _threads.map
+        at_once = map if len(tasks) < 2 else _threads.map
         for found in at_once(lambda task: task.run(wanted), tasks):
             matches, numbers = self._rows.numbered(found)
             yield matches.ordinals, matches.positions, numbers - ANY_AGE

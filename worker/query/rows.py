@@ -95,8 +95,7 @@ def rows_at(
             size.add(_repeated_bytes(found[-1], times[here]))
         return pa.concat_tables(found).take(pa.array(of_row))
 
-    # In a store, each waits for its own requests.
-    at_once = map if len(files) < 2 or _is_local(table, files[0]) else _threads.map
+    at_once = map if len(files) < 2 else _threads.map
     parts.extend(at_once(read, files, of_files))
     found = pa.concat_tables(parts, promote_options="permissive")
     return found.take(pa.array(np.argsort(order, kind="stable")))
@@ -126,13 +125,6 @@ def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
         count * int(rows.take(pa.array(np.flatnonzero(times == count))).nbytes)
         for count in np.unique(times).tolist()
     )
-
-
-def _is_local(table: TableSnapshot, file: DataFile) -> bool:
-    try:
-        return table.storage.is_local(file.path)
-    except ValueError:  # reading it tells
-        return True
 
 
 def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
