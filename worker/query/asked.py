@@ -54,38 +54,46 @@ def keys_of_json(key_set: KeySet, keys: Sequence[Mapping[str, Any]]) -> pa.Recor
 def _value(column: KeyColumn, at: int, given: Any) -> Any:
     if given is None:
         return None
-    for kind, parse in _PARSERS.items():
-        if isinstance(column.iceberg_type, kind):
-            try:
-                return parse(given, column)
-            except (ValueError, TypeError, OverflowError, InvalidOperation) as error:
-                raise InvalidKeyError(
-                    f"Key {at}: column {column.name} is of type {column.iceberg_type}, and {given!r} is none"
-                    f" of its values: {error}."
-                ) from error
-    raise AssertionError(column.iceberg_type)  # no key has such a type
+    try:
+        return single_value(given, column.iceberg_type)
+    except NOT_A_VALUE as error:
+        raise InvalidKeyError(
+            f"Key {at}: column {column.name} is of type {column.iceberg_type}, and {given!r} is none"
+            f" of its values: {error}."
+        ) from error
 
 
-def _boolean(given: Any, _: KeyColumn) -> bool:
+def single_value(given: Any, kind: types.PrimitiveType) -> Any:
+    """A value, not null, in a key's representation: moments as numbers, a UUID as its bytes.
+
+    Raises one of NOT_A_VALUE.
+    """
+    return next(parse for of, parse in _PARSERS.items() if isinstance(kind, of))(given, kind)
+
+
+NOT_A_VALUE = (ValueError, TypeError, OverflowError, InvalidOperation)
+
+
+def _boolean(given: Any, _: types.PrimitiveType) -> bool:
     known = {True: True, False: False, "true": True, "false": False}
     if not isinstance(given, bool | str) or given not in known:
         raise ValueError("it is neither true nor false")
     return known[given]
 
 
-def _integer(given: Any, column: KeyColumn) -> int:
+def _integer(given: Any, kind: types.PrimitiveType) -> int:
     if isinstance(given, str) and _INTEGER.fullmatch(given):
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool):
         raise TypeError("it is no whole number")
-    return _in_bits(given, _BITS[type(column.iceberg_type)])
+    return _in_bits(given, _BITS[type(kind)])
 
 
-def _decimal(given: Any, column: KeyColumn) -> Decimal:
+def _decimal(given: Any, kind: types.PrimitiveType) -> Decimal:
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise TypeError("it is neither text nor a whole number")
-    assert isinstance(column.iceberg_type, types.DecimalType)
-    precision, scale = column.iceberg_type.precision, column.iceberg_type.scale
+    assert isinstance(kind, types.DecimalType)
+    precision, scale = kind.precision, kind.scale
     value = Decimal(given)
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or any(digits[min(exponent + scale, 0) or len(digits) :]):
@@ -99,35 +107,35 @@ def _decimal(given: Any, column: KeyColumn) -> Decimal:
     return Decimal((sign, digits[:shift] if shift < 0 else (*digits, *[0] * shift), -scale))
 
 
-def _text(given: Any, _: KeyColumn) -> str:
+def _text(given: Any, _: types.PrimitiveType) -> str:
     if not isinstance(given, str):
         raise TypeError("it is no text")
     given.encode()  # a lone surrogate is no text that a file can hold
     return given
 
 
-def _bytes(given: Any, column: KeyColumn) -> bytes:
-    found = bytes.fromhex(_text(given, column))
-    if isinstance(column.iceberg_type, types.FixedType) and len(found) != len(column.iceberg_type):
+def _bytes(given: Any, kind: types.PrimitiveType) -> bytes:
+    found = bytes.fromhex(_text(given, kind))
+    if isinstance(kind, types.FixedType) and len(found) != len(kind):
         raise ValueError(f"it has {len(found)} bytes")
     return found
 
 
-def _uuid(given: Any, column: KeyColumn) -> bytes:
-    return UUID(_text(given, column)).bytes
+def _uuid(given: Any, kind: types.PrimitiveType) -> bytes:
+    return UUID(_text(given, kind)).bytes
 
 
-def _moment(given: Any, column: KeyColumn) -> int:
-    form = _FORMS[type(column.iceberg_type)].fullmatch(_text(given, column))
+def _moment(given: Any, kind: types.PrimitiveType) -> int:
+    form = _FORMS[type(kind)].fullmatch(_text(given, kind))
     if form is None:
         raise ValueError("it has another form")
     found = form.groupdict()
-    is_fine = isinstance(column.iceberg_type, types.TimestampNanoType | types.TimestamptzNanoType)
+    is_fine = isinstance(kind, types.TimestampNanoType | types.TimestamptzNanoType)
     if (found.get("fraction") or "")[9 if is_fine else 6 :].strip("0"):
         raise ValueError("the column holds no such small part of a second")
     # Numpy counts a moment that is out of range from the other end.
     days = int(np.datetime64(found.get("day") or "1970-01-01", "D").astype(np.int64))
-    if isinstance(column.iceberg_type, types.DateType):
+    if isinstance(kind, types.DateType):
         return _in_bits(days, 31)
     of_day = int(np.datetime64(f"1970-01-01T{found['time']}", "ns").astype(np.int64))
     ticks = (days * _MINUTES_A_DAY - _minutes(found.get("zone") or "Z")) * 60 * 10**9 + of_day
@@ -147,7 +155,7 @@ def _in_bits(value: int, bits: int) -> int:
     return value
 
 
-_PARSERS: Mapping[Any, Callable[[Any, KeyColumn], Any]] = {
+_PARSERS: Mapping[Any, Callable[[Any, types.PrimitiveType], Any]] = {
     types.BooleanType: _boolean,
     types.IntegerType | types.LongType: _integer,
     types.DecimalType: _decimal,

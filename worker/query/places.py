@@ -62,12 +62,13 @@ class _Scanned:
 
     files: int = 0
     rows: int = 0
+    is_bounded: bool = True
 
     def add(self, files: int, rows: int, why: str, remedy: str = "") -> None:
         """Before they are read. Raises NotCoveredError."""
         self.files += files
         self.rows += rows
-        if self.files > SCANNED_FILES or self.rows > SCANNED_ROWS:
+        if self.is_bounded and (self.files > SCANNED_FILES or self.rows > SCANNED_ROWS):
             raise NotCoveredError(
                 f"{self.rows:,} rows in {counted(self.files, 'data file')} would have to be read,"
                 f" since {why}; at most {SCANNED_ROWS:,} in {SCANNED_FILES:,} are.",
@@ -78,16 +79,31 @@ class _Scanned:
 class Coverage:
     """What an index knows of a snapshot, and what is left to be scanned."""
 
-    def __init__(self, table: TableSnapshot, key_set: KeySet, index: KeySetIndex | None) -> None:
+    def __init__(
+        self,
+        table: TableSnapshot,
+        key_set: KeySet,
+        index: KeySetIndex | None,
+        *,
+        only: Int64Array | None = None,
+        is_bounded: bool = True,
+    ) -> None:
+        """only: ordinals of the data files that are asked about; None for all. is_bounded: whether a question
+        is refused beyond the bounds of what is scanned."""
         self.table = table
+        self._is_bounded = is_bounded
         self._index = index
         self._reader: KeyReader = key_reader(table.metadata, table.storage, key_set)
         data_files = table.files.data_files
+        asked = np.zeros(len(data_files), np.bool_)
+        asked[slice(None) if only is None else only] = True
         covered = np.zeros(len(data_files), np.bool_)
+        if index is not None and asked.any():
+            covered = index.dictionary.covers(data_files) & asked
         if index is not None:
-            covered = index.dictionary.covers(data_files)
             self._rows = LiveRows(index.dictionary, data_files, np.flatnonzero(covered))
-        self._scanned = np.flatnonzero(~covered)
+        self._looked_up = np.flatnonzero(covered)
+        self._scanned = np.flatnonzero(asked & ~covered)
 
     @property
     def key_set(self) -> KeySet:
@@ -106,7 +122,7 @@ class Coverage:
         index that is gone, and OSError (a retry can help).
         """
         left = self.table.files.data_files.select(self._scanned)
-        scanned = _Scanned()
+        scanned = _Scanned(is_bounded=self._is_bounded)
         why = "there is no index of this key" if self._index is None else "they are not indexed yet"
         scanned.add(len(left), left.record_count, why)
         wanted = DeleteKeys.numbered(asked)
@@ -129,8 +145,13 @@ class Coverage:
         _mark_deleted(self.table, self.key_set, asked, places, scanned)
         return replace(places, rows_scanned=scanned.rows)
 
+    def mark_deleted(self, asked: pa.RecordBatch, places: Places) -> None:
+        """Says of each place what deletes it in this snapshot. Raises as `find`."""
+        scanned = _Scanned(is_bounded=self._is_bounded)
+        _mark_deleted(self.table, self.key_set, asked, places, scanned)
+
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
-        if self._index is None:
+        if self._index is None or not len(self._looked_up):
             return
         storage = self._index.storage
         tasks = lookup_tasks(storage, self._index.entries.files, wanted, 1)

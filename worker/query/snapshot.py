@@ -30,7 +30,7 @@ from worker.keys.schema_fields import resolve_key_set
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.process.room import holding
 from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError, told_as_unreadable
-from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey
+from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey, SnapshotFiles
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import by_key_set
 
@@ -53,8 +53,10 @@ class TableSnapshot:
         kept: Kept,
         *,
         is_head: bool = False,
+        files: SnapshotFiles | None = None,
     ) -> None:
-        """Reads the manifests. kept: what follows from delete files. is_head: it is asked for as a branch.
+        """Reads the manifests, unless `files` has what they say. kept: what follows from delete files.
+        is_head: it is asked for as a branch.
 
         Raises as `read_snapshot_files`.
         """
@@ -63,7 +65,9 @@ class TableSnapshot:
         self.snapshot = snapshot
         self.is_head = is_head
         self.kept = kept
-        self.files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
+        if files is None:
+            files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
+        self.files = files
         self._by_path: dict[str, list[DeleteFile]] = defaultdict(list)
         self._by_partition: dict[PartitionKey, list[DeleteFile]] = defaultdict(list)
         for delete in self.files.position_deletes:
@@ -104,7 +108,7 @@ class TableSnapshot:
         """Of each data file the positions that readers skip by position deletes, and whether it is a deletion
         vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
         in_order = list(files)  # a file that one commit added twice is equal to itself
-        asked = {file: self._deletes_of(file) for file in in_order}
+        asked = {file: self.deletes_of(file) for file in in_order}
         # By the deletes themselves: the next snapshot mostly has the same.
         names = {file: ("skipped", self.storage, file, deletes) for file, deletes in asked.items() if deletes}
         known = {file: self.kept.find(name) for file, name in names.items()}
@@ -120,8 +124,8 @@ class TableSnapshot:
                 self.kept.put(names[file], known[file], known[file].size_bytes)
         return [known[file].rows if file in known else None for file in in_order]
 
-    def _deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
-        """Those that may apply to it."""
+    def deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
+        """The position deletes and deletion vectors that may apply to it."""
         return (*self._by_path.get(file.path, ()), *self._by_partition.get(file.partition, ()))
 
 
