@@ -69,21 +69,42 @@ public class NothingAddedAgain implements SnapshotAncestryValidator {
     }
 }
 
+/** Whether the branch still has the head whose rows were looked at; -1 for an empty table. */
+public class HeadUnmoved implements SnapshotAncestryValidator {
+    private final long expected;
+
+    public HeadUnmoved(String snapshotId) {
+        this.expected = Long.parseLong(snapshotId);
+    }
+
+    public boolean validate(Iterable ancestors) {
+        Iterator each = ancestors.iterator();
+        return (each.hasNext() ? ((Snapshot) each.next()).snapshotId() : -1L) == this.expected;
+    }
+
+    public String errorMessage() {
+        return "somebody else committed since the rows of the keys were looked for";
+    }
+}
+
 /**
  * The operations of a table as long as it writes where it was checked that it may: a table's writer may change that
  * between two tries. They have a given location provider. Whenever Iceberg commits deletion vectors, it asks for one,
  * and loads the class that the table names by then (`write.location-provider.impl`). It then uses none: ours have
- * their places.
+ * their places. Rows that were written for one schema, spec and format version are committed to no other.
  */
 public class GuardedOperations implements TableOperations {
     private final TableOperations operations;
     private final LocationProvider locations;
     private final String folder;
+    private final String layout;
 
-    public GuardedOperations(TableOperations operations, LocationProvider locations, String folder) {
+    public GuardedOperations(
+            TableOperations operations, LocationProvider locations, String folder, String layout) {
         this.operations = operations;
         this.locations = locations;
         this.folder = folder;
+        this.layout = layout;
     }
 
     public LocationProvider locationProvider() {
@@ -100,6 +121,10 @@ public class GuardedOperations implements TableOperations {
 
     public void commit(TableMetadata base, TableMetadata metadata) {
         metadataFileLocation("any-file");
+        String now = base.currentSchemaId() + " " + base.defaultSpecId() + " " + base.formatVersion();
+        if (this.layout.length() > 0 && !this.layout.equals(now)) {
+            throw new ValidationException("the table's schema, partition spec or format version changed", new Object[0]);
+        }
         this.operations.commit(base, metadata);
     }
 
@@ -120,7 +145,8 @@ public class GuardedOperations implements TableOperations {
     }
 
     public TableOperations temp(TableMetadata uncommitted) {
-        return new GuardedOperations(this.operations.temp(uncommitted), this.locations, this.folder);
+        return new GuardedOperations(
+                this.operations.temp(uncommitted), this.locations, this.folder, this.layout);
     }
 
     public long newSnapshotId() {

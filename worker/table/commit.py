@@ -31,7 +31,7 @@ from worker.table.commit_errors import (
     commit_failure,
     prepared,
 )
-from worker.table.row_delta import ANY_FILE, RowDelta, java_list, nothing_added_again
+from worker.table.row_delta import ANY_FILE, NO_SNAPSHOT, RowDelta, java_list, validator_of
 
 JOB_ID = "icestream.job-id"
 ATTEMPT = "icestream.attempt"
@@ -72,19 +72,20 @@ def commit_row_delta(
     Raises the errors of `commit_errors`, ValueError for a delta that changes nothing, and MemoryError when
     the JVM's heap is too small for it: then nothing is known either.
     """
-    if not delta.added and not delta.removed:
-        raise ValueError("a commit needs delete files to add or to remove")
+    if delta.is_empty:
+        raise ValueError("a commit needs files to add or to remove")
     commit_id = str(uuid4())
     summary = {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt), COMMIT_ID: commit_id}
     with prepared():
         referenced = java_list(jvm_of(java_table), delta.referenced_data_files)
-        validator = nothing_added_again(java_table, delta, referenced)
+        validator = validator_of(java_table, delta, referenced)
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         confirm_lease()
         with prepared():
             java_table.refresh()
             # Iceberg creates a branch that does not exist from the current snapshot, without any check.
-            if not java_table.refs().containsKey(delta.branch):
+            is_empty = delta.starting_snapshot_id == NO_SNAPSHOT and java_table.currentSnapshot() is None
+            if not is_empty and not java_table.refs().containsKey(delta.branch):
                 raise CommitConflictError(f"branch {delta.branch} no longer exists")
             check_clock(java_table)
             place = java_table.operations().metadataFileLocation(ANY_FILE)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from py4j.java_gateway import GatewayClient, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID
+from pyiceberg.table.metadata import TableMetadata
 
 from worker.table.catalogs import java_map, jvm_of
 from worker.table.files import DeleteFile, FileContent, NewDeleteFile
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 ANY_FILE = "any-file"
 _GUARDS = Path(__file__).with_name("CommitGuards.java")
+NO_SNAPSHOT = -1
+"""The head of a branch of an empty table."""
 
 # Files that cross to Java in one text: about 50 MB.
 _SLICE = 100_000
@@ -30,9 +33,12 @@ _SLICE = 100_000
 class RowDelta:
     """One commit: delete files to add and to remove, and what must still hold.
 
-    starting_snapshot_id: the pinned snapshot that was planned on.
+    starting_snapshot_id: the pinned snapshot that was planned on; NO_SNAPSHOT in an empty table.
     referenced_data_files: paths, as manifests spell them, of all data files that must still be live.
     summary: further snapshot properties, such as counts (`icestream.*`).
+    rows: new data files, as Java's objects. layout: what `layout_of_new_rows` said when they were written;
+    then the commit happens on the starting snapshot alone, since later ones may hold rows that were not
+    looked at.
     """
 
     branch: str
@@ -43,6 +49,12 @@ class RowDelta:
     removed: Sequence[DeleteFile]
     referenced_data_files: Sequence[str]
     summary: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[JavaObject] = ()
+    layout: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.added and not self.removed and not self.rows
 
 
 def java_row_delta(
@@ -59,15 +71,18 @@ def java_row_delta(
     condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
     """
     operation = (
-        _guarded(java_table, place.removesuffix(ANY_FILE))
+        _guarded(java_table, place.removesuffix(ANY_FILE), delta.layout)
         .newRowDelta()
         .toBranch(delta.branch)
         .deleteWith(_collector(condemned))
-        .validateFromSnapshot(delta.starting_snapshot_id)
         .validateDataFilesExist(referenced)
         .validateDeletedFiles()
         .validateWith(validator)
     )
+    if delta.starting_snapshot_id != NO_SNAPSHOT:
+        operation.validateFromSnapshot(delta.starting_snapshot_id)
+    for file in delta.rows:
+        operation.addRows(file)
     add = _row_delta_consumer(operation, "addDeletes")
     for added in _slices(delta.added):
         _java_delete_files(java_table, [_added_json(file) for file in added]).forEach(add)
@@ -79,12 +94,23 @@ def java_row_delta(
     return operation
 
 
-def _guarded(java_table: JavaObject, folder: str) -> JavaObject:
-    """The same table, which loads no class that it names, and commits only while its metadata goes there."""
+def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
+    """The same table for its writers, which loads no class that it names."""
+    return _guarded(java_table, java_table.location(), layout)
+
+
+def _guarded(java_table: JavaObject, folder: str, layout: str) -> JavaObject:
+    """The same table, which loads no class that it names, and commits only while its metadata goes there, and
+    while it has that layout, if one is given."""
     jvm = jvm_of(java_table)
     own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
-    operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder)
+    operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder, layout)
     return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
+
+
+def layout_of_new_rows(metadata: TableMetadata) -> str:
+    """What of a table new data and delete files depend on, as CommitGuards.java says it."""
+    return f"{metadata.current_schema_id} {metadata.default_spec_id} {metadata.format_version}"
 
 
 def _file_json(file: NewDeleteFile | DeleteFile, content: FileContent) -> dict[str, Any]:
@@ -178,7 +204,10 @@ def _consumer(
     return java.invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(target))
 
 
-def nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
+def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
+    """What says, of each head that Iceberg is about to build on, whether the delta still holds there."""
+    if delta.layout:
+        return _guard(java_table, "HeadUnmoved", str(delta.starting_snapshot_id))
     removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])
     starting = str(delta.starting_snapshot_id)
     return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
@@ -186,21 +215,26 @@ def nothing_added_again(java_table: JavaObject, delta: RowDelta, referenced: Jav
 
 def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
     """An object of a class of CommitGuards.java."""
+    return java_object(java_table, _GUARDS, name, *arguments)
+
+
+def java_object(java_table: JavaObject, source: Path, name: str, *arguments: object) -> JavaObject:
+    """An object of a class of ours, which its source file has. Raises Java's errors."""
     values = jvm_of(java_table).java.util.ArrayList()
     for argument in arguments:
         values.add(argument)
-    (constructor,) = _guards(java_table._gateway_client).loadClass(name).getConstructors()
+    (constructor,) = _classes(java_table._gateway_client, source).loadClass(name).getConstructors()
     return constructor.newInstance(values.toArray())
 
 
-@lru_cache(maxsize=1)
-def _guards(client: GatewayClient) -> JavaObject:
-    """The loader of the classes in CommitGuards.java, made once for a JVM."""
+@lru_cache(maxsize=2)
+def _classes(client: GatewayClient, source: Path) -> JavaObject:
+    """The loader of the classes in a file, made once for a JVM."""
     jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     # Iceberg's JARs are known to Spark's own loader only.
     compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
-    compiler.cook(_GUARDS.read_text())
+    compiler.cook(source.read_text())
     return compiler.getClassLoader()
 
 
