@@ -51,7 +51,7 @@ class RecordingReporter:
 
     def announce(self, plan: AnnouncedPlan) -> None:
         self.announced[plan.number] = plan
-        if plan.removes is not None:
+        if plan.removes is not None or plan.only_on is not None:
             self.confirm_lease()
 
     def grant_row_addresses(self, rows: int, at_least: int) -> int:
@@ -102,13 +102,21 @@ class Jobs:
         leftovers: Sequence[EndedAttempt] = (),
         out_of_memory: int = 0,
         allowed_locations: Sequence[str] | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
         lacking = {"status": "failed", "error": {"code": OutOfMemoryError.code}}
         assignment = Assignment.model_validate(
             {
-                "job": {"id": job_id or f"job-{next(_numbers)}", "kind": kind, "dry_run": dry_run},
+                "job": {
+                    "id": job_id or f"job-{next(_numbers)}",
+                    "kind": kind,
+                    "dry_run": dry_run,
+                    "parameters": parameters or {},
+                },
+                "rows": rows,
                 "attempt": attempt,
                 "previous_attempts": [lacking] * out_of_memory,
                 "leftovers": leftovers,

@@ -58,10 +58,25 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
+class WriteParameters(Body):
+    """Options of a job that writes rows by key."""
+
+    key_columns: list[str] | None = None
+    only_if_newer_than: str | None = None
+    insert_only: bool = False
+    duplicates: str = "refuse"  # or last
+
+
 class AssignedJob(Body):
     id: str
     kind: str
     dry_run: bool = False
+    parameters: dict[str, Any] = {}
+
+    @property
+    def write(self) -> WriteParameters:
+        """Of a job that writes rows by key."""
+        return WriteParameters.model_validate(self.parameters)
 
 
 class AssignedTable(Body):
@@ -125,13 +140,16 @@ class AnnouncedPlan(Body):
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
     removes: the path of an equality delete file that the commit removes; None as long as none is about to be
-    made. location, properties: of the table, as far as the files' names depend on them.
+    made. only_on: instead of that, the head of the branch that the commit needs. data_files: so many new ones
+    have names. location, properties: of the table, as far as the files' names depend on them.
     """
 
     number: int
     tasks: int
     files_per_task: int
     removes: str | None = None
+    only_on: int | None = None
+    data_files: int = 0
     location: str
     properties: dict[str, str] = {}
 
@@ -178,6 +196,8 @@ class Assignment(Limits):
     catalog: AssignedCatalog
     index: AssignedIndex
     policy: AssignedPolicy = AssignedPolicy()
+    rows: list[dict[str, Any]] | None = None
+    """What a job writes by key: rows, or keys of rows to be deleted."""
 
 
 class _Registered(Body):

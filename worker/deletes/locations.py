@@ -39,6 +39,9 @@ class DeleteFileLocations:
     def parquet(self, ordinal: int) -> str:
         return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}-deletes.parquet")
 
+    def data_file(self, ordinal: int, file_format: str) -> str:
+        return self._provider.new_data_location(f"{self.prefix}-{ordinal:05d}.{file_format}")
+
     def names(self, count: int) -> Iterator[str]:
         """The first `count` of each format."""
         return chain.from_iterable(map(location, range(count)) for location in (self.puffin, self.parquet))
@@ -59,6 +62,13 @@ def output_locations(job_id: str, attempt: int, plan: AnnouncedPlan, task: int) 
     """Where a task of a plan writes: names that no other attempt writes, and that anybody can tell."""
     prefix = f"icestream-{job_id}-{attempt}-{plan.number}-{task:05d}"
     return DeleteFileLocations(plan.location, plan.properties, prefix)
+
+
+def data_file_locations(job_id: str, attempt: int, plan: AnnouncedPlan) -> DeleteFileLocations:
+    """Where a plan's new data files go, likewise."""
+    return DeleteFileLocations(
+        plan.location, plan.properties, f"icestream-{job_id}-{attempt}-{plan.number}-rows"
+    )
 
 
 def layout_of(metadata: TableMetadata) -> Layout:

@@ -11,6 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
 from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
 from worker.deletes.merge import Blocked, DeleteGranularity, plan_deletes, sharing_a_file
@@ -62,20 +63,12 @@ class DeletesStage:
         blocked = tuple(Blocked(file, LOST_TYPE) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
 
-    def announce(self, removes: str | None = None) -> None:
-        """Renews the lease, and lets whoever follows know what this plan may leave behind.
-
-        Raises ClockAheadError.
-        """
+    def announce(self, removes: str | None = None, only_on: int | None = None) -> None:
+        """Lets whoever follows know what this plan may leave behind; see `announce`."""
         files_per_task = max((names for _, names in self._locations), default=0)
-        known = {"tasks": len(self._locations), "files_per_task": files_per_task, "removes": removes}
-        self._job.reporter.announce(self._announced.model_copy(update=known))
-        ahead = self._job.reporter.seconds_ahead  # as the answer says
-        if ahead > CLOCK_TOLERANCE_SECONDS:
-            raise ClockAheadError(
-                f"this worker's clock is {ahead:,.0f} seconds ahead of the service's; after a commit at that"
-                " time, Iceberg would refuse those of all writers whose clocks are right"
-            )
+        known = {"tasks": len(self._locations), "files_per_task": files_per_task}
+        known_of_commit = {"removes": removes, "only_on": only_on}
+        announce(self._job, self._announced.model_copy(update=known | known_of_commit))
 
     def remove_written(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
@@ -162,6 +155,20 @@ class DeletesStage:
                 f"{left:,} deletion vectors stay in files with vectors that are replaced, since they can't be"
                 " read or written anew: expire snapshots with Spark's procedure, which spares such files."
             )
+
+
+def announce(job: Job, plan: AnnouncedPlan) -> None:
+    """Renews the lease, and lets whoever follows know what a plan may leave behind.
+
+    Raises ClockAheadError.
+    """
+    job.reporter.announce(plan)
+    ahead = job.reporter.seconds_ahead  # as the answer says
+    if ahead > CLOCK_TOLERANCE_SECONDS:
+        raise ClockAheadError(
+            f"this worker's clock is {ahead:,.0f} seconds ahead of the service's; after a commit at that"
+            " time, Iceberg would refuse those of all writers whose clocks are right"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
+from worker.table.files import DataFiles
 from worker.table.record_properties import given_file_io_properties
 
 EXAMPLES = 10
@@ -231,8 +232,15 @@ def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
 
 
 def index_key_set(
-    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet, *, rebuild: bool
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    key_set: KeySet,
+    *,
+    rebuild: bool = False,
+    only: DataFiles | None = None,
 ) -> dict[str, Any]:
+    """only: the data files to be indexed, if they are not yet; None for all live ones."""
     if rebuild:
         job.reporter.confirm_lease()
     try:
@@ -246,7 +254,7 @@ def index_key_set(
         raise IndexPlaceError(f"{warehouse.location}: {error}") from error
     assert index is not None
     reader = key_reader(table.metadata, table.storage, key_set)
-    missing = uncovered_files(table.files.data_files, index.dictionary)
+    missing = uncovered_files(table.files.data_files if only is None else only, index.dictionary)
     total = missing.record_count
     files_indexed = rows_indexed = bytes_written = runs_written = 0
     unreadable: dict[str, str] = {}

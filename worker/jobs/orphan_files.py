@@ -2,8 +2,8 @@
 
 An attempt announces each plan to the control plane before it writes, and again before it commits, then with
 an equality delete file that the commit removes. So it is known by name what a dead attempt may have left,
-without listing anything, and what can't be committed any more: a plan that was never about to be, and one
-that would remove a file that is gone, which Iceberg refuses.
+without listing anything, and what can't be committed any more: a plan that was never about to be, one that
+would remove a file that is gone, which Iceberg refuses, and one that needs another head of the branch.
 
 Invariant: what an attempt has announced is only compared. A file is looked for where the table itself says,
 or has said, that its delete files go, and only under a name of that attempt's.
@@ -20,12 +20,13 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, EndedAttempt
-from worker.deletes.locations import Layout, layout_of, output_locations
+from worker.deletes.locations import Layout, data_file_locations, layout_of, output_locations
 from worker.deletes.write import delete_files, written_files
-from worker.io.storage import Storage
+from worker.io.file_formats import FORMATS
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.table.manifests import delete_files_of_all_snapshots
+from worker.table.manifests import data_files_of_all_snapshots, delete_files_of_all_snapshots
+from worker.table.row_delta import NO_SNAPSHOT
 
 _NAMES_AT_MOST = 1_000_000
 """That one job looks for, of whatever was announced: each is a request to the store."""
@@ -46,6 +47,9 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
         needed = cache(
             lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
         )
+        needed_rows = cache(
+            lambda: set(map(_name, data_files_of_all_snapshots(table.metadata, table.storage.io)))
+        )
         layouts = _Layouts(table)
         names_left = _NAMES_AT_MOST
         for left in job.assignment.leftovers:
@@ -54,7 +58,7 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
                 job.decide("Files that further attempts left behind are looked for by the next jobs.")
                 break
             names_left -= names
-            if _remove(job, table.storage, left, live, needed, layouts):
+            if _remove(job, table, left, live, (needed, needed_rows), layouts):
                 cleared.append(AttemptId(job_id=left.job_id, attempt=left.attempt))
     except (JobError, OSError) as error:
         job.decide(f"Files that earlier attempts left behind can't be removed yet: {error}.")
@@ -90,23 +94,27 @@ class _Layouts:
 
 def _remove(
     job: Job,
-    storage: Storage,
+    table: PinnedTable,
     left: EndedAttempt,
     live: Collection[str],
-    needed: Callable[[], set[str]],
+    needed: tuple[Callable[[], set[str]], Callable[[], set[str]]],
     layouts: _Layouts,
 ) -> bool:
     """Whether nothing of the attempt's is left that could be found.
 
-    live: paths of the equality deletes of the branch. needed: names of delete files that some snapshot shows.
+    live: paths of the equality deletes of the branch. needed: names of delete files that some snapshot shows,
+    and of data files.
     """
+    head = NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
+    needed_deletes, needed_rows = needed
     whose = f"attempt {left.attempt} of job {left.job_id} left behind"
+    storage = table.storage
     removed = 0
     is_cleared = True
     names_left = _NAMES_AT_MOST
     skipped: dict[str, None] = {}
     for plan in reversed(left.plans):  # of the earlier ones, most is committed
-        if plan.removes in live:
+        if plan.removes in live or plan.only_on == head:
             is_cleared = False
             continue
         if (plan.location, plan.properties) not in layouts:
@@ -119,7 +127,10 @@ def _remove(
         outputs = [output_locations(left.job_id, left.attempt, plan, task) for task in range(plan.tasks)]
         names = [name for locations in outputs for name in locations.names(plan.files_per_task)]
         # Also of a plan that was committed: a run that Spark gave up may have written more than that.
-        written = [path for path in written_files(storage, names) if _name(path) not in needed()]
+        written = [path for path in written_files(storage, names) if _name(path) not in needed_deletes()]
+        rows = data_file_locations(left.job_id, left.attempt, plan)
+        names = [rows.data_file(n, kind) for n in range(plan.data_files) for kind in FORMATS]
+        written += [path for path in written_files(storage, names) if _name(path) not in needed_rows()]
         removed += delete_files(storage, written)
     # Each once, however many plans were announced.
     if not is_cleared:
@@ -135,7 +146,7 @@ def _remove(
 
 
 def _names_of(plan: AnnouncedPlan) -> int:
-    return plan.tasks * plan.files_per_task
+    return plan.tasks * plan.files_per_task + plan.data_files * len(FORMATS)
 
 
 def _name(path: str) -> str:

@@ -13,6 +13,7 @@ from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
 from worker.jobs.report_duplicates import report_duplicates
 from worker.jobs.verification import verify_index
+from worker.jobs.writing import write_rows
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
 
@@ -23,6 +24,8 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "rebuild": rebuild_index,
     "verify": verify_index,
     "report_duplicates": report_duplicates,
+    "upsert": write_rows,
+    "delete": write_rows,
 }
 
 

@@ -110,6 +110,10 @@ class Coverage:
         return self._reader.key_set
 
     @property
+    def files_from_index(self) -> int:
+        return len(self._looked_up)
+
+    @property
     def files_left(self) -> int:
         """Data files that the index does not cover: they are read for each question."""
         return len(self._scanned)

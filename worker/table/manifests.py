@@ -109,15 +109,28 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
 
 def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
+    return {file.path for _, deletes in _entries(metadata, io, ManifestContent.DELETES) for file in deletes}
+
+
+def data_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
+    """The path of every data file that some snapshot of the table shows. Reads every data manifest."""
+    entries = _entries(metadata, io, ManifestContent.DATA)
+    return {path for files, _ in entries for piece in files.path_pieces() for path in piece.to_pylist()}
+
+
+def _entries(
+    metadata: TableMetadata, io: FileIO, content: ManifestContent
+) -> Iterable[tuple[DataFiles, list[DeleteFile]]]:
+    """Of all manifests of one content, of whatever snapshot.
+
+    A path that some snapshot shows is live in a manifest of its.
+    """
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
     with Threads(_READ_THREADS) as threads:
         read = threads.map(lambda location: _read_manifest_list(io, location), lists)
-        manifests = {
-            one.path: one for of_list in read for one in of_list if one.content is ManifestContent.DELETES
-        }
+        manifests = {one.path: one for of_list in read for one in of_list if one.content is content}
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-        entries = threads.map(lambda m: _read_manifest(io, m, specs), manifests.values())
-        return {file.path for _, deletes in entries for file in deletes}
+        return list(threads.map(lambda m: _read_manifest(io, m, specs), manifests.values()))
 
 
 def _counts_files(snapshot: Snapshot) -> bool:

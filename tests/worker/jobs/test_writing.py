@@ -1,0 +1,606 @@
+"""Rows written by key: an upsert or a delete takes effect at once, at its place in the table's history."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pyarrow.parquet as pq
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.sql import SparkSession
+
+from tests.factories import TableBuilder, garble, visible_rows
+from tests.jobs import Jobs
+from tests.thorough import V2_FIRST
+from worker.contract.control_plane import StaleAttemptError
+from worker.process.errors import JobError
+from worker.table import row_delta
+from worker.table.commit import find_commits
+
+pytestmark = pytest.mark.integration
+
+Row = Mapping[str, Any]
+NewTable = Callable[..., TableBuilder]
+
+
+def row(id_: int, value: int, region: str = "eu") -> dict[str, Any]:
+    return {"id": id_, "region": region, "value": value}
+
+
+@pytest.fixture
+def new_table(spark: SparkSession, table_name: str) -> NewTable:
+    def create(**how: Any) -> TableBuilder:
+        how = {"format_version": 3, **how}
+        return TableBuilder.create(spark, table_name, **how)
+
+    return create
+
+
+class Write:
+    """Runs a job with key `id` and returns its result."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+
+    def upsert(
+        self, *rows: Row, attempt: int = 1, job_id: str = "", dry_run: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        return self._run("upsert", rows, options, attempt=attempt, job_id=job_id, dry_run=dry_run)
+
+    def delete(self, *ids: int, dry_run: bool = False, **how: Any) -> dict[str, Any]:
+        return self._run("delete", [{"id": one} for one in ids], {}, dry_run=dry_run, **how)
+
+    def _run(self, kind: str, rows: Sequence[Row], options: Mapping[str, Any], **how: Any) -> dict[str, Any]:
+        parameters = {"key_columns": ["id"], **options}
+        return self.jobs.run(kind, rows=rows, parameters=parameters, **how).result
+
+
+@pytest.fixture
+def write(jobs: Jobs) -> Write:
+    return Write(jobs)
+
+
+def rows_of(table: TableBuilder) -> Counter[tuple[Any, ...]]:
+    return visible_rows(table.spark, table.identifier)
+
+
+def in_order(*rows: Row) -> Counter[tuple[Any, ...]]:
+    return Counter((one["id"], one["region"], one["value"]) for one in rows)
+
+
+@V2_FIRST
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_an_upsert_replaces_the_rows_of_its_keys_and_adds_the_others(
+    new_table: NewTable, jobs: Jobs, write: Write, format_version: int, is_indexed: bool
+) -> None:
+    table = new_table(format_version=format_version)
+    table.append([row(n, n) for n in range(10)], files=2)
+    if is_indexed:
+        jobs.run("index", key_sets=[["id"]])
+
+    result = write.upsert(row(3, 30), row(20, 20, "us"))
+
+    assert rows_of(table) == in_order(
+        *[row(n, n) for n in range(10) if n != 3], row(3, 30), row(20, 20, "us")
+    )
+    assert (result["rows_added"], result["rows_deleted"], result["commits"]) == (2, 1, 1)
+    assert result["iceberg_snapshot_id_after"] == table.snapshot_id
+    assert result["key_sets"][0]["source"] == ("index" if is_indexed else "scan")
+    (again,) = write.upsert(row(3, 31), row(20, 21))["key_sets"]
+    assert again["data_files_scanned"] == (0 if is_indexed else 3), "new rows are in the index at once"
+    assert (again["data_files_from_index"], again["matches"]) == (3 if is_indexed else 0, 3)
+    assert rows_of(table) == in_order(*[row(n, n) for n in range(10) if n != 3], row(3, 31), row(20, 21))
+
+
+@V2_FIRST
+def test_a_delete_finds_its_keys_in_every_partition_and_leaves_the_others(
+    new_table: NewTable, write: Write, format_version: int
+) -> None:
+    table = new_table(format_version=format_version, partitioned_by=["region"])
+    table.append([row(n, n, region) for n in range(4) for region in ("eu", "us")])
+
+    foretold = write.delete(1, 2, 77, dry_run=True)
+    assert rows_of(table)[(1, "us", 1)] == 1
+    result = write.delete(1, 2, 77)
+
+    assert rows_of(table) == in_order(*[row(n, n, region) for n in (0, 3) for region in ("eu", "us")])
+    assert result["rows_deleted"] == foretold["rows_deleted"] == 4
+    assert (foretold["commits"], foretold["iceberg_snapshot_id_after"]) == (0, None)
+    nothing = write.delete(1, 2)
+    assert (nothing["rows_deleted"], nothing["commits"]) == (0, 0)
+    assert table.snapshot_id == result["iceberg_snapshot_id_after"]
+
+
+def test_an_upsert_moves_a_row_to_another_partition(new_table: NewTable, write: Write) -> None:
+    table = new_table(partitioned_by=["region", "bucket(4, id)"])
+    table.append([row(n, n) for n in range(4)])
+
+    write.upsert(row(2, 2, "us"))
+
+    assert rows_of(table) == in_order(row(0, 0), row(1, 1), row(2, 2, "us"), row(3, 3))
+
+
+@V2_FIRST
+def test_a_row_that_a_pending_equality_delete_hides_is_not_live_and_a_new_one_is(
+    new_table: NewTable, write: Write, jobs: Jobs, format_version: int
+) -> None:
+    table = new_table(format_version=format_version)
+    table.append([row(1, 1), row(2, 2)])
+    table.delete_keys([{"id": 1}])
+
+    result = write.upsert(row(1, 10))
+
+    assert (result["rows_added"], result["rows_deleted"]) == (1, 0)
+    assert rows_of(table) == in_order(row(1, 10), row(2, 2))
+    jobs.run("convert")
+    assert rows_of(table) == in_order(row(1, 10), row(2, 2))
+
+
+def test_a_damaged_index_costs_a_scan_and_no_row(new_table: NewTable, jobs: Jobs, write: Write) -> None:
+    table = new_table()
+    table.append([row(1, 1), row(2, 2)])
+    jobs.run("index", key_sets=[["id"]])
+    for run in jobs.index.glob("*.db/entries_*/**/*.parquet"):
+        garble(run)
+
+    (explained,) = write.upsert(row(1, 10))["key_sets"]
+
+    assert (explained["source"], explained["data_files_scanned"]) == ("scan", 1)
+    assert any("the index can't be used" in decision for decision in jobs.reporter.decisions)
+    assert rows_of(table) == in_order(row(1, 10), row(2, 2))
+
+
+def test_rows_whose_keys_exist_are_left_out_and_told_by_their_numbers(
+    new_table: NewTable, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(1, 1), row(2, 2)])
+
+    result = write.upsert(row(5, 5), row(2, 20), row(1, 10), insert_only=True)
+
+    assert (result["rows_added"], result["rows_left_out"], result["left_out"]) == (1, 2, [1, 2])
+    assert rows_of(table) == in_order(row(1, 1), row(2, 2), row(5, 5))
+
+
+def test_only_rows_that_are_newer_replace_others(new_table: NewTable, write: Write) -> None:
+    table = new_table()
+    table.append([row(1, 10), row(2, 10), row(3, 10)])
+
+    result = write.upsert(row(1, 9), row(2, 10), row(3, 11), row(4, 1), only_if_newer_than="value")
+
+    assert result["left_out"] == [0, 1]
+    assert rows_of(table) == in_order(row(1, 10), row(2, 10), row(3, 11), row(4, 1))
+
+
+def test_of_rows_with_one_key_the_last_counts_if_the_request_says_so(
+    new_table: NewTable, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    with pytest.raises(JobError, match="also that of 1 row, such as 0"):
+        write.upsert(row(1, 2), row(1, 3))
+
+    result = write.upsert(row(1, 2), row(7, 7), row(1, 3), duplicates="last")
+
+    assert result["rows_added"] == 2
+    assert rows_of(table) == in_order(row(1, 3), row(7, 7))
+
+
+class Meanwhile:
+    """What somebody else does between the first look at the table and the commit, so many times."""
+
+    def __init__(self, jobs: Jobs, does: Callable[[int], object], times: int = 1) -> None:
+        self.times, self.does, self.jobs = times, does, jobs
+        self.done = 0
+        jobs.reporter.before_commit = self
+
+    def __call__(self) -> None:
+        if self.done < self.times:
+            self.done += 1
+            self.does(self.done)
+
+
+@V2_FIRST
+def test_a_row_that_came_with_the_same_key_meanwhile_is_no_duplicate(
+    new_table: NewTable, jobs: Jobs, write: Write, format_version: int
+) -> None:
+    table = new_table(format_version=format_version)
+    table.append([row(1, 1), row(2, 2)])
+    jobs.run("index", key_sets=[["id"]])
+    Meanwhile(jobs, lambda time: table.append([row(9, time), row(2, 100 + time)]), times=3)
+
+    result = write.upsert(row(9, 90), row(2, 20))
+
+    assert rows_of(table) == in_order(row(1, 1), row(9, 90), row(2, 20))
+    assert result["rows_deleted"] == 7
+    assert any(one.startswith("Others committed first") for one in jobs.reporter.decisions)
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["compact", "delete", "equality delete", "upsert", "schema", "spec", "rollback"]
+)
+def test_what_others_commit_meanwhile_is_as_if_it_had_come_before(
+    new_table: NewTable, jobs: Jobs, write: Write, spark: SparkSession, meanwhile: str
+) -> None:
+    table = new_table(partitioned_by=["region"])
+    table.append([row(n, n) for n in range(4)])
+    first = table.snapshot_id
+    table.append([row(5, 5)])
+    (path, *_) = table.data_file_paths
+    others = {
+        "compact": lambda _: table.compact(),
+        "delete": lambda _: table.delete_positions({path: [1]}),
+        "equality delete": lambda _: table.delete_keys([row(1, 1)], equality_columns=["id"]),
+        "upsert": lambda _: table.upsert([row(1, 7)], key=["id"]),
+        "schema": lambda _: spark.sql(f"ALTER TABLE {table.identifier} RENAME COLUMN value TO amount"),
+        "spec": lambda _: table.java.updateSpec().removeField("region").commit(),
+        "rollback": lambda _: table.java.manageSnapshots().rollbackTo(first).commit(),
+    }
+    Meanwhile(jobs, others[meanwhile])
+
+    if meanwhile == "schema":
+        with pytest.raises(JobError, match="amount"):
+            write.upsert(row(1, 10), row(8, 8))
+        assert rows_of(table) == in_order(*[row(n, n) for n in (0, 1, 2, 3, 5)])
+        return
+    result = write.upsert(row(1, 10), row(8, 8))
+
+    fifth = [] if meanwhile == "rollback" else [row(5, 5)]
+    assert rows_of(table) == in_order(*[row(n, n) for n in (0, 2, 3)], *fifth, row(1, 10), row(8, 8))
+    assert result["rows_deleted"] == (0 if meanwhile in ("delete", "equality delete") else 1)
+
+
+def test_what_an_earlier_attempt_committed_is_not_written_again(
+    new_table: NewTable, jobs: Jobs, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    rows = (row(1, 2), row(2, 2))
+    first = write.upsert(*rows, job_id="twice", insert_only=True)
+    head = table.snapshot_id
+
+    again = write.upsert(*rows, job_id="twice", attempt=2, insert_only=True)
+
+    assert table.snapshot_id == head
+    told = ("rows_added", "rows_deleted", "left_out", "iceberg_snapshot_id_after", "commits")
+    assert {name: again[name] for name in told} == {name: first[name] for name in told}
+
+
+class Killed(BaseException):
+    """The worker is gone: nothing tidies up, as it does after an Exception."""
+
+
+@contextmanager
+def killed_at_its_commit(when: str) -> Iterator[None]:
+    """The next commit does not return; `after`: it has happened."""
+
+    class Commit:
+        def __init__(self, operation: Any) -> None:
+            self._operation = operation
+
+        def commit(self) -> None:
+            if when == "after":
+                self._operation.commit()
+            raise Killed
+
+    real = row_delta.java_row_delta
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_delta, "java_row_delta", lambda *arguments: Commit(real(*arguments)))
+        with pytest.raises(Killed):
+            yield
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_attempt_is_followed_by_one_that_writes_what_is_missing(
+    new_table: NewTable, jobs: Jobs, write: Write, when: str
+) -> None:
+    table = new_table()
+    table.append([row(1, 1), row(2, 2)])
+    with killed_at_its_commit(when):
+        write.upsert(row(1, 10), row(3, 30), job_id="killed")
+
+    result = write.upsert(row(1, 10), row(3, 30), job_id="killed", attempt=2)
+
+    assert rows_of(table) == in_order(row(1, 10), row(2, 2), row(3, 30))
+    assert (result["rows_added"], result["rows_deleted"], result["commits"]) == (2, 1, 1)
+    assert len(find_commits(table.java, "main", "killed")) == 1
+
+
+def test_what_a_killed_attempt_wrote_goes_once_no_commit_can_need_it(
+    new_table: NewTable, jobs: Jobs, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    with killed_at_its_commit("before"):
+        write.upsert(row(1, 10), job_id="killed")
+    left = jobs.reporter.left_by("killed")
+    assert {"icestream-killed-1-0-00000-00000-deletes.puffin", "icestream-killed-1-1-rows-00000.parquet"} == {
+        path.name for path in written_by("killed", table)
+    }
+
+    assert jobs.run("compact", leftovers=[left]).cleared == []
+    assert len(written_by("killed", table)) == 2, "its commit may still come: nobody committed since"
+
+    table.append([row(2, 2)])
+    (cleared,) = jobs.run("compact", leftovers=[left]).cleared
+    assert (cleared.job_id, written_by("killed", table)) == ("killed", [])
+    assert rows_of(table) == in_order(row(1, 1), row(2, 2))
+
+
+def test_what_a_killed_attempt_committed_stays(new_table: NewTable, jobs: Jobs, write: Write) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    with killed_at_its_commit("after"):
+        write.upsert(row(1, 10), job_id="killed")
+    left = jobs.reporter.left_by("killed")
+
+    jobs.run("compact", leftovers=[left])
+
+    assert rows_of(table) == in_order(row(1, 10))
+
+
+def written_by(job_id: str, table: TableBuilder) -> list[Path]:
+    return sorted(
+        Path(table.metadata.location.removeprefix("file:"), "data").rglob(f"icestream-{job_id}-*[!c]")
+    )
+
+
+def test_a_commit_whose_answer_was_lost_is_found(
+    new_table: NewTable, jobs: Jobs, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Commit:
+        def __init__(self, operation: Any) -> None:
+            self._operation = operation
+
+        def commit(self) -> None:
+            self._operation.commit()
+            raise Py4JNetworkError("no answer from Java")
+
+    table = new_table()
+    table.append([row(1, 1)])
+    real = row_delta.java_row_delta
+    monkeypatch.setattr(row_delta, "java_row_delta", lambda *arguments: Commit(real(*arguments)))
+
+    result = write.upsert(row(1, 10))
+
+    assert rows_of(table) == in_order(row(1, 10))
+    assert result["iceberg_snapshot_id_after"] == table.snapshot_id
+
+
+def test_a_late_attempt_commits_nothing_after_its_successor(
+    new_table: NewTable, jobs: Jobs, write: Write
+) -> None:
+    """It sleeps between the renewal of its lease and its commit."""
+    table = new_table()
+    table.append([row(1, 1)])
+
+    def succeed() -> None:
+        jobs.reporter.before_commit = lambda: None
+        write.upsert(row(1, 10), row(2, 20), job_id="slow", attempt=2)
+        jobs.reporter.before_commit = end
+
+    def end() -> None:
+        raise StaleAttemptError("it is no longer the job's")
+
+    jobs.reporter.before_commit = succeed
+    with pytest.raises(StaleAttemptError):
+        write.upsert(row(1, 10), row(2, 20), job_id="slow")
+
+    assert rows_of(table) == in_order(row(1, 10), row(2, 20))
+    assert {path.name.split("-")[2] for path in written_by("slow", table)} == {"2"}
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(3, 43))])
+def test_a_random_history_of_several_writers_ends_as_a_plain_model_says(
+    new_table: NewTable, jobs: Jobs, write: Write, seed: int
+) -> None:
+    """Steps of others fall between the look at the table and the commit of a write, whose worker may die."""
+    draw = Random(seed)
+    table = new_table(
+        format_version=draw.choice((2, 3)),
+        partitioned_by=draw.choice(((), ("region",), ("bucket(3, id)", "region"))),
+    )
+    rows: dict[int, Row] = {}
+
+    def drawn(count: int) -> list[Row]:
+        ids = draw.sample(range(12), count)
+        return [row(id_, draw.randrange(1_000), draw.choice(("eu", "us"))) for id_ in ids]
+
+    def stream(meets: Sequence[Row] = ()) -> None:
+        """Appends with new keys, first those of a write under way, and equality deletes of known ones,
+        as Flink's upserts."""
+        fresh = [one for one in drawn(3) if one["id"] not in rows]
+        met: list[Row] = [{**one, "value": 5_000} for one in meets if one["id"] not in rows]
+        fresh = met[:2] or fresh
+        known = [rows[id_] for id_ in draw.sample(sorted(rows), min(2, len(rows)))]
+        deletes = [table.equality_deletes([one], equality_columns=["id"])[0] for one in known]
+        if fresh or deletes:
+            table.commit(*(table.data_files(fresh) if fresh else ()), *deletes)
+        rows.update({one["id"]: one for one in fresh})
+        for one in known:
+            del rows[one["id"]]
+
+    def other(meets: Sequence[Row] = ()) -> None:
+        draw.choice((lambda: stream(meets), lambda: stream(meets), table.compact))()
+
+    def write_once(number: int) -> None:
+        sent, kind = drawn(draw.randrange(1, 6)), draw.choice(("upsert", "insert", "newer", "delete"))
+        interruptions = draw.choice((0, 1, 1, 2))
+        dies = draw.choice(("", "", "before", "after"))
+        Meanwhile(jobs, lambda _: other(sent), times=interruptions)
+        options: dict[str, dict[str, Any]] = {
+            "insert": {"insert_only": True},
+            "newer": {"only_if_newer_than": "value"},
+        }
+        job_id = f"history-{seed}-{number}"
+        call: Callable[..., Any] = partial(write.upsert, *sent, job_id=job_id, **options.get(kind, {}))
+        if kind == "delete":
+            call = partial(write.delete, *[one["id"] for one in sent], job_id=job_id)
+        if dies:
+            # Others have done all that they do before the first commit: what is left to do is known then.
+            jobs.reporter.before_commit = lambda: None
+            before = table.snapshot_id
+            try:
+                with killed_at_its_commit(dies):
+                    call()
+            except pytest.fail.Exception:
+                assert table.snapshot_id == before, "there was nothing to commit"
+            call = partial(call, attempt=2)
+        call()
+        for one in sent:
+            known = rows.get(one["id"])
+            if kind == "delete":
+                rows.pop(one["id"], None)
+            elif known is None or kind == "upsert" or (kind == "newer" and one["value"] > known["value"]):
+                rows[one["id"]] = one
+
+    stream()
+    for number in range(8):
+        if draw.random() < 0.3:
+            other()
+        if draw.random() < 0.3:
+            jobs.run(draw.choice(("index", "convert")), key_sets=[["id"]])
+        write_once(number)
+        assert rows_of(table) == in_order(*rows.values()), f"after write {number}"
+    jobs.run("index", key_sets=[["id"]])
+    verified = jobs.run("verify", key_sets=[["id"]]).result
+    assert [one["differences"] for one in verified["key_sets"]] == [0]
+
+
+def test_nothing_of_a_write_that_is_refused_stays(new_table: NewTable, jobs: Jobs, write: Write) -> None:
+    table = new_table(columns="id bigint NOT NULL, region string, value int")
+    table.append([row(1, 1)])
+    for rows, told in [
+        ([{"id": 1, "region": "eu"}], "no value for column value"),
+        ([{**row(1, 1), "more": 1}], "'more', which is no column"),
+        ([{**row(1, 1), "value": "secret"}], "Row 0: column value is of type int"),
+        ([row(2, 1), {**row(1, 1), "value": 2**31}], "Row 1: column value is of type int"),
+        ([{**row(1, 1), "id": None}], "null in column id"),
+        ([], "There are none"),
+    ]:
+        with pytest.raises(JobError, match=told) as caught:
+            write.upsert(*rows)
+        assert "secret" not in str(caught.value)
+    assert rows_of(table) == in_order(row(1, 1))
+    assert jobs.reporter.announced == {}
+
+
+def test_rows_of_every_kind_of_column_are_written(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession
+) -> None:
+    table = new_table(
+        columns="id bigint, b boolean, f float, d double, n decimal(20, 3), day date, at timestamp,"
+        " local timestamp_ntz, s string, raw binary, st struct<a: int, at: timestamp>, l array<date>,"
+        " m map<string, double>"
+    )
+    one = {
+        "id": "9007199254740993",
+        "b": True,
+        "f": 1.5,
+        "d": "NaN",
+        "n": "-12345678901234567.125",
+        "day": "1969-12-31",
+        "at": "2024-02-29T01:02:03.000004+02:00",
+        "local": "2024-02-29T01:02:03.000004",
+        "s": "ä",
+        "raw": "00ff",
+        "st": {"a": 7, "at": None},
+        "l": ["2024-01-01", None],
+        "m": {"keys": ["k"], "values": [None]},
+    }
+    jobs.run("upsert", rows=[one, dict.fromkeys(one) | {"id": 2}], parameters={"key_columns": ["id"]})
+    shown = spark.sql(
+        f"SELECT id, b, f, isnan(d), n, day, string(at), string(local), s, hex(raw), st, l, m"
+        f" FROM {table.identifier} ORDER BY id"
+    ).collect()
+    assert [value for value in shown[0] if value is not None] == [2, False]
+    first = shown[1].asDict()
+    assert list(first.values())[:10] == [
+        9007199254740993,
+        True,
+        1.5,
+        True,
+        Decimal("-12345678901234567.125"),
+        date(1969, 12, 31),
+        "2024-02-28 23:02:03.000004",
+        "2024-02-29 01:02:03.000004",
+        "ä",
+        "00FF",
+    ]
+    assert (first["st"].asDict(), first["l"], first["m"]) == (
+        {"a": 7, "at": None},
+        [date(2024, 1, 1), None],
+        {"k": None},
+    )
+
+
+def test_a_uuid_and_nanoseconds_are_written_as_what_they_are(new_table: NewTable, jobs: Jobs) -> None:
+    table = new_table(columns="id bigint")
+    types = table._iceberg.types.Types
+    update = table.java.updateSchema()
+    update.addColumn("u", types.UUIDType.get()).addColumn("t", types.TimestampNanoType.withZone())
+    update.commit()
+    row: dict[str, Any] = {
+        "id": 1,
+        "u": "f79c3e09-677c-4bbd-a479-3f349cb785e7",
+        "t": "2024-02-29T01:02:03.123456789+00:00",
+    }
+    jobs.run("upsert", rows=[row], parameters={"key_columns": ["u"]})
+    deleted = jobs.run("delete", rows=[{"u": row["u"]}], parameters={"key_columns": ["u"]}).result
+    assert deleted["rows_deleted"] == 1
+    (path,) = table.data_file_paths
+    (written,) = pq.read_table(path.removeprefix("file:")).to_pylist()
+    assert UUID(bytes=bytes(written["u"])) == UUID(row["u"])
+    assert written["t"].isoformat() == row["t"]
+
+
+@pytest.mark.parametrize("file_format", ["orc", pytest.param("avro", marks=pytest.mark.thorough)])
+def test_rows_are_written_in_the_format_and_order_of_the_table(
+    new_table: NewTable, write: Write, spark: SparkSession, file_format: str
+) -> None:
+    table = new_table(partitioned_by=["region"], properties={"write.format.default": file_format})
+    order, jvm = table.java.replaceSortOrder(), spark.sparkContext._jvm
+    iceberg: Any = jvm.org.apache.iceberg  # type: ignore[union-attr]
+    order.desc(iceberg.expressions.Expressions.ref("value"), iceberg.NullOrder.NULLS_LAST).commit()
+    sent = [row(n, n % 7, "eu" if n % 2 else "us") for n in range(20)]
+
+    write.upsert(*sent)
+    write.upsert(row(3, 100))
+
+    assert rows_of(table) == in_order(*[one for one in sent if one["id"] != 3], row(3, 100))
+    assert {path.rpartition(".")[2] for path in table.data_file_paths} == {file_format}
+    query = f"SELECT value FROM {table.identifier} WHERE region = 'us' ORDER BY _file, _pos"
+    values = [one.value for one in spark.sql(query).collect()]
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_table_of_the_first_format_is_refused(new_table: NewTable, write: Write) -> None:
+    new_table(format_version=1)
+    with pytest.raises(JobError, match="format version 1"):
+        write.upsert(row(1, 1))
+
+
+def test_a_float_is_no_key(new_table: NewTable, jobs: Jobs) -> None:
+    new_table(columns="id double")
+    with pytest.raises(JobError, match="floating-point"):
+        jobs.run("delete", rows=[{"id": 1.5}], parameters={"key_columns": ["id"]})
+
+
+def test_the_key_is_that_of_the_tables_identifier_fields(new_table: NewTable, jobs: Jobs) -> None:
+    table = new_table(columns="id bigint NOT NULL, region string, value bigint", identifier_fields=["id"])
+    table.append([row(1, 1)])
+    jobs.run("upsert", rows=[row(1, 5)])
+    assert rows_of(table) == in_order(row(1, 5))
+
+
+def test_rows_are_written_into_an_empty_table(new_table: NewTable, write: Write) -> None:
+    table = new_table()
+    write.upsert(row(1, 1))
+    assert rows_of(table) == in_order(row(1, 1))

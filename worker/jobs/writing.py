@@ -1,0 +1,190 @@
+"""Jobs that write rows by key: `upsert` adds rows and deletes those of their keys, `delete` deletes these.
+
+plan -> lookup -> deletes and rows -> commit -> index -> report. Whatever others commit meanwhile is looked at
+before the commit is tried again: by what is new in it alone, so in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from worker.attempt.indexes import indexes
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.contract.control_plane import StaleAttemptError
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.indexing import index_key_set
+from worker.jobs.orphan_files import remove_orphan_files
+from worker.process.errors import JobCancelledError, JobError
+from worker.process.plurals import counted
+from worker.table.catalogs import CatalogUnreachableError
+from worker.table.commit import CommittedSnapshot, check_clock, find_commits
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.files import DataFiles
+from worker.table.row_delta import layout_of_new_rows
+from worker.writes.plan import LEFT_OUT, Part, Plan, totals
+
+LOOKS = 200
+"""Heads that one attempt looks at: each look takes about as long as a commit, so a writer that commits all
+the time comes first now and then, and never so often."""
+
+
+def write_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Writes the rows of the assignment in one commit; does nothing if an earlier attempt has."""
+    write = _Write(job, warehouse)
+    return write.run(table)
+
+
+class _Write:
+    """A job that writes rows: what it planned last, and how often others came first."""
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._plan: Plan | None = None
+        self._looks = 0
+
+    def run(self, table: PinnedTable) -> Outcome:
+        job = self._job
+        for self._looks in range(LOOKS):
+            if self._looks:
+                with job.stage("plan"):
+                    table = pin_table(job)
+            # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
+            if committed := self._earlier_commit(table):
+                self._remove_written()
+                return self._outcome(table, committed.summary, committed)
+            if not job.assignment.job.dry_run:
+                check_clock(table.java_table)
+            try:
+                plan = self._plan_for(table)
+                part = plan.resolve(table)
+                committed = self._commit(plan, table, part)
+            except CommitConflictError as error:
+                if not self._looks:
+                    job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
+            except Exception:
+                self._remove_written()
+                raise
+            else:
+                if committed is None:
+                    self._remove_written()
+                return self._outcome(table, part.summary, committed, part)
+        self._remove_written()
+        remedy = "Nothing was written. Write when whoever commits to this table all the time is idle."
+        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+
+    def _plan_for(self, table: PinnedTable) -> Plan:
+        """The one that there is, unless it was made for another schema, spec or format version."""
+        if self._plan is not None and self._plan.layout == layout_of_new_rows(table.metadata):
+            return self._plan
+        number = 0 if self._plan is None else self._plan.number
+        self._remove_written()
+        self._plan = Plan(self._job, table, self._warehouse, number)
+        return self._plan
+
+    def _commit(self, plan: Plan, table: PinnedTable, part: Part) -> CommittedSnapshot | None:
+        try:
+            return plan.commit(table, part)
+        except CommitStateUnknownError:
+            with suppress(CommitError):  # the catalog may still be away
+                ours = self._find_commit(table)
+                if ours is not None and ours.attempt == self._job.assignment.attempt:
+                    return ours
+            raise
+
+    def _earlier_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
+        """What an earlier attempt has committed before it was lost."""
+        assignment = self._job.assignment
+        if assignment.attempt == 1 or assignment.job.dry_run:
+            return None
+        try:
+            found = self._find_commit(table)
+        except CommitError as error:
+            told = f"it can't be asked for what earlier attempts committed: {error}"
+            raise CatalogUnreachableError(told) from error
+        if found is not None:
+            self._job.decide(
+                f"Attempt {found.attempt} committed snapshot {found.snapshot_id} before it was lost: there is"
+                " nothing left to write."
+            )
+        return found
+
+    def _find_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
+        assignment = self._job.assignment
+        return next(iter(find_commits(table.java_table, assignment.table.branch, assignment.job.id)), None)
+
+    def _remove_written(self) -> None:
+        if self._plan is not None and not self._plan.may_be_committed:
+            self._plan.remove_written()
+
+    # report
+
+    def _outcome(
+        self,
+        table: PinnedTable,
+        summary: Mapping[str, str],
+        committed: CommittedSnapshot | None,
+        part: Part | None = None,
+    ) -> Outcome:
+        """part: of this attempt; None if an earlier one did it."""
+        job = self._job
+        plan = self._plan if part is not None else None
+        counts = totals(summary)
+        if self._looks and part is not None:
+            job.decide(f"Others committed first {counted(self._looks, 'time')}.")
+        job.decide(_sentence(counts, dry_run=job.assignment.job.dry_run))
+        before = table.snapshot_id if committed is None else committed.parent_snapshot_id
+        cleared = [] if job.assignment.job.dry_run else remove_orphan_files(job)
+        if committed is not None:
+            with job.stage("plan"):
+                table = pin_table(job)
+            self._index_new_files(table)
+        left_out = json.loads(summary[LEFT_OUT]) if LEFT_OUT in summary else []
+        result: dict[str, Any] = {
+            "dry_run": job.assignment.job.dry_run,
+            "iceberg_snapshot_id_before": before,
+            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            **counts,
+            "left_out": left_out,
+            "commits": 1 if committed else 0,
+            "key_sets": [plan.explanation()] if plan else [],
+        }
+        return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+    def _index_new_files(self, table: PinnedTable) -> None:
+        """The next write needs no scan. A trouble here undoes nothing: the next index job goes on."""
+        new = _files_of_job(table.files.data_files, self._job.assignment.job.id)
+        if not len(new):
+            return
+        try:
+            for index in indexes(self._job, table, self._warehouse):
+                index_key_set(self._job, table, self._warehouse, index.key_set, only=new)
+        except (JobCancelledError, StaleAttemptError):
+            raise
+        except (JobError, OSError, ValueError) as error:
+            self._job.decide(f"The new data files are not indexed yet: {error}. The next index job does it.")
+
+
+def _files_of_job(files: DataFiles, job_id: str) -> DataFiles:
+    """By their names, which no other job writes."""
+    parts = [
+        pc.match_substring(piece, f"/icestream-{job_id}-").to_numpy(zero_copy_only=False)
+        for piece in files.path_pieces()
+    ]
+    return files.select(np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts])))
+
+
+def _sentence(counts: Mapping[str, int], *, dry_run: bool) -> str:
+    added, deleted = counted(counts["rows_added"], "row"), counted(counts["rows_deleted"], "row")
+    told = f"{added} added and {deleted} deleted"
+    if counts["rows_left_out"]:
+        told += f"; {counted(counts['rows_left_out'], 'row')} left out, as the request says"
+    return f"{'A write would come to: ' if dry_run else ''}{told}."

@@ -1,0 +1,162 @@
+"""Where the live rows of a write's keys lie at a head of the branch; at a later one, by what is new there.
+
+Invariant: a data file never changes, so the places of keys in it are looked for once. Whether they are live
+is asked at each head.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from worker.attempt.pinned_table import PinnedTable
+from worker.index.key_set_index import KeySetIndex
+from worker.io.kept import Kept
+from worker.io.sorting import Int64Array
+from worker.keys.key_set import KeySet
+from worker.lookup.index_lookup import Matches
+from worker.lookup.positions import Positions
+from worker.query.places import Coverage, Places
+from worker.query.rows import rows_at
+from worker.query.snapshot import TableSnapshot
+from worker.table.files import DataFile, DataFiles, DeleteFile
+
+_KEPT_BYTES = 320 * 1024**2
+
+
+class KeysInTable:
+    """The keys of a write, and what was found of them in data files so far."""
+
+    def __init__(self, key_set: KeySet, keys: pa.RecordBatch, index: KeySetIndex | None) -> None:
+        """keys: distinct, as `KeySet.schema`."""
+        self._key_set = key_set
+        self._keys = keys
+        self._index = index
+        self._kept = Kept(_KEPT_BYTES)
+        self._before: Places | None = None
+        self.matches = 0
+        self.files_from_index = 0
+        self.files_scanned = 0
+        self.rows_scanned = 0
+
+    def live_rows(self, table: PinnedTable) -> LiveRows:
+        """The live rows of the keys at the head that was pinned, by data files that no earlier look saw.
+
+        Raises UnreadableError, FileNotFoundError for a file of the index that is gone, or OSError (a retry
+        can help).
+        """
+        snapshot = TableSnapshot(
+            table.storage, table.metadata, table.snapshot, self._kept, is_head=True, files=table.files
+        )
+        unseen = None if self._before is None else _unseen(table.files.data_files, self._before.data_files)
+        coverage = Coverage(snapshot, self._key_set, self._index, only=unseen, is_bounded=False)
+        places = coverage.find(self._keys)
+        self.files_scanned += places.data_files_scanned
+        self.rows_scanned += places.rows_scanned
+        self.files_from_index += coverage.files_from_index
+        if self._before is not None:
+            seen = _moved(self._before, table.files.data_files)
+            coverage.mark_deleted(self._keys, seen)
+            places = _joined(seen, places)
+        self._before = places
+        self.matches = len(places.keys)
+        return LiveRows.of(snapshot, places)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """Rows that readers of a snapshot see: `keys[i]` is the number of the key that row i has."""
+
+    snapshot: TableSnapshot
+    places: Places
+
+    @classmethod
+    def of(cls, snapshot: TableSnapshot, places: Places) -> Self:
+        live = np.flatnonzero([one is None for one in places.deleted_by])
+        return cls(snapshot, _select(places, live))
+
+    @property
+    def keys(self) -> Int64Array:
+        return self.places.keys
+
+    def positions(self, chosen: Int64Array, memory_fraction: float) -> Positions:
+        """Of some of the rows, by their data files."""
+        found = Positions(self.places.data_files, memory_fraction)
+        found.add(Matches(self.places.ordinals[chosen], self.places.positions[chosen]))
+        return found
+
+    def column(self, name: str) -> pa.Array:
+        """What the rows hold in a column. Raises UnreadableError, or OSError (a retry can help)."""
+        rows = rows_at(self.snapshot, self.places, self.snapshot.schema.select(name))
+        column = rows.column(name).combine_chunks()
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+    def touched(self, chosen: Int64Array) -> dict[DataFile, tuple[list[int], tuple[DeleteFile, ...]]]:
+        """Of each data file with some of the rows: their positions, and the deletes that it has.
+
+        Where two heads say the same, the same delete files are right for both.
+        """
+        files = self.places.data_files
+        found: dict[DataFile, list[int]] = defaultdict(list)
+        for ordinal, position in zip(
+            self.places.ordinals[chosen].tolist(), self.places.positions[chosen].tolist(), strict=True
+        ):
+            found[files[ordinal]].append(position)
+        return {file: (sorted(of_file), self.snapshot.deletes_of(file)) for file, of_file in found.items()}
+
+
+def _unseen(files: DataFiles, seen: DataFiles) -> Int64Array:
+    """The ordinals of the files with paths that are not among those that were seen."""
+    known = pa.chunked_array(list(seen.path_pieces()), pa.large_string()).combine_chunks()
+    parts = [pc.is_in(piece, known).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
+    return np.flatnonzero(~np.concatenate([np.empty(0, np.bool_), *parts]))
+
+
+def _moved(before: Places, files: DataFiles) -> Places:
+    """The same rows as far as their data files are among `files`, by the ordinals of these, none marked."""
+    paths = [file.path for file in before.data_files.select(before.ordinals)]
+    wanted = pa.array(sorted(set(paths)), pa.large_string())
+    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
+    ordinals_of: dict[str, list[int]] = defaultdict(list)
+    chosen = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+    for ordinal, file in zip(chosen.tolist(), files.select(chosen), strict=True):
+        ordinals_of[file.path].append(ordinal)
+    pairs: dict[tuple[str, int, int], None] = dict.fromkeys(
+        zip(paths, before.keys.tolist(), before.positions.tolist(), strict=True)
+    )
+    rows = [(key, ordinal, position) for path, key, position in pairs for ordinal in ordinals_of[path]]
+    keys, ordinals, positions = np.array(rows, np.int64).reshape(-1, 3).T
+    return replace(
+        before,
+        keys=keys,
+        data_files=files,
+        ordinals=ordinals,
+        positions=positions,
+        deleted_by=[None] * len(rows),
+    )
+
+
+def _joined(one: Places, other: Places) -> Places:
+    """Of the same data files."""
+    return replace(
+        other,
+        keys=np.concatenate([one.keys, other.keys]),
+        ordinals=np.concatenate([one.ordinals, other.ordinals]),
+        positions=np.concatenate([one.positions, other.positions]),
+        deleted_by=[*one.deleted_by, *other.deleted_by],
+    )
+
+
+def _select(places: Places, chosen: Int64Array) -> Places:
+    return replace(
+        places,
+        keys=places.keys[chosen],
+        ordinals=places.ordinals[chosen],
+        positions=places.positions[chosen],
+        deleted_by=[places.deleted_by[at] for at in chosen.tolist()],
+    )
