@@ -66,6 +66,7 @@ from service.metrics import render_metrics
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
 from service.records.keys import Role
+from service.rows import endpoints as rows_endpoints
 from service.scheduling import endpoints as scheduling_endpoints
 from service.scheduling.background import Background
 from service.settings import CurrentSettings, Settings
@@ -86,6 +87,7 @@ _TAGS = [
         "discovery": "Tables that hold equality deletes, and patterns by which tables are enrolled.",
         "tables": "Enrolled tables, and what holds for them.",
         "lookups": "Where the rows of given keys are, and what they hold.",
+        "rows": "Rows that are written by key: upserts and deletes.",
         "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
         "jobs": "What is done to tables: requests, progress, results and events.",
         "health": "How far a table's index and its conversion are behind, now and over time.",
@@ -333,6 +335,7 @@ def _every_route() -> APIRouter:
         discovery_endpoints,
         policies_endpoints,
         jobs_endpoints,
+        rows_endpoints,
         health_endpoints,
         workers_endpoints,
         webhooks_endpoints,

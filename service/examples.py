@@ -56,6 +56,7 @@ FIELDS: dict[str, Any] = {
     "KeyInSnapshot.operation": "append",
     "KeyMatches.key": {"order_id": 17},
     "LookupAnswer.key_columns": ["order_id"],
+    "Assignment.rows": None,
     "Match.data_file": "s3://lake/sales/orders/data/00000-1-0b5c.parquet",
     "Match.deleted_by": None,
     "Match.live": True,

@@ -490,6 +490,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The property would run code, read files of the service or name its own secrets.",
         "Leave it out; `detail` says which.",
     ),
+    "rows-not-kept": ProblemType(
+        (409,),
+        "The rows of this job are not kept",
+        "A job that writes rows by key keeps them until it has ended, and no longer.",
+        "Send the rows again as a new job.",
+    ),
     "secret-in-clear": ProblemType(
         (422,),
         "A secret must not be stored in clear",
@@ -583,6 +589,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "Each window is looked at with every decision, so a policy has 50 at most.",
         "Put windows together: one may be of several days, and begin on one day and end on the next.",
         _ERRORS,
+    ),
+    "too-many-writes": ProblemType(
+        (409,),
+        "Too many writes of this table wait",
+        "At most 100 jobs that write rows wait for one table, since each keeps its rows until it has ended.",
+        "Wait until some have ended, and send more rows at once.",
     ),
     "unauthenticated": ProblemType(
         (401,),

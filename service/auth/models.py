@@ -30,6 +30,7 @@ class Scope(StrEnum):
     LOOKUPS_READ = "lookups:read"
     POLICIES_READ = "policies:read"
     POLICIES_WRITE = "policies:write"
+    ROWS_WRITE = "rows:write"
     TABLES_READ = "tables:read"
     TABLES_WRITE = "tables:write"
     WEBHOOKS_READ = "webhooks:read"

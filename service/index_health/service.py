@@ -110,9 +110,14 @@ def judge(
             late,
             "Check that the list of workers has one that runs; add workers if all are busy.",
         )
-    # A failed conversion that left nothing pending is none by now.
+    # A failed conversion that left nothing pending is none by now. Rows that were refused say nothing of the
+    # table.
     failed = [
-        job for job in last_jobs if job.status == JobStatus.FAILED.value and job.kind != JobKind.CONVERT.value
+        job
+        for job in last_jobs
+        if job.status == JobStatus.FAILED.value
+        and job.kind != JobKind.CONVERT.value
+        and not JobKind(job.kind).writes_rows
     ]
     if (wear := _wear(key_sets, policy)) is not None:
         causes = [_failure(health, job) for job in failed if job.kind == JobKind.COMPACT.value]

@@ -25,7 +25,7 @@ from service.jobs.contract import (
 )
 from service.jobs.events import record_job_event
 from service.jobs.ownership import check_owner
-from service.jobs.queue import attempts_of, change_status, lock_job, rfc3339
+from service.jobs.queue import attempts_of, change_status, forget_rows, lock_job, rfc3339
 from service.jobs.reports import apply_report
 from service.jobs.status import backoff_seconds, status_after
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
@@ -232,7 +232,9 @@ def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, An
         update={
             "tasks": max(plan.tasks, known.tasks),
             "files_per_task": max(plan.files_per_task, known.files_per_task),
+            "data_files": max(plan.data_files, known.data_files),
             "removes": plan.removes or known.removes,
+            "only_on": known.only_on if plan.only_on is None else plan.only_on,
         }
     )
     return [*(one for one in plans if one["number"] != plan.number), merged.model_dump()]
@@ -268,6 +270,7 @@ def end_attempt(
     session.add_all((job, running))
     if after is not JobStatus.QUEUED:
         job.ended_at = now
+        forget_rows(session, job)
         level = "error" if after is JobStatus.FAILED else "info"
         record_job_event(
             session,

@@ -32,7 +32,7 @@ from service.jobs.contract import (
 )
 from service.jobs.events import record_job_event
 from service.jobs.ownership import is_own_attempt, own_worker
-from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339
+from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339, rows_of
 from service.jobs.reports import seen_equality_field_ids
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
@@ -43,7 +43,7 @@ from service.records.workers import Worker
 from service.settings import Settings
 from telemetry.traces import record_span
 
-_CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value)
+_CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value, JobKind.UPSERT.value, JobKind.DELETE.value)
 _CUT_OFF = ErrorReport(
     code="worker_cut_off",
     title="The worker could not report this attempt",
@@ -383,6 +383,7 @@ def _start_attempt(
         allowed_hosts=list(settings.host_rules),
         allowed_secrets=list(settings.secret_rules),
         own_files=list(settings.own_files),
+        rows=rows_of(session, job),
     )
 
 

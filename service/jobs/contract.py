@@ -121,7 +121,7 @@ class EventReport(Message):
 
 
 class AnnouncedPlan(Message):
-    """Delete files that a conversion is about to write, or then to commit.
+    """Delete files, and new data files, that a job is about to write, or then to commit.
 
     Whoever follows only compares the places with what the table itself says.
     """
@@ -134,6 +134,11 @@ class AnnouncedPlan(Message):
     """Delete files that each of them writes at most; no worker writes more than the default."""
     removes: Place | None = None
     """An equality delete file that the commit removes; none as long as no commit is about to be made."""
+    only_on: SnapshotId | None = None
+    """The head of the branch that the commit needs, -1 for that of an empty table, if it removes no equality
+    delete file; none as long as no commit is about to be made."""
+    data_files: int = ModelField(default=0, ge=0, le=100_000)
+    """So many new data files have names."""
     location: Place
     """The table had this location when it was planned."""
     properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
@@ -307,3 +312,5 @@ class Assignment(Message):
     """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
     own_files: list[str]
     """The files and folders of the service itself are never opened by the worker, whatever names them."""
+    rows: list[dict[str, JsonValue]] | None
+    """What the job writes by key: rows, or keys of rows to be deleted; null for other kinds of jobs."""

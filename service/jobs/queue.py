@@ -1,12 +1,14 @@
 """The queue: add a job, find it, cancel it. `claims` gives jobs to workers, `attempts` hears how they fare.
 
 Invariant: a job changes its status only as `status` allows, with an event in the same transaction. That at
-most one job of a kind waits for its first attempt is enforced by the unique index `uq_jobs_queued_kind`.
+most one job of a kind waits for its first attempt is enforced by the unique index `uq_jobs_queued_kind`; jobs
+that write rows are no two of them the same. Rows go in the transaction in which their job ends.
 """
 
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -15,7 +17,7 @@ from service.jobs.events import record_job_event
 from service.jobs.models import AttemptView
 from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
-from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobRows, JobStatus
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from telemetry.traces import begin_trace, current_traceparent
@@ -38,10 +40,11 @@ def enqueue(
     retry_of: str | None = None,
     priority: int | None = None,
     run_at: datetime | None = None,
+    rows: list[dict[str, Any]] | None = None,
 ) -> tuple[Job, bool]:
     """Add a job, or find the one of its kind that is queued already; True if it was added.
 
-    Raises ConflictError if that one has other parameters.
+    rows: what it writes. Raises ConflictError if the one that is queued has other parameters.
     """
     job = Job(
         table_id=table.id,
@@ -66,7 +69,7 @@ def enqueue(
         traceparent=current_traceparent(),
         policy_digest=policy.digest,
     )
-    queued = _find_queued(session, job)
+    queued = None if kind.writes_rows else _find_queued(session, job)
     if queued is None:
         try:
             with session.begin_nested():
@@ -86,6 +89,8 @@ def enqueue(
             )
         _bring_forward(session, queued, job, now)
         return queued, False
+    if rows is not None:
+        session.add(JobRows(job_id=job.id, rows=rows))
     if job.traceparent is None:
         job.traceparent = begin_trace("schedule")
     why = f"requested by {requested_by}." if trigger == REQUEST else trigger
@@ -115,11 +120,24 @@ def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
     if status is JobStatus.QUEUED:
         change_status(job, JobStatus.CANCELLED)
         job.ended_at = now
+        forget_rows(session, job)
         record_job_event(session, job, "job.cancelled", f"Cancelled before it ran: {reason}.", now)
     elif status is JobStatus.RUNNING and job.cancel_requested_at is None:
         job.cancel_requested_at = now
         record_job_event(session, job, "job.cancel_requested", f"Asked to stop: {reason}.", now)
     session.add(job)
+
+
+def rows_of(session: Session, job: Job) -> list[dict[str, Any]] | None:
+    """What a job writes; None for one that writes no rows of its own, or has ended."""
+    found = session.get(JobRows, job.id) if JobKind(job.kind).writes_rows else None
+    return None if found is None else found.rows
+
+
+def forget_rows(session: Session, job: Job) -> None:
+    """Of a job that has ended: nobody needs them any more."""
+    if JobKind(job.kind).writes_rows:
+        session.execute(delete(JobRows).where(col(JobRows.job_id) == job.id))
 
 
 def cancel_jobs_of_table(session: Session, table_id: str, reason: str, now: datetime) -> None:

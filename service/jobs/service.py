@@ -65,7 +65,7 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     table = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
     _check_dry_run(kind, dry_run=request.dry_run)
-    _refuse_paused(session, table)
+    refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
         table,
@@ -210,6 +210,12 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         else get_table(session, job.table_id, for_update=True)
     )
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
+    if JobStatus(job.status).is_retryable and JobKind(job.kind).writes_rows:
+        raise ConflictError(
+            "rows-not-kept",
+            f"Job {job_id} has ended, and its rows are gone.",
+            "Send them again as a new job.",
+        )
     if not JobStatus(job.status).is_retryable:
         raise ConflictError(
             "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
@@ -217,7 +223,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
     if drops_index:
         check_index_unused(session, table)
     _check_dry_run(JobKind(job.kind), dry_run=job.dry_run)
-    _refuse_paused(session, table)
+    refuse_paused(session, table)
     again, _ = queue.enqueue(
         session,
         table,
@@ -381,7 +387,7 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
         )
 
 
-def _refuse_paused(session: Session, table: EnrolledTable) -> None:
+def refuse_paused(session: Session, table: EnrolledTable) -> None:
     catalog = session.get_one(Catalog, table.catalog_id)
     reason = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
     if reason is not None:

@@ -19,6 +19,8 @@ class JobKind(StrEnum):
     REBUILD = "rebuild"
     VERIFY = "verify"
     REPORT_DUPLICATES = "report_duplicates"
+    UPSERT = "upsert"
+    DELETE = "delete"
     DROP_INDEX = "drop_index"
     """Not requested by itself: it follows the removal of its table."""
 
@@ -28,7 +30,12 @@ class JobKind(StrEnum):
         A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong. So
         does a report of duplicates, which writes beside the index and deletes what earlier ones left there.
         """
-        return not (dry_run and self is JobKind.CONVERT)
+        return not (dry_run and (self is JobKind.CONVERT or self.writes_rows))
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether such a job writes rows that came with its request: no two of them are the same."""
+        return self in (JobKind.UPSERT, JobKind.DELETE)
 
     @property
     def persists(self) -> bool:
@@ -37,7 +44,7 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        return self in (JobKind.CONVERT, JobKind.VERIFY)
+        return self in (JobKind.CONVERT, JobKind.VERIFY) or self.writes_rows
 
 
 class JobStatus(StrEnum):
@@ -85,7 +92,7 @@ class AttemptStatus(StrEnum):
 
 
 _RUNNING_WRITER = text("status = 'running' AND writes")
-_NEVER_STARTED = text("status = 'queued' AND attempt = 0")
+_NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
 
 
@@ -112,7 +119,8 @@ class Job(SQLModel, table=True):
             sqlite_where=_RUNNING_WRITER,
             postgresql_where=_RUNNING_WRITER,
         ),
-        # At most one of a kind waits for its first attempt; one that is tried again may wait beside it.
+        # At most one of a kind waits for its first attempt, unless it writes rows of its own; one that is
+        # tried again may wait beside it.
         Index(
             "uq_jobs_queued_kind",
             "table_id",
@@ -175,6 +183,15 @@ class Job(SQLModel, table=True):
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
     result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(JobResult)))
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
+
+
+class JobRows(SQLModel, table=True):
+    """What a job writes, apart from the job: only its worker is told, and they go once the job has ended."""
+
+    __tablename__ = "job_rows"
+
+    job_id: str = Field(foreign_key="jobs.id", primary_key=True)
+    rows: list[dict[str, Any]] = Field(sa_type=Json)
 
 
 class Attempt(SQLModel, table=True):

@@ -269,7 +269,15 @@ class JobResult(Message):
     bytes_read: Amount = 0
     """So many bytes of index, data files and equality deletes were read."""
     bytes_written: Amount = 0
-    """The new delete files have so many bytes."""
+    """The new delete files, and data files, have so many bytes."""
+    rows_added: Amount = 0
+    """So many rows were added, by a job that writes rows by key."""
+    rows_left_out: Amount = 0
+    """So many rows of the request were not written, as it says of those that exist or are no newer."""
+    left_out: list[Amount] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
+    """The rows that were left out, by their numbers in the request, from 0."""
+    data_files_added: Amount = 0
+    """So many data files were added."""
     commits: Amount = 0
     """Snapshots that a conversion made."""
     estimated_seconds: Seconds | None = None

@@ -22,6 +22,7 @@ _STAGE_WORDS = {
     "index": "Write index entries",
     "commit_index": "Commit the index",
     "deletes": "Write deletion vectors and position deletes",
+    "rows": "Write data files with new rows",
     "commit": "Commit to the Iceberg table",
     "compact": "Merge sorted runs",
     "clean_up": "Delete files that the index no longer needs",
@@ -279,6 +280,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return []
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
+    if "rows_added" in result:
+        return _write_figures(result)
     kind = _kind_of(result)
     if kind == "rows_indexed":
         return _index_figures(result)
@@ -290,6 +293,17 @@ def figures_of(job: JobView) -> list[Figure]:
         Figure(name.replace("_", " ").capitalize(), count(value))
         for name, value in result.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and not name.endswith("_id")
+    ]
+
+
+def _write_figures(result: dict[str, Any]) -> list[Figure]:
+    left_out = result.get("rows_left_out")
+    added, touched = result.get("data_files_added"), result.get("data_files_touched")
+    return [
+        Figure("Rows added", count(result.get("rows_added")), f"in {plural(added, 'data file')}"),
+        Figure("Rows deleted", count(result.get("rows_deleted")), f"in {plural(touched, 'data file')}"),
+        *([Figure("Rows left out", count(left_out), "they exist, or are no newer")] if left_out else []),
+        Figure("Delete files written", count(result.get("delete_files_added"))),
     ]
 
 

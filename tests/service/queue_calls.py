@@ -63,6 +63,8 @@ def request(
     with database.write() as session:
         table = session.get_one(EnrolledTable, table_id)
         policy = effective_policy(session, table)
+        if kind.writes_rows:
+            how = {"rows": [{"id": 1}], **how}
         job, _ = queue.enqueue(session, table, kind, policy, now, dry_run=dry_run, requested_by="test", **how)
         return job.id
 
@@ -82,7 +84,10 @@ def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
 
 
 def may_be_repeated(found: Job) -> bool:
-    """Of what a user can ask for: a table's index is not dropped while the table is enrolled."""
+    """Of what a user can ask for: a table's index is not dropped while the table is enrolled, and rows are
+    not kept."""
+    if JobKind(found.kind).writes_rows:
+        return False
     return found.kind != JobKind.DROP_INDEX.value and (
         not found.dry_run or found.kind == JobKind.CONVERT.value
     )

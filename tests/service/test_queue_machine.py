@@ -29,7 +29,7 @@ from service.jobs.contract import (
 from service.jobs.leases import LeaseObserver
 from service.jobs.service import retry_job
 from service.records.catalogs import Catalog
-from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus, LastClaim
+from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobRows, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
@@ -333,7 +333,7 @@ class QueueMachine(RuleBasedStateMachine):
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
     def expected_leftovers(self, assignment: Assignment) -> list[EndedAttempt]:
-        if assignment.job.kind not in ("convert", "compact") or assignment.job.dry_run:
+        if assignment.job.kind not in ("convert", "compact", "upsert", "delete") or assignment.job.dry_run:
             return []
         return [
             EndedAttempt(job_id=job_id, attempt=attempt, plans=list(plans.values()))
@@ -614,8 +614,18 @@ class QueueMachine(RuleBasedStateMachine):
             waiting = session.exec(
                 select(Job).where(Job.status == JobStatus.QUEUED.value, Job.attempt == 0)
             ).all()
-        kinds = [(each.table_id, each.kind, each.dry_run) for each in waiting]
+        kinds = [
+            (each.table_id, each.kind, each.dry_run) for each in waiting if not JobKind(each.kind).writes_rows
+        ]
         assert len(kinds) == len(set(kinds))
+
+    @invariant()
+    def rows_are_kept_until_their_job_has_ended(self) -> None:
+        with self.database.read() as session:
+            kept = set(session.exec(select(JobRows.job_id)))
+            jobs = session.exec(select(Job)).all()
+        writes = [each for each in jobs if JobKind(each.kind).writes_rows]
+        assert kept == {each.id for each in writes if not JobStatus(each.status).is_final}
 
 
 def test_any_order_of_calls_keeps_the_queue_consistent(database: Database) -> None:

@@ -28,6 +28,7 @@ TABLES = (
     "policy_attachments",
     "table_health",
     "turns",
+    "job_rows",
     "attempts",
     "events",
 )
@@ -411,8 +412,8 @@ def _create_tables() -> None:
         "jobs",
         ["table_id", "kind", "dry_run"],
         unique=True,
-        sqlite_where=sa.text("status = 'queued' AND attempt = 0"),
-        postgresql_where=sa.text("status = 'queued' AND attempt = 0"),
+        sqlite_where=sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')"),
+        postgresql_where=sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')"),
     )
     op.create_index(
         "uq_jobs_running_writer",
@@ -502,6 +503,16 @@ def _create_tables() -> None:
             ["tables.id"],
         ),
         sa.PrimaryKeyConstraint("table_id"),
+    )
+    op.create_table(
+        "job_rows",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("rows", JSON, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"],
+            ["jobs.id"],
+        ),
+        sa.PrimaryKeyConstraint("job_id"),
     )
     op.create_table(
         "attempts",
