@@ -1,4 +1,4 @@
-"""Icestream's client: where the rows of keys are, asked of the service.
+"""Icestream's client: where the rows of keys are, asked of the service, and writes by key.
 
     from icestream import Client
 
@@ -23,6 +23,7 @@ from icestream.errors import (
     UnknownNameError,
     UnreachableError,
 )
+from icestream.writes import WriteFailedError, Written
 
 __all__ = [
     "Answer",
@@ -39,4 +40,6 @@ __all__ = [
     "UnauthenticatedError",
     "UnknownNameError",
     "UnreachableError",
+    "WriteFailedError",
+    "Written",
 ]

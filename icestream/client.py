@@ -1,14 +1,12 @@
-"""Where the rows of some keys of a table are: asked over HTTP, answered as Arrow."""
+"""Where the rows of some keys of a table are, asked over HTTP and answered as Arrow; and writes by key."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,6 +14,8 @@ import pyarrow.compute as pc
 
 from icestream.connection import WHERE, Connection, Json
 from icestream.errors import UnreachableError
+from icestream.values import json_value
+from icestream.writes import Written, json_rows, write
 
 if TYPE_CHECKING:
     import pandas
@@ -25,6 +25,7 @@ KEYS_AT_ONCE: Final = 10_000
 _BODY_BYTES: Final = 8 * 1024**2
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 _WAIT_SECONDS: Final = 120.0
+_WAIT_FOR_JOB_SECONDS: Final = 600.0
 
 Rows = Iterable[Mapping[str, Any]]
 Part = TypeVar("Part")
@@ -145,6 +146,56 @@ class Table:
         parts: Iterator[_Columns | _Rows] = asked.parts()
         return _joined(list(pinned(parts, self._ask, options)))
 
+    def upsert(
+        self,
+        rows: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows,
+        *,
+        key_columns: Sequence[str] | None = None,
+        only_if_newer_than: str | None = None,
+        insert_only: bool = False,
+        duplicates: Literal["refuse", "last"] = "refuse",
+        dry_run: bool = False,
+        wait_seconds: float = _WAIT_FOR_JOB_SECONDS,
+    ) -> Written:
+        """Adds rows and deletes those of the same keys, in one commit, and waits for it.
+
+        rows: a column for each of the table's, or a mapping for each row; at most 1,000. key_columns: those
+        that make the key; without them, the identifier fields or the only key set. only_if_newer_than: a
+        column by which older rows are left out. insert_only: rows whose keys exist are left out. duplicates:
+        whether rows with one key are refused, or the last of them counts. dry_run: writes nothing.
+
+        Raises IcestreamError (WriteFailedError: nothing was written), ValueError, TypeError, and TimeoutError
+        for a job that goes on after `wait_seconds`.
+        """
+        options = {
+            "only_if_newer_than": only_if_newer_than,
+            "insert_only": insert_only,
+            "duplicates": duplicates,
+        }
+        return self._write("upsert", {"rows": json_rows(rows), **options}, key_columns, dry_run, wait_seconds)
+
+    def delete(
+        self,
+        keys: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows,
+        *,
+        key_columns: Sequence[str] | None = None,
+        dry_run: bool = False,
+        wait_seconds: float = _WAIT_FOR_JOB_SECONDS,
+    ) -> Written:
+        """Deletes the rows of keys, in whatever partition they lie, in one commit, and waits for it.
+
+        keys: a column for each of the key's, or a mapping for each key; at most 1,000. The rest is as in
+        `upsert`.
+        """
+        return self._write("delete", {"keys": json_rows(keys)}, key_columns, dry_run, wait_seconds)
+
+    def _write(
+        self, kind: str, body: Json, key_columns: Sequence[str] | None, dry_run: bool, wait_seconds: float
+    ) -> Written:
+        columns = None if key_columns is None else list(key_columns)
+        whole = {**body, "key_columns": columns, "dry_run": dry_run}
+        return write(self._connection, f"/api/v1/tables/{self.id}/rows/{kind}", whole, wait_seconds)
+
     def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[Json, tuple[pa.Table, Json]]:
         answer = self._connection.request(
             "POST", f"/api/v1/tables/{self.id}/lookups", **part.request(options)
@@ -259,7 +310,7 @@ def _asked(keys: Any, key_columns: Sequence[str] | None) -> _Columns | _Rows:
     elif not isinstance(keys, pa.Table) and hasattr(keys, "__arrow_c_stream__"):
         keys = pa.RecordBatchReader.from_stream(keys).read_all()
     if not isinstance(keys, pa.Table):
-        rows = [{name: _json_value(value) for name, value in dict(key).items()} for key in keys]
+        rows = [{name: json_value(value) for name, value in dict(key).items()} for key in keys]
         return _Rows(rows, None if key_columns is None else list(key_columns))
     table = keys if key_columns is None else keys.select(list(key_columns))
     # The service reads plain columns alone.
@@ -267,22 +318,6 @@ def _asked(keys: Any, key_columns: Sequence[str] | None) -> _Columns | _Rows:
         one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in table.columns
     ]
     return _Columns(pa.table(plain, names=table.column_names))
-
-
-def _json_value(value: Any) -> Any:
-    """As Iceberg writes single values in JSON (spec, Appendix D)."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case Decimal():
-            return f"{value:f}"
-        case UUID():
-            return str(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case bytes() | bytearray() | memoryview():
-            return value.hex()
-    raise TypeError(f"{value!r} is no value of a key")
 
 
 def _joined(answers: list[tuple[pa.Table, Json]]) -> Answer:

@@ -162,7 +162,7 @@ def test_values_of_python_are_sent_as_iceberg_writes_them() -> None:
             "null",
         )
     ), sent
-    with pytest.raises(TypeError, match="no value of a key"):
+    with pytest.raises(TypeError, match="no value of a column"):
         client_module._asked([{"id": 1.5}], None)
 
 

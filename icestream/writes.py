@@ -1,0 +1,140 @@
+"""Rows of a table, written by key: sent over HTTP, and waited for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+
+from icestream.connection import Connection, Json, json_of
+from icestream.errors import IcestreamError
+from icestream.values import json_value
+
+ROWS_AT_ONCE: Final = 1_000
+"""Of one write, which takes effect at once."""
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_ENDS: Final = ("succeeded", "failed", "cancelled")
+
+
+class WriteFailedError(IcestreamError):
+    """The job has failed or was cancelled. code, title: what happened, for programs and in words. job_id: the
+    job, which tells more."""
+
+    def __init__(self, job_id: str, status: str, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("detail") or f"The job was {status}."), str(error.get("remedy", "")))
+        self.job_id = job_id
+        self.code = str(error.get("code") or status)
+        self.title = str(error.get("title") or f"The write was {status}")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a write came to, or would in a dry run.
+
+    snapshot_id: the one that it committed; None where there was nothing to do. left_out: numbers of the rows
+    that were not written, from 0, since they exist or are no newer.
+    """
+
+    job_id: str
+    snapshot_id: int | None
+    rows_added: int
+    rows_deleted: int
+    left_out: list[int]
+    dry_run: bool
+
+
+def write(connection: Connection, path: str, body: Json, wait_seconds: float) -> Written:
+    """Sends a write, once however often it has to be sent, and waits until its job has ended.
+
+    Raises IcestreamError: WriteFailedError; and TimeoutError for a job that goes on after `wait_seconds`.
+    """
+    give_up_at = time.monotonic() + wait_seconds
+    headers = {"Idempotency-Key": str(uuid4())}
+    job = json_of(connection.request("POST", path, json=body, headers=headers))
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    while job["status"] not in _ENDS:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"Job {job['id']} has not ended in {wait_seconds:g} s; it goes on.")
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+        job = json_of(connection.request("GET", f"/api/v1/jobs/{job['id']}"))
+    if job["status"] != "succeeded":
+        raise WriteFailedError(job["id"], job["status"], job["error"] or {})
+    result = job["result"] or {}
+    return Written(
+        job_id=job["id"],
+        snapshot_id=result.get("iceberg_snapshot_id_after"),
+        rows_added=result.get("rows_added", 0),
+        rows_deleted=result.get("rows_deleted", 0),
+        left_out=result.get("left_out", []),
+        dry_run=job["dry_run"],
+    )
+
+
+def json_rows(rows: Any) -> list[Json]:
+    """Of a table or batch of Arrow, a frame of pandas or Polars, or mappings.
+
+    Raises ValueError for none or too many, and TypeError for what is no row.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    elif not isinstance(rows, pa.Table) and hasattr(rows, "__arrow_c_stream__"):
+        rows = pa.RecordBatchReader.from_stream(rows).read_all()
+    if isinstance(rows, pa.Table):
+        _check_count(rows.num_rows)
+        columns = {
+            name: [_of_type(value, column.type) for value in column.to_pylist()]
+            for name, column in zip(rows.column_names, rows.columns, strict=True)
+        }
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    found = [{name: _value(value) for name, value in dict(row).items()} for row in _iterable(rows)]
+    _check_count(len(found))
+    return found
+
+
+def _iterable(rows: Any) -> Iterable[Any]:
+    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+        raise TypeError("rows are a table of Arrow, a frame, or a mapping for each row")
+    return rows
+
+
+def _check_count(number: int) -> None:
+    if not number:
+        raise ValueError("there are no rows")
+    if number > ROWS_AT_ONCE:
+        raise ValueError(f"{number:,} rows are too many: at most {ROWS_AT_ONCE:,} are written at once")
+
+
+def _of_type(value: Any, kind: pa.DataType) -> Any:
+    """A value of Arrow's, as Iceberg writes it in JSON."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {
+            "keys": [_of_type(key, kind.key_type) for key, _ in value],
+            "values": [_of_type(one, kind.item_type) for _, one in value],
+        }
+    if pa.types.is_struct(kind):
+        return {field.name: _of_type(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_of_type(one, kind.value_type) for one in value]
+    return _value(value)
+
+
+def _value(value: Any) -> Any:
+    match value:
+        case float():
+            if math.isfinite(value):
+                return value
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case Mapping():
+            return {name: _value(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_value(one) for one in value]
+    return json_value(value)

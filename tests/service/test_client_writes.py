@@ -1,0 +1,141 @@
+"""The Python client's writes: one job each, waited for, whatever the rows come as."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.schema import assign_fresh_schema_ids
+
+import icestream
+from icestream.writes import json_rows
+from tests.patience import PATIENCE_SECONDS
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+from worker.writes.rows import rows_of_json
+
+database_kind = alike_on_both
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> Iterator[icestream.Table]:
+    service.register(iceberg)
+    service.enroll()
+    with icestream.Client(service.url, ADMIN_KEY, wait_seconds=0) as client:
+        yield client.table("db.t")
+
+
+class Worker:
+    """Takes one job and reports its end."""
+
+    def __init__(self, service: Running, **report: Any) -> None:
+        self.assignment: dict[str, Any] = {}
+
+        def work() -> None:
+            found = service.claim(service.start_worker(), wait_seconds=20)
+            assert found is not None
+            self.assignment = found
+            service.finish(found, **report)
+
+        self._thread = threading.Thread(target=work)
+
+    def __enter__(self) -> Worker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(PATIENCE_SECONDS)
+
+
+NOON = datetime(2024, 2, 29, 12, 0, 0, 4, tzinfo=UTC).replace(tzinfo=None)
+ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
+
+
+@pytest.mark.parametrize(
+    "rows", [ROWS, pa.Table.from_pylist(ROWS), pa.RecordBatch.from_pylist(ROWS), pl.DataFrame(ROWS)], ids=type
+)
+def test_rows_are_written_whatever_they_come_as(service: Running, table: icestream.Table, rows: Any) -> None:
+    result = {"rows_added": 1, "rows_deleted": 3, "left_out": [1], "iceberg_snapshot_id_after": 7}
+    with Worker(service, result=result) as worker:
+        written = table.upsert(rows, key_columns=["id"], insert_only=True)
+    assert worker.assignment["rows"] == ROWS
+    assert worker.assignment["job"]["parameters"] == {"rows": 2, "key_columns": ["id"], "insert_only": True}
+    job_id = worker.assignment["job"]["id"]
+    assert written == icestream.Written(job_id, 7, rows_added=1, rows_deleted=3, left_out=[1], dry_run=False)
+
+
+def test_a_delete_sends_keys(service: Running, table: icestream.Table) -> None:
+    with Worker(service, result={"rows_deleted": 2}) as worker:
+        written = table.delete(pa.table({"id": [1, 2]}), dry_run=True)
+    assert (worker.assignment["job"]["kind"], worker.assignment["rows"]) == ("delete", [{"id": 1}, {"id": 2}])
+    assert (written.rows_deleted, written.snapshot_id, written.dry_run) == (2, None, True)
+
+
+def test_a_write_that_failed_says_why(service: Running, table: icestream.Table) -> None:
+    told = {"code": "duplicate_keys", "title": "Twice.", "detail": "2 rows.", "remedy": "Send one."}
+    with Worker(service, status="failed", error=told), pytest.raises(icestream.WriteFailedError) as caught:
+        table.upsert(ROWS)
+    assert (caught.value.code, caught.value.title, str(caught.value)) == (
+        "duplicate_keys",
+        "Twice.",
+        "2 rows. Send one.",
+    )
+
+
+def test_a_write_is_waited_for_no_longer_than_was_asked(service: Running, table: icestream.Table) -> None:
+    with pytest.raises(TimeoutError, match="it goes on"):
+        table.upsert(ROWS, wait_seconds=0)
+    (job,) = service.admin.get("/jobs").json()["items"]
+    assert job["status"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([], ValueError),
+        (ROWS * 501, ValueError),
+        (pa.table({"id": []}), ValueError),
+        ({"id": 1}, TypeError),
+        ("id", TypeError),
+        (5, TypeError),
+        ([{"id": object()}], TypeError),
+    ],
+    ids=str,
+)
+def test_what_is_no_write_is_not_sent(
+    service: Running, table: icestream.Table, rows: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        table.upsert(rows)
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
+def test_a_worker_reads_what_the_client_writes() -> None:
+    values: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "long": (pa.int64(), [2**62, -1, None]),
+        "double": (pa.float64(), [1.5, float("inf"), None]),
+        "decimal": (pa.decimal128(9, 2), [Decimal("1.50"), Decimal("-9999999.99"), None]),
+        "text": (pa.large_string(), ["ä\n", "", None]),
+        "bytes": (pa.large_binary(), [b"\0\xff", b"", None]),
+        "truth": (pa.bool_(), [True, False, None]),
+        "day": (pa.date32(), [date(2024, 2, 29), date(1, 1, 1), None]),
+        "time": (pa.time64("us"), [time(23, 59, 59, 999_999), time(0), None]),
+        "local": (pa.timestamp("us"), [NOON, NOON.replace(year=1904), None]),
+        "moment": (pa.timestamp("us", "UTC"), [datetime(2024, 2, 29, tzinfo=UTC)] * 2 + [None]),
+        "struct": (
+            pa.struct([("a", pa.int32()), ("b", pa.large_string())]),
+            [{"a": 1, "b": None}] * 2 + [None],
+        ),
+        "list": (pa.large_list(pa.date32()), [[date(2024, 1, 1), None], [], None]),
+        "map": (pa.map_(pa.large_string(), pa.float64()), [[("k", 1.5), ("l", None)], [], None]),
+    }
+    sent = pa.table({name: pa.array(column, kind) for name, (kind, column) in values.items()})
+    schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(sent.schema))
+    assert rows_of_json(schema, json_rows(sent)).to_pylist() == sent.to_pylist()
