@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -56,8 +56,23 @@ class Subject:
         gone = [i for i in range(self._next) if (i + self._next // self._batch) % 4 == 0]
         self.table.delete_keys(pa.table({"id": gone}))
         self.rows.update((i, i) for i in ids)
-        for i in gone:
+        self._forget(gone)
+
+    def upsert(self) -> str:
+        """Asks for a job that replaces some rows and adds others; returns its id."""
+        ids = [*sorted(i for i, _ in self.rows)[:5], *range(self._next, self._next + 5)]
+        self._next += 5
+        rows = [{"id": i, "v": -i - 1} for i in ids]
+        self._forget(ids)
+        self.rows.update((row["id"], row["v"]) for row in rows)
+        job_id: str = self.cluster.post(f"/tables/{self.table_id}/rows/upsert", {"rows": rows})["id"]
+        return job_id
+
+    def _forget(self, ids: Iterable[int]) -> None:
+        """As they were written at first, or by an upsert."""
+        for i in ids:
             self.rows.pop((i, i), None)
+            self.rows.pop((i, -i - 1), None)
 
     def check_rows(self) -> None:
         assert visible_rows(self.spark, self.table.identifier) == self.rows
@@ -67,7 +82,7 @@ class Subject:
         assert job["status"] == "succeeded", job
         TALLY.add(job["attempts"], LEASE_SECONDS)
         self.check_rows()
-        assert commits_by_job(self.table)[job["id"]] == (commits if kind == "convert" else 0)
+        assert commits_by_job(self.table)[job["id"]] == (commits if kind in ("convert", "upsert") else 0)
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
         assert job["attempts"][-1]["status"] == "succeeded"
         assert all(attempt["ended_at"] for attempt in job["attempts"])

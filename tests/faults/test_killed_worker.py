@@ -124,6 +124,41 @@ def test_a_killed_worker(
     recoveries.append(recovery)
 
 
+WRITES: list[tuple[str, When]] = [
+    ("iceberg", "after"),
+    ("stage.lookup", "after"),
+    ("delete-file", "after"),
+    ("stage.rows", "after"),
+    ("iceberg", "before"),
+    ("stage.commit", "after"),
+    ("stage.index", "after"),
+    ("finish", "before"),
+]
+
+
+@pytest.mark.parametrize(
+    ("point", "when"), thorough_unless(lambda case: case == ("iceberg", "after"), WRITES)
+)
+def test_a_killed_worker_that_writes_rows(
+    point: str, when: When, cluster: Cluster, subjects: Subjects
+) -> None:
+    subject = subjects(2 + WRITES.index((point, when)) % 2)
+    prepare(subject, "convert")
+    fault = Fault(point, when, "kill")
+    fired = cluster.inject(fault)
+    job_id = subject.upsert()
+    cluster.wait_until_fired(fired, fault)
+    cluster.lose_attempts()
+    job = cluster.wait_for_job(job_id)
+    subject.check_end("upsert", job)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+    assert (job["result"]["rows_added"], job["result"]["rows_deleted"]) == (10, 5)
+    cluster.run(subject.table_id, "convert")
+    assert_nothing_is_left(subject.table)
+    assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+    subject.check_rows()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "when", "format_version"),
