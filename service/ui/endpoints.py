@@ -22,6 +22,7 @@ from service.ui import (
     tables,
     webhooks,
     workers,
+    writes,
 )
 from service.ui.pages import MEDIA_TYPES, STATIC, PageRoute, render
 
@@ -55,6 +56,7 @@ for page in (
     overview,
     enrolment,
     lookups,
+    writes,
     tables,
     jobs,
     policies,

@@ -1,0 +1,64 @@
+"""Rows are written from the page of a table, a dry run first."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from service.records.keys import Role
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> Iterator[str]:
+    iceberg.create("db.written")
+    table_id = service.enroll("db.written", key_sets=[["id"]])["id"]
+    yield f"/tables/{table_id}"
+    service.admin.delete(f"/tables/{table_id}")
+    iceberg.catalog.drop_table("db.written")
+
+
+@pytest.fixture
+def person(service: Running, table: str) -> Iterator[Person]:
+    with Person(service, Role.OPERATOR) as person:
+        person.open(table)
+        person.open(person.page.links["Write rows"])
+        yield person
+
+
+def test_what_is_typed_becomes_a_job_that_shows_what_it_did(
+    service: Running, person: Person, table: str
+) -> None:
+    sent = '[{"id": 7, "region": "Ada", "value": null}]'
+    page = person.send(f"{table}/write", rows=sent, existing="insert", dry_run="true")
+    assert page.path.startswith("/jobs/")
+    assert "Dry run: upsert" in page.text
+    assert "Ada" not in page.html
+
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["rows"] == [{"id": 7, "region": "Ada", "value": None}]
+    assert assignment["job"]["parameters"] == {"rows": 1, "key_columns": ["id"], "insert_only": True}
+    service.finish(
+        assignment, result={"dry_run": True, "rows_added": 0, "rows_left_out": 1, "rows_deleted": 0}
+    )
+    page = person.open(page.path)
+    assert "this is what the write would come to" in page.text
+    assert "Rows left out 1" in page.text
+    assert not any(form.action.endswith("/retry") for form in page.forms)
+    assert "would add 0 rows, delete 0 rows" in person.open("/jobs").text
+
+
+def test_what_is_no_write_comes_back_as_it_was_typed(person: Person, table: str) -> None:
+    for typed, told in [("[{]", "no JSON"), ("[]", "at least 1"), ("[1]", "object"), ("{}", "list")]:
+        page = person.send(f"{table}/write", rows=typed, kind="delete", dry_run="true")
+        assert page.status == 422
+        assert told in page.text
+        assert dict(page.form(f"{table}/write").fields)["rows"] == typed
+
+
+def test_who_may_only_look_is_offered_no_write(service: Running, table: str) -> None:
+    with Person(service, Role.VIEWER) as viewer:
+        assert "Write rows" not in viewer.open(table).links
+        assert viewer.open(f"{table}/write").status == 403
