@@ -107,7 +107,7 @@ def test_a_write_is_waited_for_no_longer_than_was_asked(service: Running, table:
         (5, TypeError),
         ([{"id": object()}], TypeError),
     ],
-    ids=str,
+    ids=["none", "too many", "none in arrow", "one alone", "text", "a number", "no value"],
 )
 def test_what_is_no_write_is_not_sent(
     service: Running, table: icestream.Table, rows: Any, error: type[Exception]
