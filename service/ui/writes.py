@@ -13,6 +13,7 @@ from service.auth.models import Principal
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError, InvalidError
 from service.http.body_limits import check_shape
+from service.http.json_values import check_body
 from service.records.tables import EnrolledTable, get_table
 from service.rows import service as rows
 from service.rows.models import DeleteRequest, UpsertRequest
@@ -46,7 +47,7 @@ def write_rows(
 
 def _asked(typed: Form) -> Any:
     """The call that the form stands for. Raises InvalidError."""
-    common = {"key_columns": typed.listed("key_columns") or None, "dry_run": typed["dry_run"] == "true"}
+    common = {"key_columns": typed.listed("key_columns") or None, "dry_run": typed["dry_run"] != "false"}
     sent = _parsed(typed["rows"])
     if typed["kind"] == "delete":
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
@@ -59,8 +60,10 @@ def _asked(typed: Form) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        check_shape(text.encode())
-        return json.loads(text)
+        body = text.encode()
+        check_shape(body)
+        check_body(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
         finding = {"field": "rows", "message": "This is no JSON."}
         raise InvalidError(

@@ -123,6 +123,7 @@ def furnish(service: RunningService) -> Pages:
             "table": f"/tables/{orders}",
             "table-form": f"/tables/{orders}/edit",
             "find": f"/tables/{orders}/find",
+            "write": f"/tables/{orders}/write",
             "table-blocked": f"/tables/{returns}",
             "table-new": f"/tables/{invoices}",
             "job-running": f"/jobs/{running}",

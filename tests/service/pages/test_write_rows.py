@@ -58,6 +58,21 @@ def test_what_is_no_write_comes_back_as_it_was_typed(person: Person, table: str)
         assert dict(page.form(f"{table}/write").fields)["rows"] == typed
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", r'"\u0000"', r'"\ud800"'])
+def test_a_value_that_no_database_keeps_is_not_written(person: Person, table: str, value: str) -> None:
+    page = person.send(f"{table}/write", rows=f'[{{"id": {value}}}]', kind="delete", dry_run="true")
+    assert page.status == 422
+    assert page.form(f"{table}/write")
+
+
+def test_a_form_that_does_not_say_so_writes_nothing(service: Running, person: Person, table: str) -> None:
+    person.post(f"{table}/write", rows='[{"id": 7}]', kind="delete")
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["dry_run"] is True
+    service.finish(assignment, result={"dry_run": True})
+
+
 def test_who_may_only_look_is_offered_no_write(service: Running, table: str) -> None:
     with Person(service, Role.VIEWER) as viewer:
         assert "Write rows" not in viewer.open(table).links
