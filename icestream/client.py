@@ -164,8 +164,8 @@ class Table:
         column by which older rows are left out. insert_only: rows whose keys exist are left out. duplicates:
         whether rows with one key are refused, or the last of them counts. dry_run: writes nothing.
 
-        Raises IcestreamError (WriteFailedError: nothing was written), ValueError, TypeError, and TimeoutError
-        for a job that goes on after `wait_seconds`.
+        Raises IcestreamError (WriteFailedError: the job has failed or was cancelled), ValueError, TypeError,
+        and TimeoutError for a job that goes on after `wait_seconds`.
         """
         options = {
             "only_if_newer_than": only_if_newer_than,

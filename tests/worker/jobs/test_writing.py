@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from tests.factories import TableBuilder, garble, visible_rows
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
 from worker.contract.control_plane import StaleAttemptError
-from worker.process.errors import JobError
+from worker.process.errors import JobCancelledError, JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
 
@@ -374,6 +375,42 @@ def test_a_commit_whose_answer_was_lost_is_found(
     assert result["iceberg_snapshot_id_after"] == table.snapshot_id
 
 
+def test_keys_with_more_rows_than_a_write_may_hold_are_refused(
+    new_table: NewTable, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    table.append([row(1, 1), row(1, 2)])
+    monkeypatch.setattr("worker.writes.live_rows.MATCHES", 1)
+    with pytest.raises(JobError) as refused:
+        write.delete(1)
+    assert (refused.value.code, refused.value.retryable) == ("too_many_rows", False)
+    assert rows_of(table) == in_order(row(1, 1), row(1, 2))
+
+
+def test_a_write_that_is_cancelled_after_its_commit_has_succeeded(
+    new_table: NewTable, jobs: Jobs, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    jobs.run("index", key_sets=[["id"]])
+    reporter, committed = jobs.reporter, table.snapshot_id
+
+    def end(*_: object) -> None:
+        if table.snapshot_id != committed:
+            raise JobCancelledError
+
+    with (
+        patch.object(reporter, "progress", end),
+        patch.object(reporter, "decide", end),
+        patch.object(reporter, "grant_row_addresses", end),
+    ):
+        result = write.upsert(row(1, 2))
+    assert (result["rows_added"], result["rows_deleted"], result["commits"]) == (1, 1, 1)
+    assert result["iceberg_snapshot_id_after"] == table.snapshot_id
+    assert any("not indexed yet: the job was to end" in told for told in result["decisions"])
+    assert rows_of(table) == in_order(row(1, 2))
+
+
 def test_a_late_attempt_commits_nothing_after_its_successor(
     new_table: NewTable, jobs: Jobs, write: Write
 ) -> None:
@@ -479,7 +516,7 @@ def test_nothing_of_a_write_that_is_refused_stays(new_table: NewTable, jobs: Job
     table.append([row(1, 1)])
     for rows, told in [
         ([{"id": 1, "region": "eu"}], "no value for column value"),
-        ([{**row(1, 1), "more": 1}], "'more', which is no column"),
+        ([{**row(1, 1), "more": 1}], "1 value for what is no column"),
         ([{**row(1, 1), "value": "secret"}], "Row 0: column value is of type int"),
         ([row(2, 1), {**row(1, 1), "value": 2**31}], "Row 1: column value is of type int"),
         ([{**row(1, 1), "id": None}], "null in column id"),
