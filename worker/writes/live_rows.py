@@ -21,12 +21,22 @@ from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeySet
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
+from worker.process.errors import JobError
+from worker.query.errors import AnswerTooLargeError
 from worker.query.places import Coverage, Places
 from worker.query.rows import rows_at
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile, DataFiles, DeleteFile
 
 _KEPT_BYTES = 320 * 1024**2
+MATCHES = 1_000_000
+"""Rows with the keys of one write, live or not: each takes some hundred bytes."""
+
+
+class TooManyRowsError(JobError):
+    code = "too_many_rows"
+    title = "The keys have too many rows"
+    remedy = "Nothing was written. Write fewer keys at once, or delete the rows with the table's engine."
 
 
 class KeysInTable:
@@ -47,15 +57,18 @@ class KeysInTable:
     def live_rows(self, table: PinnedTable) -> LiveRows:
         """The live rows of the keys at the head that was pinned, by data files that no earlier look saw.
 
-        Raises UnreadableError, FileNotFoundError for a file of the index that is gone, or OSError (a retry
-        can help).
+        Raises TooManyRowsError, UnreadableError, FileNotFoundError for a file of the index that is gone, or
+        OSError (a retry can help).
         """
         snapshot = TableSnapshot(
             table.storage, table.metadata, table.snapshot, self._kept, is_head=True, files=table.files
         )
         unseen = None if self._before is None else _unseen(table.files.data_files, self._before.data_files)
         coverage = Coverage(snapshot, self._key_set, self._index, only=unseen, is_bounded=False)
-        places = coverage.find(self._keys)
+        try:
+            places = coverage.find(self._keys, MATCHES)
+        except AnswerTooLargeError as error:
+            raise TooManyRowsError(str(error)) from error
         self.files_scanned += places.data_files_scanned
         self.rows_scanned += places.rows_scanned
         self.files_from_index += coverage.files_from_index

@@ -21,6 +21,7 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import key_batch
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
+from worker.process.plurals import counted
 from worker.query.asked import NOT_A_VALUE, single_value
 
 Row = Mapping[str, Any]
@@ -59,8 +60,10 @@ def rows_of_json(schema: Schema, rows: Sequence[Row]) -> pa.Table:
             ) from None
     known = {column.name for column in schema.fields}
     for at, row in enumerate(rows):
-        if unknown := sorted(row.keys() - known):
-            raise InvalidRowsError(f"Row {at} has {unknown[0]!r}, which is no column of the table.")
+        if unknown := row.keys() - known:  # whose names may be of what the row holds
+            raise InvalidRowsError(
+                f"Row {at} has {counted(len(unknown), 'value')} for what is no column of the table."
+            )
     return pa.Table.from_arrays([array for _, array in columns], schema=pa.schema([f for f, _ in columns]))
 
 
