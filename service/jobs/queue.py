@@ -75,6 +75,8 @@ def enqueue(
             with session.begin_nested():
                 session.add(job)
         except IntegrityError:
+            if kind.writes_rows:  # no other request's job stands for these rows
+                raise
             # Another replica added the same between our look and our insert.
             queued = _find_queued(session, job)
             if queued is None:
