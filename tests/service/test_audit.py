@@ -90,6 +90,8 @@ def test_each_write_leaves_one_entry(
     job = {"job_id": write("POST /jobs/{job_id}/retry", "job.retry", **job)["id"]}
     unknown = {"action": "cancel", "job_ids": [job["job_id"], "nope"]}
     assert write("POST /jobs/bulk", "job.cancel", body=unknown)["refused"] == 1
+    write("POST /tables/{table_id}/rows/upsert", "rows.upsert", body={"rows": [{"id": 1}]}, **table)
+    write("POST /tables/{table_id}/rows/delete", "rows.delete", body={"keys": [{"id": 1}]}, **table)
     write("POST /system/pause", "system.pause")
     write("POST /system/resume", "system.resume")
 
