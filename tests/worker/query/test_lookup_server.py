@@ -49,6 +49,7 @@ from worker.lookup_server.app import create_app
 from worker.lookup_server.turns import Turns
 from worker.process import deadline
 from worker.process.room import Room
+from worker.process.slots import Threads
 from worker.query import places, rows
 from worker.query.answers import Answers
 from worker.query.report import report
@@ -630,6 +631,9 @@ def test_reading_stops_when_the_time_is_over(
     monkeypatch.setattr(file_formats, "BATCH_ROWS", 1)
     monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 2)
     monkeypatch.setattr(index_lookup, "_READ_ROWS", 1)
+    # One after the other: several files may be begun at once.
+    monkeypatch.setattr(rows, "_threads", Threads(1, "rows"))
+    monkeypatch.setattr(places, "_threads", Threads(1, "lookup"))
     catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
     catalog.create_namespace("db")
     small = {"write.parquet.row-group-limit": "1"}
