@@ -12,6 +12,8 @@ from tests.service.pages.person import Person
 
 @pytest.fixture
 def table(service: Running, iceberg: IcebergCatalog) -> Iterator[str]:
+    for job in service.admin.get("/jobs?status=queued").json()["items"]:  # of other tests
+        service.admin.post(f"/jobs/{job['id']}/cancel")
     iceberg.create("db.written")
     table_id = service.enroll("db.written", key_sets=[["id"]])["id"]
     yield f"/tables/{table_id}"
