@@ -7,6 +7,7 @@ lacks (Iceberg spec, "Column Projection").
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -42,6 +43,9 @@ from worker.table.files import DataFile
 _ROWS_AT_ONCE = 10_000
 _FILES_AT_ONCE = 16  # of all questions
 _threads = Threads(_FILES_AT_ONCE, "rows")
+"""In a store, each waits for its own requests."""
+_decoders = Threads(os.cpu_count() or 1, "decoded-rows")
+"""On a local disk nothing is waited for, and each holds pages of a file."""
 _NO_ROWS = "Ask for places alone (without `select`), or rewrite the file as Parquet (rewrite_data_files)."
 _MOMENTS = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
 """Arrow's ORC reader turns them into nanoseconds that wrap around."""
@@ -95,7 +99,7 @@ def rows_at(
             size.add(_repeated_bytes(found[-1], times[here]))
         return pa.concat_tables(found).take(pa.array(of_row))
 
-    at_once = map if len(files) < 2 else _threads.map
+    at_once = map if len(files) < 2 else (_decoders if _is_local(table, files[0]) else _threads).map
     parts.extend(at_once(read, files, of_files))
     found = pa.concat_tables(parts, promote_options="permissive")
     return found.take(pa.array(np.argsort(order, kind="stable")))
@@ -125,6 +129,13 @@ def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
         count * int(rows.take(pa.array(np.flatnonzero(times == count))).nbytes)
         for count in np.unique(times).tolist()
     )
+
+
+def _is_local(table: TableSnapshot, file: DataFile) -> bool:
+    try:
+        return table.storage.is_local(file.path)
+    except ValueError:  # reading it tells
+        return True
 
 
 def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:

@@ -632,7 +632,7 @@ def test_reading_stops_when_the_time_is_over(
     monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 2)
     monkeypatch.setattr(index_lookup, "_READ_ROWS", 1)
     # One after the other: several files may be begun at once.
-    monkeypatch.setattr(rows, "_threads", Threads(1, "rows"))
+    monkeypatch.setattr(rows, "_decoders", Threads(1, "rows"))
     monkeypatch.setattr(places, "_threads", Threads(1, "lookup"))
     catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
     catalog.create_namespace("db")
