@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from icestream.connection import WHERE, Connection, Json
 from icestream.errors import UnreachableError
-from icestream.values import json_value
+from icestream.values import in_arrow, json_value
 from icestream.writes import Written, json_rows, write
 
 if TYPE_CHECKING:
@@ -305,10 +305,7 @@ def _fitting(keys: Keys) -> Iterator[Keys]:
 
 
 def _asked(keys: Any, key_columns: Sequence[str] | None) -> _Columns | _Rows:
-    if isinstance(keys, pa.RecordBatch):
-        keys = pa.Table.from_batches([keys])
-    elif not isinstance(keys, pa.Table) and hasattr(keys, "__arrow_c_stream__"):
-        keys = pa.RecordBatchReader.from_stream(keys).read_all()
+    keys = in_arrow(keys)
     if not isinstance(keys, pa.Table):
         rows = [{name: json_value(value) for name, value in dict(key).items()} for key in keys]
         return _Rows(rows, None if key_columns is None else list(key_columns))

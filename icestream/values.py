@@ -1,4 +1,5 @@
-"""Values as Iceberg writes single ones in JSON (spec, Appendix D)."""
+"""What callers give, as it is sent: tables of Arrow, and values in JSON as Iceberg writes single ones (spec,
+Appendix D)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,17 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+
+import pyarrow as pa
+
+
+def in_arrow(given: Any) -> Any:
+    """Whatever exports Arrow, as a table of it; anything else as it is."""
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if not isinstance(given, pa.Table) and hasattr(given, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(given).read_all()
+    return given
 
 
 def json_value(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError
-from icestream.values import json_value
+from icestream.values import in_arrow, json_value
 
 ROWS_AT_ONCE: Final = 1_000
 """Of one write, which takes effect at once."""
@@ -82,10 +82,7 @@ def json_rows(rows: Any) -> list[Json]:
 
     Raises ValueError for none or too many, and TypeError for what is no row.
     """
-    if isinstance(rows, pa.RecordBatch):
-        rows = pa.Table.from_batches([rows])
-    elif not isinstance(rows, pa.Table) and hasattr(rows, "__arrow_c_stream__"):
-        rows = pa.RecordBatchReader.from_stream(rows).read_all()
+    rows = in_arrow(rows)
     if isinstance(rows, pa.Table):
         _check_count(rows.num_rows)
         columns = {
