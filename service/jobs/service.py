@@ -210,15 +210,15 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         else get_table(session, job.table_id, for_update=True)
     )
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
-    if JobStatus(job.status).is_retryable and JobKind(job.kind).writes_rows:
+    if not JobStatus(job.status).is_retryable:
+        raise ConflictError(
+            "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
+        )
+    if JobKind(job.kind).writes_rows:
         raise ConflictError(
             "rows-not-kept",
             f"Job {job_id} has ended, and its rows are gone.",
             "Send them again as a new job.",
-        )
-    if not JobStatus(job.status).is_retryable:
-        raise ConflictError(
-            "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
         )
     if drops_index:
         check_index_unused(session, table)
