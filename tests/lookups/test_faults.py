@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from tests.lookups.seeds import run_seed
 from tests.lookups.test_histories import BATCH
+from tests.soak.planted import other_rows, take_null_for_its_placeholder
 from tests.thorough import first_always
 from worker.index.key_set_index import KeySetIndex
 from worker.io.sorting import Int64Array
-from worker.keys.key_set import NULL_MASK, KeySet
-from worker.keys.read import KeyReader
+from worker.keys.key_set import KeySet
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows
 from worker.query.answers import Answers
 from worker.query.errors import QuestionError
-from worker.query.places import Coverage, Places
-from worker.query.rows import rows_at
+from worker.query.places import Coverage
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile
 
@@ -117,23 +115,8 @@ def _keep_an_index_that_is_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Answers, "_forget_index", lambda *_: None)
 
 
-def _take_null_for_its_placeholder(patch: pytest.MonkeyPatch) -> None:
-    convert = KeyReader._to_key_batch
-
-    def without_nulls(self: KeyReader, *arguments: Any) -> pa.RecordBatch:
-        batch = convert(self, *arguments)
-        zeros = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
-        return batch.set_column(batch.schema.get_field_index(NULL_MASK), batch.schema.field(NULL_MASK), zeros)
-
-    patch.setattr(KeyReader, "_to_key_batch", without_nulls)
-
-
 def _show_other_rows(patch: pytest.MonkeyPatch) -> None:
-    def others(table: TableSnapshot, places: Places, schema: Schema) -> pa.Table:
-        rows = rows_at(table, places, schema)
-        return rows.take(list(range(rows.num_rows))[::-1])
-
-    patch.setattr("tests.lookups.asking.rows_at", others)
+    patch.setattr("tests.lookups.asking.rows_at", other_rows)
 
 
 FAULTS: dict[str, Fault] = {
@@ -148,7 +131,7 @@ FAULTS: dict[str, Fault] = {
     "a path is taken for one file": _overlook_files_of_the_same_path,
     "an older snapshot is kept": _keep_an_older_snapshot,
     "an index that is gone is kept": _keep_an_index_that_is_gone,
-    "null is its placeholder": _take_null_for_its_placeholder,
+    "null is its placeholder": take_null_for_its_placeholder,
     "rows of other places are shown": _show_other_rows,
 }
 

@@ -8,21 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from tests.soak.history import History
+from tests.soak.planted import other_rows, take_null_for_its_placeholder
 from tests.soak.seeds import run_seed
 from tests.soak.world import World
 from tests.thorough import first_always
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.merge import plan_deletes
-from worker.keys.key_set import NULL_MASK
-from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
-from worker.query.places import Places
-from worker.query.rows import rows_at
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile, DataFiles
 
@@ -53,17 +49,6 @@ def _change_keys(patch: pytest.MonkeyPatch, change: Callable[..., DeleteBatch]) 
     patch.setattr(DeleteKeys, "of", changed)
 
 
-def _take_null_for_its_placeholder(patch: pytest.MonkeyPatch) -> None:
-    convert = KeyReader._to_key_batch
-
-    def without_nulls(self: KeyReader, *arguments: Any) -> pa.RecordBatch:
-        batch = convert(self, *arguments)
-        zeros = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
-        return batch.set_column(batch.schema.get_field_index(NULL_MASK), batch.schema.field(NULL_MASK), zeros)
-
-    patch.setattr(KeyReader, "_to_key_batch", without_nulls)
-
-
 def _forget_existing_deletes(patch: pytest.MonkeyPatch) -> None:
     def forgetful(
         new_positions: Any, existing: Mapping[DataFile, ExistingDeletes], *how: Any, moves: bool
@@ -85,7 +70,7 @@ FAULTS: dict[str, Fault] = {
     "a position of each data file is dropped": _drop_a_position,
     "sequence numbers are ignored": _ignore_sequence_numbers,
     "scopes are ignored": _ignore_scopes,
-    "null is its placeholder": _take_null_for_its_placeholder,
+    "null is its placeholder": take_null_for_its_placeholder,
     "existing deletes are not merged": _forget_existing_deletes,
     "a path is taken for one file": _overlook_files_of_the_same_path,
 }
@@ -96,11 +81,7 @@ def _overlook_position_deletes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _show_other_rows(patch: pytest.MonkeyPatch) -> None:
-    def others(table: TableSnapshot, places: Places, schema: Schema) -> pa.Table:
-        rows = rows_at(table, places, schema)
-        return rows.take(list(range(rows.num_rows))[::-1])
-
-    patch.setattr("tests.soak.lookups.rows_at", others)
+    patch.setattr("tests.soak.lookups.rows_at", other_rows)
 
 
 # Whatever else lookups may overlook: tests/lookups/test_faults.py.
