@@ -78,6 +78,7 @@ def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     assert misdeeds == []
 
 
+@pytest.mark.usefixtures("browser")  # else pytest runs it apart, and furnishes a service for it alone
 def test_every_page_is_looked_at(furnished: tuple[RunningService, Pages]) -> None:
     _, pages = furnished
     for paths in (pages.anonymous | pages.signed_in, one_of_each_route(pages.anonymous | pages.signed_in)):

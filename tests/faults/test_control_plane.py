@@ -50,6 +50,7 @@ def test_a_service_that_is_killed_again_and_again_loses_no_job(
     new_world(lease_seconds=2.0).kill_service(kills)
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_followed_by_another(new_world: Callable[..., World]) -> None:
     world = new_world()
     _, port = world.service()
@@ -88,6 +89,7 @@ def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_bac
     assert [attempt.status for attempt in world.attempts()] == ["released", "succeeded"]
 
 
+@pytest.mark.thorough
 def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     new_world: Callable[..., World],
 ) -> None:

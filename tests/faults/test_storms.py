@@ -181,7 +181,8 @@ def attempts_needed(jobs: Jobs, job_id: str) -> int:
     return attempt
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_after_it(
     exactly: Exactness, format_version: int
 ) -> None:

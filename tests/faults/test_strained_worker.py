@@ -176,6 +176,7 @@ def large(cluster: Cluster, spark: SparkSession, catalog: Catalog, request: pyte
     return Large(cluster, spark, f"{catalog.name}.db.{request.function.__name__}")
 
 
+@pytest.mark.thorough
 def test_an_index_and_a_conversion_that_do_not_fit_in_memory_work_in_smaller_parts(large: Large) -> None:
     large.run("index")
     assert (large.key_set["entries"], large.key_set["coverage"]) == (large.rows, 1.0)

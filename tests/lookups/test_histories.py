@@ -9,7 +9,7 @@ from tests.soak.drawing import Step
 from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
-BATCH = 100
+BATCH = 25
 
 
 @first_always("first", range(0, 10_000, BATCH))

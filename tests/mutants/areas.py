@@ -74,10 +74,9 @@ AREAS = (
         (
             "tests/worker/lookup",
             "tests/worker/table/test_source_choice.py",
-            "tests/worker/exactness/test_null_keys.py",
-            "tests/worker/exactness/test_key_values.py",
-            "tests/worker/exactness/test_sequences.py",
+            "tests/worker/exactness",
             "tests/worker/jobs/test_memory.py",
+            "tests/lookups",
         ),
         30,
     ),
@@ -87,8 +86,8 @@ AREAS = (
         (
             "tests/worker/table/test_puffin.py",
             "tests/worker/table/test_deletes.py",
-            "tests/worker/exactness/test_live_twice.py",
-            "tests/worker/exactness/test_backlog.py",
+            "tests/worker/exactness",
+            "tests/worker/jobs/test_orphan_files.py",
         ),
         25,
     ),
@@ -106,7 +105,7 @@ AREAS = (
             "worker/query/places.py",
             "worker/query/snapshot.py",
         ),
-        ("tests/worker/query", "tests/service/lookups"),
+        ("tests/worker/query", "tests/service/lookups", "tests/lookups"),
         25,
     ),
 )

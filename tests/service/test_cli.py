@@ -282,11 +282,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.mark.integration
-def test_up_serves_at_once_leaves_no_process_behind_and_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
+def test_up_serves_at_once_and_leaves_no_process_behind(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as up:
         assert up.get("/readyz").status_code == 200
-        (catalog,) = up.get("/api/v1/catalogs").json()["items"]
-        assert catalog["name"] == "embedded"
         worker = up.await_worker()
         wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
         assert up.stop() == 0
@@ -295,6 +293,15 @@ def test_up_serves_at_once_leaves_no_process_behind_and_goes_on_with_the_same_ca
         assert "spark" not in up.log.read_text().lower(), "what Spark says goes to the worker's log"
         assert "Spark" in (up.data_dir / "logs" / "worker.log").read_text()
         assert "No service answers" in refusal("login", "--data-dir", str(up.data_dir))
+
+
+@pytest.mark.thorough
+@pytest.mark.integration
+def test_up_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as up:
+        (catalog,) = up.get("/api/v1/catalogs").json()["items"]
+        assert catalog["name"] == "embedded"
+        assert up.stop() == 0
     with running_up(tmp_path / "data") as again:
         assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
         worker = wait_until(lambda: again.worker, "a worker")
