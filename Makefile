@@ -134,6 +134,10 @@ bench-store: install ## Count and time the requests of lookups in a store that a
 bench-lookups: install ## Measure lookup servers over HTTP, beside DuckDB, PyIceberg and Spark, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.lookups $(ARGS)
 
+.PHONY: bench-writes
+bench-writes: install ## Measure writes by key over HTTP, beside MERGE of Spark and upsert of PyIceberg, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.writes $(ARGS)
+
 .PHONY: soak
 soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
 	@scripts/install_system_packages java

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +34,7 @@ from tests.benchmarks.measure import Figure, high_water_mark, mebibytes, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
+from tests.benchmarks.servers import KEY, LOOK_UP, SERVE, server
 from tests.benchmarks.waiting_files import WaitingFiles
 from tests.factories import register_jdbc_catalog
 from worker.contract.lookups import AskedKeys
@@ -60,7 +57,6 @@ from worker.table.manifests import read_snapshot_files
 FILE_ROWS = 1_000_000
 COLUMNS = ["id", "customer", "amount", "at", "note"]
 _BUILT_AT_ONCE = 16_000_000
-_KEY = "admin-key-of-this-benchmark-0123456789"
 _TOKEN = "token-of-this-benchmark"
 _PATIENCE_SECONDS = 120
 
@@ -169,12 +165,13 @@ def _indexed(index: KeySetIndex, metadata: Any, files: Sequence[DataFile]) -> Ke
 class Client:
     """One connection to the service, which is kept."""
 
-    def __init__(self, port: int, path: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_SECONDS)
+    def __init__(self, url: str, path: str) -> None:
+        host = url.removeprefix("http://")
+        self._connection = http.client.HTTPConnection(host, timeout=_PATIENCE_SECONDS)
         self._path = path
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        headers = {"Authorization": f"Bearer {_KEY}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         self._connection.request(method, f"/api/v1{path}", json.dumps(body), headers)
         answer = self._connection.getresponse()
         content = json.loads(answer.read())
@@ -187,50 +184,30 @@ class Client:
 
 
 @contextmanager
-def _process(command: Sequence[str], log: Path, **environment: str) -> Iterator[tuple[int, int]]:
-    """Runs a server; its port, which its log tells, and its process id."""
-    with log.open("w+") as output:
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
-        try:
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-            while not (found := re.search(r"http://127\.0\.0\.1:([1-9]\d*)", log.read_text())):
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise RuntimeError(f"it did not start: {log.read_text()[-2000:]}")
-                time.sleep(0.1)
-            yield int(found[1]), process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
-
-
-@contextmanager
 def served(table: Table) -> Iterator[tuple[Callable[[], Client], int]]:
     """What opens connections to a service that knows the table; the process id of its lookup server."""
-    commands = [sys.executable, "-c", "from service.command.main import main; main()"]
     with tempfile.TemporaryDirectory(prefix="icestream-lookups-") as name:
         directory = Path(name)
         token = {"ICESTREAM_LOOKUP_TOKEN": _TOKEN}
-        lookup = [sys.executable, "-m", "worker.lookup_server.main"]
-        with _process(lookup, directory / "lookup.log", **token, ICESTREAM_LOOKUP_PORT="0") as (port, pid):
+        with server(LOOK_UP, directory / "lookup.log", **token, ICESTREAM_LOOKUP_PORT="0") as (asked, lookup):
             settings = {
                 "ICESTREAM_DATA_DIR": str(directory / "service"),
                 "ICESTREAM_ALLOWED_LOCATIONS": table.directory.parent.as_uri(),
-                "ICESTREAM_BOOTSTRAP_KEY": _KEY,
-                "ICESTREAM_LOOKUP_URL": f"http://127.0.0.1:{port}",
+                "ICESTREAM_BOOTSTRAP_KEY": KEY,
+                "ICESTREAM_LOOKUP_URL": asked,
                 "ICESTREAM_LOOKUP_KEYS_PER_MINUTE": "0",
                 "ICESTREAM_REQUESTS_PER_MINUTE": "0",
                 "ICESTREAM_INDEX_WAREHOUSE": table.index,
                 "ICESTREAM_PORT": "0",
             }
             migrate(f"sqlite:///{directory}/service/icestream.db")
-            serve = _process([*commands, "serve"], directory / "service.log", **token, **settings)
-            with serve as (service_port, _):
-                first = Client(service_port, "")
+            with server(SERVE, directory / "service.log", **token, **settings) as (url, _):
+                first = Client(url, "")
                 record = {"name": "lake", "type": "sql", "properties": table.properties}
                 first.call("POST", "/catalogs", record)
                 enrolled = first.call("POST", "/tables", {"catalog": "lake", "identifier": ["db", "t"]})
                 path = f"/tables/{enrolled['id']}/lookups"
-                yield lambda: Client(service_port, path), pid
+                yield lambda: Client(url, path), lookup.pid
 
 
 def check(table: Table, keys: Sequence[int], answer: Any, *, with_rows: bool) -> None:

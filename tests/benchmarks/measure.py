@@ -65,11 +65,11 @@ def with_peak_memory(spark: SparkSession, work: Callable[[], T]) -> tuple[T, Pea
     gateway: Any = spark.sparkContext._gateway
     jvm: int = gateway.proc.pid
     _give_back_memory(spark)
-    for pid in (os.getpid(), jvm, *_descendants(jvm)):
+    for pid in (os.getpid(), jvm, *descendants(jvm)):
         with suppress(OSError):  # Spark ends its idle Python workers whenever it likes
             Path(f"/proc/{pid}/clear_refs").write_text("5")
     result = work()
-    workers = sum(map(high_water_mark, _descendants(jvm)))
+    workers = sum(map(high_water_mark, descendants(jvm)))
     return result, PeakMemory(high_water_mark(os.getpid()), high_water_mark(jvm), workers)
 
 
@@ -83,7 +83,8 @@ def _give_back_memory(spark: SparkSession) -> None:
     time.sleep(0.2)  # the JVM gives memory back a little later
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The processes that it has started, and that these have."""
     children: dict[int, list[int]] = defaultdict(list)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

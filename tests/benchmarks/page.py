@@ -13,6 +13,7 @@ class Part(StrEnum):
     INT64 = "int64"
     OTHER_KEYS = "other-keys"
     LOOKUPS = "lookups"
+    WRITES = "writes"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
@@ -23,6 +24,7 @@ class Part(StrEnum):
             Part.INT64: "int64 keys",
             Part.OTHER_KEYS: "UUID and composite keys",
             Part.LOOKUPS: "Lookups over HTTP",
+            Part.WRITES: "Writes by key",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",

@@ -9,18 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -47,14 +42,15 @@ from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
+from tests.benchmarks.measure import high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.servers import KEY, SERVE, server
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import running_server
 from tests.worker.table.catalog_servers import rest_server
 
 T = TypeVar("T")
 _CATALOGS = 5
-_KEY = "admin-key-of-this-benchmark-0123456789"
 _READERS = 4
 _PATIENCE_SECONDS = 1800
 _CLEAN, _PENDING, _REST = "SQL", "SQL, deletes pending", "REST"
@@ -248,7 +244,14 @@ def measure_polling(
                 catalog = served if group.kind == _REST else sql
                 ids = _add_tables(session, catalog, group.names, iceberg.properties["warehouse"])
                 enrolled |= dict(zip(ids, ((group, name) for name in group.names), strict=True))
-        with _serving(settings, directory, interval) as (url, process):
+        environment = {
+            "ICESTREAM_DATA_DIR": str(settings.data_dir),
+            "ICESTREAM_ALLOWED_LOCATIONS": directory.as_uri(),
+            "ICESTREAM_BOOTSTRAP_KEY": KEY,
+            "ICESTREAM_POLL_INTERVAL_SECONDS": str(interval),
+            "ICESTREAM_PORT": "0",
+        }
+        with server(SERVE, directory / "service.log", **environment) as (url, process):
             began = time.monotonic()
             while _measured(database) < len(enrolled):
                 if time.monotonic() - began > _PATIENCE_SECONDS or process.poll() is not None:
@@ -265,7 +268,7 @@ def measure_polling(
                     stop.set()
                 watched_seconds = time.monotonic() - watched_at
                 reads = [latency for each in reading for latency in each.result()]
-            rss_bytes = _peak_rss_bytes(process.pid)
+            rss_bytes = high_water_mark(process.pid)
     database.dispose()
     iceberg.close()
     counts = Counter(group.kind for group, _ in enrolled.values())
@@ -328,33 +331,6 @@ def _add_tables(session: Session, catalog: Catalog, names: Sequence[str], locati
     return [table.id for table in tables]
 
 
-@contextmanager
-def _serving(
-    settings: Settings, directory: Path, interval: float
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    environment = os.environ | {
-        "ICESTREAM_DATA_DIR": str(settings.data_dir),
-        "ICESTREAM_ALLOWED_LOCATIONS": f"file://{directory}",
-        "ICESTREAM_BOOTSTRAP_KEY": _KEY,
-        "ICESTREAM_POLL_INTERVAL_SECONDS": str(interval),
-        "ICESTREAM_PORT": "0",
-    }
-    command = [sys.executable, "-c", "from service.command.main import main; main()", "serve"]
-    log = (directory / "service.log").open("w+")
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"http://127\.0\.0\.1:[1-9]\d*", Path(log.name).read_text())):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError(f"the service did not start: {Path(log.name).read_text()[-2000:]}")
-            time.sleep(0.1)
-        yield found.group(), process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        log.close()
-
-
 def _measured(database: Database) -> int:
     with database.read() as session:
         query = select(func.count()).where(col(TableHealth.measured_at).is_not(None))
@@ -368,7 +344,7 @@ def _read(url: str, ids: Sequence[str], stop: threading.Event) -> list[float]:
     while not stop.is_set():
         table = chosen.choice(ids)
         for path in (f"tables/{table}", f"tables/{table}/health", "tables?limit=50", "jobs?limit=50"):
-            request = Request(f"{url}/api/v1/{path}", headers={"Authorization": f"Bearer {_KEY}"})
+            request = Request(f"{url}/api/v1/{path}", headers={"Authorization": f"Bearer {KEY}"})
             began = time.monotonic()
             with urlopen(request, timeout=60) as answer:
                 json.load(answer)
@@ -411,13 +387,6 @@ def _watch(
             raise RuntimeError(f"{len(written)} commits were never noticed")
         time.sleep(1)
     return ages, unseen
-
-
-def _peak_rss_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found.group(1)) * 1024
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
