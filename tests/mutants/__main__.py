@@ -1,7 +1,8 @@
 """Makes small mistakes in copies of the code, a fixed sample of them, and tells which ones no test notices.
 
-Cosmic Ray makes the mistakes. Each is tried in a copy below build/mutants with the tests of its area, of
-those that `make test` runs, until one fails: first those that run its line, the shortest first. Left out is
+Cosmic Ray makes the mistakes. Each is tried in a copy below build/mutants with those tests of its area that
+run its line, until one fails: those without Spark first, and the shortest; with all of the area, if none
+does, as of lines that run in processes of Spark alone. Only tests that `make test` runs count. Left out is
 what means nothing by itself: annotations, constants that benchmarks chose, caches, frozen dataclasses,
 `strict` of zip, `is` for `==`, and what is no Python.
 """
@@ -90,6 +91,8 @@ class Unchanged:
 
     seconds: dict[str, float]
     """By test."""
+    on_spark: frozenset[str]
+    """Tests that start a JVM first of all."""
     lines: dict[str, dict[int, list[str]]]
     """By module and line, the tests that run it."""
 
@@ -98,20 +101,19 @@ class Unchanged:
         return 60 + 2 * sum(self.seconds.values())
 
     def tests_of(self, mutation: MutationSpec) -> list[str]:
-        """Those that run the line, the shortest first; of a statement over many lines, what is noted is the
-        first or one in its midst."""
+        """Those that run the line, first without Spark and the shortest; of a statement over many lines, what
+        is noted is the first or one in its midst."""
         lines = self.lines.get(str(mutation.module_path), {})
         line = max((line for line in lines if line <= mutation.start_pos[0]), default=0)
         tests = [test for test in lines.get(line, ()) if test in self.seconds]
-        return sorted(tests, key=lambda test: self.seconds[test])
+        return sorted(tests, key=lambda test: (test in self.on_spark, self.seconds[test]))
 
 
 @dataclass(frozen=True)
 class Trial:
     area: Area
     mutation: MutationSpec
-    first: Sequence[str]
-    """The tests to begin with."""
+    tests: Sequence[str]
     longest_seconds: float
 
 
@@ -136,7 +138,12 @@ def main() -> None:
     with ProcessPoolExecutor(COPIES, initializer=_enter_copy, initargs=(copies,)) as pool:
         unchanged = dict(zip(areas, pool.map(_unchanged, areas), strict=True))
         trials = [
-            Trial(area, mutation, unchanged[area].tests_of(mutation), unchanged[area].longest_seconds)
+            Trial(
+                area,
+                mutation,
+                unchanged[area].tests_of(mutation) or area.tests,
+                unchanged[area].longest_seconds,
+            )
             for area in areas
             for mutation in sample(area, round(area.sample * given.share))
         ]
@@ -266,7 +273,7 @@ def _in_child(arguments: Sequence[str], said: Path) -> None:
         os.dup2(output.fileno(), 2)
     for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
         del sys.modules[name]  # these, and no others, come from the copy
-    options = ("-x", "-q", "-m", "not thorough", "--tb=line", "-p", "tests.mutants.ordering")
+    options = ("-x", "-q", "-m", "not thorough", "--tb=line", "-p", "tests.mutants.lines")
     # Starts a second sooner: without what no area needs, and without compiling the assertions of tests.
     without = (f"-pno:{plugin}" for plugin in ("cacheprovider", "cloudcoil", "schemathesis", "playwright"))
     code = pytest.main([*options, "--assert=plain", *without, *arguments])
@@ -283,25 +290,26 @@ def _unchanged(area: Area) -> Unchanged:
         raise SystemExit(f"The tests of {area.name} fail without a mutant:\n{said}")
     _say(f"{area.name}: its tests pass in {time.monotonic() - begun:.0f} s")
     written = json.loads(kept.read_text())
+    # Else whoever can't name its tests would seem to have found each mutant.
+    code, said = _pytest("--collect-only", *written["seconds"])
+    if code:
+        raise SystemExit(f"The tests of {area.name} can't be named one by one:\n{said}")
     run_by = {
         module: {int(line): tests for line, tests in by_line.items()}
         for module, by_line in written["lines"].items()
     }
-    return Unchanged(written["seconds"], run_by)
+    return Unchanged(written["seconds"], frozenset(written["on_spark"]), run_by)
 
 
 def _try(trial: Trial) -> Result:
     module: Path = trial.mutation.module_path
     before, after = module.read_text(), _mutated(trial.mutation)
-    first = Path("first.json")
-    first.write_text(json.dumps(trial.first))
-    options = (f"--first={first}", *trial.area.tests)
     module.write_text(after)
-    code, said = _pytest(*options, longest_seconds=trial.longest_seconds)
+    code, said = _pytest(*trial.tests, longest_seconds=trial.longest_seconds)
     module.write_text(before)
     diff = "\n".join(list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:])
     if code is None:
-        code, _ = _pytest(*options, longest_seconds=trial.longest_seconds)
+        code, _ = _pytest(*trial.tests, longest_seconds=trial.longest_seconds)
         return Result(Outcome.TIMED_OUT if code is None else Outcome.HUNG, diff, "")
     if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return Result(Outcome.SURVIVED, diff, "")

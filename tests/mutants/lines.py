@@ -1,4 +1,4 @@
-"""A plugin of pytest: notes which lines of some modules each test runs, and for how long; or runs some first.
+"""A plugin of pytest: notes which lines of some modules each test runs, and for how long.
 
 Seen is what runs in the process of pytest, and not in those of Spark; and of what is cached, the first time.
 """
@@ -17,7 +17,6 @@ from coverage import Coverage
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lines-into", type=Path)
     parser.addoption("--lines-of", action="append")
-    parser.addoption("--first", type=Path)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,17 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Lines(path, config.getoption("--lines-of")))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if path := config.getoption("--first"):
-        places = {test: place for place, test in enumerate(json.loads(path.read_text()))}
-        items.sort(key=lambda item: places.get(item.nodeid, len(places)))
-
-
 class _Lines:
     def __init__(self, path: Path, modules: list[str]) -> None:
         self._path = path
         self._seconds: dict[str, float] = {}
+        self._on_spark: list[str] = []
         self._coverage = Coverage(data_file=None, include=modules)
         self._coverage.start()
 
@@ -45,6 +38,8 @@ class _Lines:
         begun = time.monotonic()
         result = yield
         self._seconds[item.nodeid] = time.monotonic() - begun
+        if "spark" in getattr(item, "fixturenames", ()):
+            self._on_spark.append(item.nodeid)
         return result
 
     def pytest_sessionfinish(self) -> None:
@@ -54,4 +49,6 @@ class _Lines:
             str(Path(path).relative_to(Path.cwd())): measured.contexts_by_lineno(path)
             for path in measured.measured_files()
         }
-        self._path.write_text(json.dumps({"seconds": self._seconds, "lines": lines}))
+        self._path.write_text(
+            json.dumps({"seconds": self._seconds, "on_spark": self._on_spark, "lines": lines})
+        )
