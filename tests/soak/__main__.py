@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.factories import spark_session
+from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS
 from tests.soak.seeds import run_seed, shrink
 from tests.soak.world import World
 
@@ -29,7 +30,7 @@ def main() -> int:
         started = told = time.monotonic()
         done = 0
         for seed in seeds:
-            failure = run_seed(world, seed)
+            failure = run_seed(world, seed, WRITE_WEIGHTS if arguments.writes else WEIGHTS)
             done += 1
             if failure is not None:
                 failed.append(seed)
@@ -38,7 +39,7 @@ def main() -> int:
                 if not isinstance(cause, AssertionError):
                     _say("".join(traceback.format_tb(cause.__traceback__)[-4:]))
                 if not arguments.no_shrinking:
-                    _say(shrink(world, seed))
+                    _say(shrink(world, failure))
             now = time.monotonic()
             if now - told >= PROGRESS_SECONDS:
                 told = now
@@ -58,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--histories", type=int, default=200)
     parser.add_argument("--minutes", type=float, help="run for so long, instead of a number of histories")
+    parser.add_argument("--writes", action="store_true", help="histories that are about writes by key")
     parser.add_argument("--no-shrinking", action="store_true")
     return parser.parse_args()
 

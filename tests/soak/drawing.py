@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -88,15 +89,18 @@ WEIGHTS = {
     "report_duplicates": 3,
     "rebuild": 1,
     "convert": 10,
+    "write_by_key": 12,
 }
 SPARK_WEIGHTS = {"spark_merge": 12, "spark_rewrite": 10}
+WRITE_WEIGHTS = {"append": 2, "upsert": 2, "delete": 1, "change_spec": 1, "index": 2, "write_by_key": 12}
+"""Of histories that are about writes by key."""
 
 
-def draw(seed: int) -> tuple[Setup, list[Step]]:
+def draw(seed: int, weights: Mapping[str, int] = WEIGHTS) -> tuple[Setup, list[Step]]:
     """The history of a seed."""
     rng = Random(seed)
     setup = Setup.draw(rng)
-    weights = {**WEIGHTS, **(SPARK_WEIGHTS if setup.uses_spark else {})}
+    weights = {**weights, **(SPARK_WEIGHTS if setup.uses_spark else {})}
     first = ["change_spec", "append"] if rng.random() < 0.6 else ["append"]
     kinds = rng.choices(list(weights), list(weights.values()), k=rng.randint(6, 13))
     return setup, [Step(kind, rng.getrandbits(32)) for kind in (*first, *kinds, "finish")]

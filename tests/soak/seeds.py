@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.soak.drawing import Setup, Step, draw
+from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS, Setup, Step, draw
 from tests.soak.history import HistoryError, run
 from tests.soak.world import World
 
@@ -16,26 +16,28 @@ class Failure:
     """A seed whose history contradicts the model, told in lines."""
 
     seed: int
+    weights: Mapping[str, int]
     error: HistoryError
 
     def __str__(self) -> str:
-        return f'Seed {self.seed} fails; replay it with `make soak ARGS="--seed {self.seed}"`:\n' + _indented(
-            self.error
+        arguments = f"--seed {self.seed}" + (" --writes" if self.weights is WRITE_WEIGHTS else "")
+        return (
+            f'Seed {self.seed} fails; replay it with `make soak ARGS="{arguments}"`:\n{_indented(self.error)}'
         )
 
 
-def run_seed(world: World, seed: int) -> Failure | None:
-    setup, steps = draw(seed)
+def run_seed(world: World, seed: int, weights: Mapping[str, int] = WEIGHTS) -> Failure | None:
+    setup, steps = draw(seed, weights)
     try:
         run(world, setup, steps)
     except HistoryError as error:
-        return Failure(seed, error)
+        return Failure(seed, weights, error)
     return None
 
 
-def shrink(world: World, seed: int, *, seconds: float = 60) -> str:
+def shrink(world: World, failure: Failure, *, seconds: float = 60) -> str:
     """The shortest history found that still fails, as lines: steps are left out one by one, last first."""
-    setup, steps = draw(seed)
+    setup, steps = draw(failure.seed, failure.weights)
     until = time.monotonic() + seconds
     shortest: HistoryError | None = None
     at = len(steps)

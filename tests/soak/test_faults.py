@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS
 from tests.soak.history import History
 from tests.soak.planted import other_rows, take_null_for_its_placeholder
 from tests.soak.seeds import run_seed
@@ -21,6 +23,8 @@ from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.lookup.positions import union
 from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile, DataFiles
+from worker.writes.live_rows import KeysInTable
+from worker.writes.rows import last_of_each_key
 
 pytestmark = pytest.mark.integration
 
@@ -91,6 +95,35 @@ LOOKUP_FAULTS: dict[str, Fault] = {
 }
 
 
+def _stay_with_the_first_look(patch: pytest.MonkeyPatch) -> None:
+    look = KeysInTable.live_rows
+    found: dict[KeysInTable, Any] = {}
+
+    def look_once(keys: KeysInTable, table: Any) -> Any:
+        return found.setdefault(keys, look(keys, table))
+
+    patch.setattr(KeysInTable, "live_rows", look_once)
+
+
+def _overlook_what_a_dead_attempt_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("worker.jobs.writing._Write._earlier_commit", lambda *_: None)
+
+
+def _take_the_first_row_of_each_key(patch: pytest.MonkeyPatch) -> None:
+    def first_of_each_key(keys: pa.RecordBatch) -> Any:
+        backwards = keys.take(list(range(keys.num_rows))[::-1])
+        return np.sort(keys.num_rows - 1 - last_of_each_key(backwards))
+
+    patch.setattr("worker.writes.plan.last_of_each_key", first_of_each_key)
+
+
+WRITE_FAULTS: dict[str, Fault] = {
+    "what others commit meanwhile is not looked at": _stay_with_the_first_look,
+    "what a dead attempt committed is overlooked": _overlook_what_a_dead_attempt_committed,
+    "of repeated keys the first row counts": _take_the_first_row_of_each_key,
+}
+
+
 @first_always("fault", list(FAULTS))
 def test_a_fault_is_found(world: World, fault: str) -> None:
     """A seed shows rows that contradict the model, and only with the fault."""
@@ -107,11 +140,21 @@ def test_a_fault_of_lookups_is_found(world: World, fault: str) -> None:
     _find(world, LOOKUP_FAULTS[fault])
 
 
-def _find(world: World, make: Fault) -> None:
+@first_always("fault", list(WRITE_FAULTS))
+def test_a_fault_of_writes_is_found(world: World, fault: str) -> None:
+    def writes_alone(patch: pytest.MonkeyPatch) -> None:
+        WRITE_FAULTS[fault](patch)
+        patch.setattr(History, "look_up", lambda *_: "")
+
+    _find(world, writes_alone, WRITE_WEIGHTS)
+
+
+def _find(world: World, make: Fault, weights: Mapping[str, int] = WEIGHTS) -> None:
     for seed in range(200):
         with pytest.MonkeyPatch.context() as patch:
             make(patch)
-            failure = run_seed(world, seed)
-        if failure and isinstance(failure.error.cause, AssertionError) and run_seed(world, seed) is None:
+            failure = run_seed(world, seed, weights)
+        is_contradiction = failure and isinstance(failure.error.cause, AssertionError)
+        if is_contradiction and run_seed(world, seed, weights) is None:
             return
     pytest.fail("no seed shows the fault")

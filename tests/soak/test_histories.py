@@ -1,8 +1,10 @@
-"""Two hundred histories: whatever happened to a table, its conversion shows the rows of the model."""
+"""Hundreds of histories: whatever happened to a table, its rows are those of the model."""
+
+from collections.abc import Mapping
 
 import pytest
 
-from tests.soak.drawing import draw
+from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS, draw
 from tests.soak.history import run
 from tests.soak.seeds import run_seed, shrink
 from tests.soak.world import World
@@ -13,13 +15,24 @@ FEW, BATCH = 5, 20
 SHRINKING_SECONDS = 30
 
 
-@first_always(
-    "seeds", [range(FEW), range(FEW, BATCH), *(range(at, at + BATCH) for at in range(BATCH, 200, BATCH))]
-)
+def batches(seeds: int) -> list[range]:
+    return [range(FEW), range(FEW, BATCH), *(range(at, at + BATCH) for at in range(BATCH, seeds, BATCH))]
+
+
+@first_always("seeds", batches(200))
 def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
-    failures = [failure for seed in seeds if (failure := run_seed(world, seed))]
+    run_seeds(world, seeds, WEIGHTS)
+
+
+@first_always("seeds", batches(400))
+def test_writes_by_key_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
+    run_seeds(world, seeds, WRITE_WEIGHTS)
+
+
+def run_seeds(world: World, seeds: range, weights: Mapping[str, int]) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(world, seed, weights))]
     if failures:
-        shortest = shrink(world, failures[0].seed, seconds=SHRINKING_SECONDS)
+        shortest = shrink(world, failures[0], seconds=SHRINKING_SECONDS)
         pytest.fail("\n\n".join([*map(str, failures), shortest]), pytrace=False)
 
 

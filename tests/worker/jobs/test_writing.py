@@ -1,13 +1,10 @@
 """Rows written by key: an upsert or a delete takes effect at once, at its place in the table's history."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -17,6 +14,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
+from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, garble, visible_rows
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
@@ -274,38 +272,15 @@ def test_what_an_earlier_attempt_committed_is_not_written_again(
     assert {name: again[name] for name in told} == {name: first[name] for name in told}
 
 
-class Killed(BaseException):
-    """The worker is gone: nothing tidies up, as it does after an Exception."""
-
-
-@contextmanager
-def killed_at_its_commit(when: str) -> Iterator[None]:
-    """The next commit does not return; `after`: it has happened."""
-
-    class Commit:
-        def __init__(self, operation: Any) -> None:
-            self._operation = operation
-
-        def commit(self) -> None:
-            if when == "after":
-                self._operation.commit()
-            raise Killed
-
-    real = row_delta.java_row_delta
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_delta, "java_row_delta", lambda *arguments: Commit(real(*arguments)))
-        with pytest.raises(Killed):
-            yield
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_attempt_is_followed_by_one_that_writes_what_is_missing(
     new_table: NewTable, jobs: Jobs, write: Write, when: str
 ) -> None:
     table = new_table()
     table.append([row(1, 1), row(2, 2)])
-    with killed_at_its_commit(when):
+    with killed_at_its_commit(when) as death:
         write.upsert(row(1, 10), row(3, 30), job_id="killed")
+    assert death.happened
 
     result = write.upsert(row(1, 10), row(3, 30), job_id="killed", attempt=2)
 
@@ -432,83 +407,6 @@ def test_a_late_attempt_commits_nothing_after_its_successor(
 
     assert rows_of(table) == in_order(row(1, 10), row(2, 20))
     assert {path.name.split("-")[2] for path in written_by("slow", table)} == {"2"}
-
-
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(3, 43))])
-def test_a_random_history_of_several_writers_ends_as_a_plain_model_says(
-    new_table: NewTable, jobs: Jobs, write: Write, seed: int
-) -> None:
-    """Steps of others fall between the look at the table and the commit of a write, whose worker may die."""
-    draw = Random(seed)
-    table = new_table(
-        format_version=draw.choice((2, 3)),
-        partitioned_by=draw.choice(((), ("region",), ("bucket(3, id)", "region"))),
-    )
-    rows: dict[int, Row] = {}
-
-    def drawn(count: int) -> list[Row]:
-        ids = draw.sample(range(12), count)
-        return [row(id_, draw.randrange(1_000), draw.choice(("eu", "us"))) for id_ in ids]
-
-    def stream(meets: Sequence[Row] = ()) -> None:
-        """Appends with new keys, first those of a write under way, and equality deletes of known ones,
-        as Flink's upserts."""
-        fresh = [one for one in drawn(3) if one["id"] not in rows]
-        met: list[Row] = [{**one, "value": 5_000} for one in meets if one["id"] not in rows]
-        fresh = met[:2] or fresh
-        known = [rows[id_] for id_ in draw.sample(sorted(rows), min(2, len(rows)))]
-        deletes = [table.equality_deletes([one], equality_columns=["id"])[0] for one in known]
-        if fresh or deletes:
-            table.commit(*(table.data_files(fresh) if fresh else ()), *deletes)
-        rows.update({one["id"]: one for one in fresh})
-        for one in known:
-            del rows[one["id"]]
-
-    def other(meets: Sequence[Row] = ()) -> None:
-        draw.choice((lambda: stream(meets), lambda: stream(meets), table.compact))()
-
-    def write_once(number: int) -> None:
-        sent, kind = drawn(draw.randrange(1, 6)), draw.choice(("upsert", "insert", "newer", "delete"))
-        interruptions = draw.choice((0, 1, 1, 2))
-        dies = draw.choice(("", "", "before", "after"))
-        Meanwhile(jobs, lambda _: other(sent), times=interruptions)
-        options: dict[str, dict[str, Any]] = {
-            "insert": {"insert_only": True},
-            "newer": {"only_if_newer_than": "value"},
-        }
-        job_id = f"history-{seed}-{number}"
-        call: Callable[..., Any] = partial(write.upsert, *sent, job_id=job_id, **options.get(kind, {}))
-        if kind == "delete":
-            call = partial(write.delete, *[one["id"] for one in sent], job_id=job_id)
-        if dies:
-            # Others have done all that they do before the first commit: what is left to do is known then.
-            jobs.reporter.before_commit = lambda: None
-            before = table.snapshot_id
-            try:
-                with killed_at_its_commit(dies):
-                    call()
-            except pytest.fail.Exception:
-                assert table.snapshot_id == before, "there was nothing to commit"
-            call = partial(call, attempt=2)
-        call()
-        for one in sent:
-            known = rows.get(one["id"])
-            if kind == "delete":
-                rows.pop(one["id"], None)
-            elif known is None or kind == "upsert" or (kind == "newer" and one["value"] > known["value"]):
-                rows[one["id"]] = one
-
-    stream()
-    for number in range(8):
-        if draw.random() < 0.3:
-            other()
-        if draw.random() < 0.3:
-            jobs.run(draw.choice(("index", "convert")), key_sets=[["id"]])
-        write_once(number)
-        assert rows_of(table) == in_order(*rows.values()), f"after write {number}"
-    jobs.run("index", key_sets=[["id"]])
-    verified = jobs.run("verify", key_sets=[["id"]]).result
-    assert [one["differences"] for one in verified["key_sets"]] == [0]
 
 
 def test_nothing_of_a_write_that_is_refused_stays(new_table: NewTable, jobs: Jobs, write: Write) -> None:
