@@ -65,6 +65,8 @@ class WriteParameters(Body):
     only_if_newer_than: str | None = None
     insert_only: bool = False
     duplicates: str = "refuse"  # or last
+    files: list[str] = []
+    """Have the rows, or keys of rows to be deleted, that are not in the assignment."""
 
 
 class AssignedJob(Body):

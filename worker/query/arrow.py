@@ -22,6 +22,7 @@ from trust.arrow_streams import ArrowStreamError, count_rows
 from worker.contract.lookups import KEYS
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeySet
 from worker.keys.read import key_batch
+from worker.keys.values import to_key_type
 from worker.query.errors import InvalidArrowError, InvalidKeyError
 from worker.query.places import Coverage, Places, matched_files
 
@@ -94,45 +95,60 @@ def _size(array: pa.Array) -> int:
 
 def _as_key(array: pa.Array, column: KeyColumn) -> pa.Array:
     """Raises pa.ArrowException or ValueError."""
+    if isinstance(column.iceberg_type, types.FloatType | types.DoubleType):
+        raise ValueError("it is no key")
+    return to_key_type(values_of_type(array, column.iceberg_type), column)
+
+
+def values_of_type(array: pa.Array, kind: types.PrimitiveType) -> pa.Array:
+    """Values as a column of that type has them in Arrow, if it holds them without loss; of a UUID its bytes.
+
+    A float is the nearest one. Raises pa.ArrowException or ValueError.
+    """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    given, kind, test = array.type, column.iceberg_type, pa.types
-    if test.is_null(given):
-        return array.cast(column.key_type)
+    given, test = array.type, pa.types
+    wanted = schema_to_pyarrow(kind, include_field_ids=False)
+    if isinstance(wanted, pa.BaseExtensionType):
+        wanted = wanted.storage_type
     match kind:
-        case types.IntegerType() if test.is_integer(given):
-            return array.cast(pa.int32()).cast(pa.int64())
-        case types.LongType() if test.is_integer(given):
-            return array.cast(pa.int64())
+        case _ if test.is_null(given):
+            return array.cast(wanted)
+        case types.IntegerType() | types.LongType() if test.is_integer(given):
+            return array.cast(wanted)
         case types.BooleanType() if test.is_boolean(given):
             return array
-        case types.DecimalType(precision=precision, scale=scale) if test.is_decimal(given):
-            return array.cast(pa.decimal128(precision, scale)).cast(column.key_type)
-        case types.DecimalType(precision=precision, scale=scale) if test.is_integer(given):
+        case types.FloatType() if test.is_float64(given):
+            return _nearest_floats(array)
+        case types.FloatType() | types.DoubleType() if test.is_floating(given) or test.is_integer(given):
+            return array.cast(wanted)
+        case types.DecimalType() if test.is_decimal(given):
+            return array.cast(wanted)
+        case types.DecimalType(scale=scale) if test.is_integer(given):
             wide = array.cast(pa.decimal128(38, 0) if test.is_uint64(given) else pa.int64())
-            whole = wide.cast(pa.decimal256(76, scale))
-            return whole.cast(pa.decimal128(precision, scale)).cast(column.key_type)
+            return wide.cast(pa.decimal256(76, scale)).cast(wanted)
         case types.DateType() if test.is_date(given):
-            return array.cast(pa.date32()).view(pa.int32())
+            return array.cast(wanted)
         case types.TimeType() if test.is_time(given):
-            return array.cast(pa.time64("us")).view(pa.int64())
+            return array.cast(wanted)
         case types.TimestampType() | types.TimestampNanoType() if test.is_timestamp(given) and not given.tz:
-            return array.cast(_arrow_type(column)).view(pa.int64())
+            return array.cast(wanted)
         case types.TimestamptzType() | types.TimestamptzNanoType() if test.is_timestamp(given) and given.tz:
-            return array.cast(_arrow_type(column)).view(pa.int64())
+            return array.cast(wanted)
         case types.StringType() if _is_text(given):
-            return array.cast(pa.string())
+            return array.cast(wanted)
         case types.UUIDType() if _is_text(given):
-            return pa.array(
-                [None if one is None else UUID(one).bytes for one in array.to_pylist()], pa.binary()
-            )
-        case types.UUIDType() if _is_bytes(given):
-            return array.cast(pa.binary(16)).cast(pa.binary())
-        case types.FixedType() as fixed if _is_bytes(given):
-            return array.cast(pa.binary(len(fixed))).cast(pa.binary())
-        case types.BinaryType() if _is_bytes(given):
-            return array.cast(pa.binary())
+            return pa.array([None if one is None else UUID(one).bytes for one in array.to_pylist()], wanted)
+        case types.UUIDType() | types.FixedType() | types.BinaryType() if _is_bytes(given):
+            return array.cast(wanted)
     raise ValueError("it is another kind of value")
+
+
+def _nearest_floats(array: pa.Array) -> pa.Array:
+    floats = array.cast(pa.float32(), safe=False)
+    if pc.any(pc.and_(pc.is_inf(floats), pc.is_finite(array))).as_py():
+        raise ValueError("it is out of range")
+    return floats
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -172,11 +188,6 @@ def _shown(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(kind):
         return values.view(kind)
     return values.cast(kind)
-
-
-def _arrow_type(column: KeyColumn) -> pa.DataType:
-    field = types.NestedField(column.field_id, "key", column.iceberg_type, required=False)
-    return schema_to_pyarrow(Schema(field), include_field_ids=False).field(0).type
 
 
 def answer_schema(key_set: KeySet, selected: Schema | None) -> pa.Schema:
@@ -231,7 +242,7 @@ def _told(coverage: Coverage, places: Places) -> dict[str, pa.Array]:
     }
     told = {name: array.take(pa.array(of_match)) for name, array in of_files.items()} | {
         "position": pa.array(places.positions, pa.int64()),
-        "live": pa.array([one is None for one in places.deleted_by], pa.bool_()),
+        "live": pa.array(places.is_live),
         "deleted_by": pa.array(places.deleted_by, pa.string()),
     }
     return {field.name: told[field.name] for field in _MATCH_FIELDS}

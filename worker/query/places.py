@@ -7,25 +7,29 @@ does not cover are read, and beyond a bound of these the question is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from worker.index.key_set_index import KeySetIndex
+from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io.sorting import Int64Array
-from worker.keys.key_set import KeySet
-from worker.keys.read import KeyReader, key_reader
+from worker.keys.key_set import KeyColumnError, KeySet
+from worker.keys.read import KeyReader, key_reader, missing_file
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
+from worker.process.errors import Reason
 from worker.process.plurals import counted
 from worker.process.room import holding
 from worker.process.slots import Threads
-from worker.query.errors import AnswerTooLargeError, NotCoveredError, told_as_unreadable
+from worker.query.errors import AnswerTooLargeError, NotCoveredError, UnreadableError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot
 from worker.table.files import DataFile, DataFiles
+from worker.table.plan import balanced
 
 SCANNED_ROWS = 5_000_000
 """Of data files that the index does not cover, or that pending deletes of another key may hit: read for one
@@ -36,24 +40,34 @@ SCAN_BYTES = 32 * 1024**2
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
 _TASKS_AT_ONCE = 32
 _threads = Threads(_TASKS_AT_ONCE, "lookup")
-DELETION_VECTOR, POSITION_DELETE, EQUALITY_DELETE = "deletion_vector", "position_delete", "equality_delete"
+_LIVE, _DELETION_VECTOR, _POSITION_DELETE, _EQUALITY_DELETE = range(4)
+_NAMES = (None, "deletion_vector", "position_delete", "equality_delete")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """Rows that have one of the keys asked for, one each: which of the keys, where, and what deletes it.
 
-    data_files: of the snapshot, which `ordinals` index. deleted_by: None for a live row. rows_scanned: with
-    those that were read for the keys of pending deletes.
+    data_files: of the snapshot, which `ordinals` index. deletes: 0 for a live row; see `deleted_by`.
+    rows_scanned: with those that were read for the keys of pending deletes.
     """
 
     keys: Int64Array
     data_files: DataFiles
     ordinals: Int64Array
     positions: Int64Array
-    deleted_by: list[str | None]
+    deletes: npt.NDArray[np.uint8]
     data_files_scanned: int
     rows_scanned: int
+
+    @property
+    def is_live(self) -> npt.NDArray[np.bool_]:
+        return self.deletes == _LIVE
+
+    @property
+    def deleted_by(self) -> list[str | None]:
+        """The kind of delete of each row; None for a live one."""
+        return [_NAMES[one] for one in self.deletes.tolist()]
 
 
 @dataclass(slots=True)
@@ -76,6 +90,60 @@ class _Scanned:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Rows of data files that have one of the keys, by its number; why: a file could not be read."""
+
+    ordinals: Int64Array
+    positions: Int64Array
+    numbers: Int64Array
+    why: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanForKeysTask:
+    """Reads the key columns of some data files, until more than `most` rows are found. Pickles.
+
+    ordinals: of the files, one each.
+    """
+
+    reader: KeyReader
+    files: DataFiles
+    ordinals: Int64Array
+    most: int | None
+
+    def run(self, wanted: DeleteKeys) -> _Found:
+        parts, found = [(np.empty(0, np.int64),) * 3], 0
+        try:
+            for ordinal, file in zip(self.ordinals.tolist(), self.files, strict=True):
+                start = 0
+                for keys in _key_batches(self.reader, file):
+                    rows, numbers = wanted.find(keys, _ANYWHERE)
+                    parts.append((np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE))
+                    start, found = start + keys.num_rows, found + len(rows)
+                    if self.most is not None and found > self.most:
+                        return _Found(*map(np.concatenate, zip(*parts, strict=True)))
+        except KeyColumnError as error:
+            return _Found(*parts[0], error.reason)
+        except FileNotFoundError as error:
+            return _Found(*parts[0], missing_file(error))
+        return _Found(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class RunTasks(Protocol):
+    """As `Job.each_task`."""
+
+    def __call__(
+        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, /
+    ) -> Iterable[Any]: ...
+
+
+def _run_here(_: str, tasks: Sequence[Any], shared: Any, __: int, /) -> Iterable[Any]:
+    """Of a question: data files one after the other, files of the index at once."""
+    at_once = map if len(tasks) < 2 or isinstance(tasks[0], ScanForKeysTask) else _threads.map
+    return at_once(lambda task: task.run(shared), tasks)
+
+
 class Coverage:
     """What an index knows of a snapshot, and what is left to be scanned."""
 
@@ -86,12 +154,15 @@ class Coverage:
         index: KeySetIndex | None,
         *,
         only: Int64Array | None = None,
-        is_bounded: bool = True,
+        run_tasks: RunTasks | None = None,
+        parallelism: int = 1,
     ) -> None:
-        """only: ordinals of the data files that are asked about; None for all. is_bounded: whether a question
-        is refused beyond the bounds of what is scanned."""
+        """only: ordinals of the data files that are asked about; None for all. run_tasks, parallelism: of a
+        job, which is not refused beyond the bounds of what is scanned, as a question is."""
         self.table = table
-        self._is_bounded = is_bounded
+        self._is_bounded = run_tasks is None
+        self._run_tasks = run_tasks or _run_here
+        self._parallelism = parallelism
         self._index = index
         self._reader: KeyReader = key_reader(table.metadata, table.storage, key_set)
         data_files = table.files.data_files
@@ -131,7 +202,7 @@ class Coverage:
         scanned.add(len(left), left.record_count, why)
         wanted = DeleteKeys.numbered(asked)
         parts, found = [(np.empty(0, np.int64),) * 3], 0
-        for part in chain(self._look_up(wanted), self._scan(wanted)):
+        for part in chain(self._look_up(wanted), self._scan(wanted, most)):
             found += len(part[0])
             _check_count(found, most)
             parts.append(part)
@@ -142,7 +213,7 @@ class Coverage:
             self.table.files.data_files,
             ordinals[rows],
             positions[rows],
-            [None] * len(rows),
+            np.full(len(rows), _LIVE, np.uint8),
             len(left),
             left.record_count,
         )
@@ -157,20 +228,25 @@ class Coverage:
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
         if self._index is None or not len(self._looked_up):
             return
-        storage = self._index.storage
-        tasks = lookup_tasks(storage, self._index.entries.files, wanted, 1)
-        at_once = map if len(tasks) < 2 else _threads.map
-        for found in at_once(lambda task: task.run(wanted), tasks):
+        files = self._index.entries.files
+        tasks = lookup_tasks(self._index.storage, files, wanted, self._parallelism)
+        planned = sum(min(task.file.rows, len(wanted) * ROW_GROUP_ROWS) // task.parts for task in tasks)
+        for found in self._run_tasks("lookup", tasks, wanted, planned):
             matches, numbers = self._rows.numbered(found)
             yield matches.ordinals, matches.positions, numbers - ANY_AGE
 
-    def _scan(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
-        for ordinal in self._scanned.tolist():
-            start = 0
-            for keys in _readable(self._reader, self.table.files.data_files[ordinal]):
-                rows, numbers = wanted.find(keys, _ANYWHERE)
-                yield np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE
-                start += keys.num_rows
+    def _scan(
+        self, wanted: DeleteKeys, most: int | None
+    ) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+        files = self.table.files.data_files.select(self._scanned)
+        groups = balanced(files.record_counts, self._parallelism * 4)
+        tasks = [ScanForKeysTask(self._reader, files[group], self._scanned[group], most) for group in groups]
+        if not tasks:
+            return
+        for found in self._run_tasks("scan", tasks, wanted, files.record_count):
+            if found.why is not None:
+                raise UnreadableError(found.why.reason, found.why.remedy)
+            yield found.ordinals, found.positions, found.numbers
 
 
 def matched_files(
@@ -190,8 +266,8 @@ def matched_files(
     return files, of_match
 
 
-def _readable(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
-    with told_as_unreadable(), holding(min(file.file_size_bytes, SCAN_BYTES)):
+def _key_batches(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:
+    with holding(min(file.file_size_bytes, SCAN_BYTES)):
         yield from reader.read_data_file(file)
 
 
@@ -236,11 +312,10 @@ def _mark_deleted(
         rows, file = order[starts[at] : starts[at + 1]], files[ordinal]
         if (found := skipped[at]) is not None:
             positions, by_vector = found
-            for row in rows.tolist():
-                if int(places.positions[row]) in positions:
-                    places.deleted_by[row] = DELETION_VECTOR if by_vector else POSITION_DELETE
+            is_skipped = [position in positions for position in places.positions[rows].tolist()]
+            places.deletes[rows[is_skipped]] = _DELETION_VECTOR if by_vector else _POSITION_DELETE
         for pending in pending_keys:
-            live = rows[[places.deleted_by[row] is None for row in rows.tolist()]]
+            live = rows[places.is_live[rows]]
             if not len(live):
                 break
             if not pending.may_hit(file):
@@ -253,18 +328,18 @@ def _mark_deleted(
                 scanned.add(1, file.record_count, why, remedy)
                 keys = _keys_at(pending, file, places.positions[live])
             newest = pending.newest_delete(keys, file.partition)
-            for row in live[newest > file.data_sequence_number].tolist():
-                places.deleted_by[row] = EQUALITY_DELETE
+            places.deletes[live[newest > file.data_sequence_number]] = _EQUALITY_DELETE
 
 
 def _keys_at(pending: PendingKeys, file: DataFile, positions: Int64Array) -> pa.RecordBatch:
     """The keys of another key set that some rows of a data file have."""
     parts, taken, start = [], [], 0
-    for keys in _readable(pending.reader, file):
-        here = np.flatnonzero((positions >= start) & (positions < start + keys.num_rows))
-        parts.append(keys.take(pa.array(positions[here] - start)))
-        taken.append(here)
-        start += keys.num_rows
+    with told_as_unreadable():
+        for keys in _key_batches(pending.reader, file):
+            here = np.flatnonzero((positions >= start) & (positions < start + keys.num_rows))
+            parts.append(keys.take(pa.array(positions[here] - start)))
+            taken.append(here)
+            start += keys.num_rows
     table = pa.Table.from_batches(parts, pending.key_set.schema).combine_chunks()
     order = np.argsort(np.concatenate(taken), kind="stable")
     return table.take(pa.array(order)).to_batches()[0]

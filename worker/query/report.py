@@ -27,15 +27,16 @@ def report(
     matches: list[list[dict[str, Any]]] = [[] for _ in keys]
     shown = json_rows(rows, schema) if rows is not None and schema is not None else None
     files, of_match = matched_files(coverage, places)
-    for at, (key, in_file) in enumerate(zip(places.keys.tolist(), of_match.tolist(), strict=True)):
+    told = zip(places.keys.tolist(), of_match.tolist(), places.deleted_by, strict=True)
+    for at, (key, in_file, deleted_by) in enumerate(told):
         file, partition = files[in_file]
         match = {
             "data_file": file.path,
             "position": int(places.positions[at]),
             "partition": partition,
             "data_sequence_number": file.data_sequence_number,
-            "live": places.deleted_by[at] is None,
-            "deleted_by": places.deleted_by[at],
+            "live": deleted_by is None,
+            "deleted_by": deleted_by,
         }
         matches[key].append(match | {"row": None if shown is None else shown[at]})
     results = [{"key": key, "matches": found} for key, found in zip(keys, matches, strict=True)]

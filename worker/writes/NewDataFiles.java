@@ -2,6 +2,7 @@
 // arguments.
 
 import java.io.Closeable;
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Comparator;
@@ -24,30 +25,62 @@ import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.DataWriter;
 import org.apache.iceberg.types.Type;
 import org.apache.iceberg.types.Types;
+import org.apache.iceberg.util.PropertyUtil;
 import org.apache.iceberg.util.UUIDUtil;
 
 /**
- * Rows of a table by partition, each in the table's sort order. They come as a Parquet file, which is read by field
- * id, and are written as the table says: partition spec, format, compression, metrics.
+ * New data files, as the table says: partition spec, sort order, format, compression, metrics, target size. Rows come
+ * in parts, each a Parquet file, which is read by field id. With a sort order, each part has files of its own.
  */
-public class NewDataFiles {
+public class NewDataFiles implements Closeable {
     private final Table table;
     private final FileFormat format;
+    private final long targetBytes;
+    private final long heldBytes;
+    private final Comparator order;
+    private final GenericFileWriterFactory writers;
     private final Map byPartition = new LinkedHashMap();
+    private final Map open = new LinkedHashMap();
+    private final List written = new ArrayList();
 
-    public NewDataFiles(Table table, byte[] parquet) throws Exception {
+    /** heldBytes: the writers of all partitions together are closed beyond so many. */
+    public NewDataFiles(final Table table, String heldBytes) {
         this.table = table;
-        String named = (String) table.properties().get(TableProperties.DEFAULT_FILE_FORMAT);
+        Map properties = table.properties();
+        String named = (String) properties.get(TableProperties.DEFAULT_FILE_FORMAT);
         this.format = FileFormat.fromString(named == null ? TableProperties.DEFAULT_FILE_FORMAT_DEFAULT : named);
-        PartitionKey key = new PartitionKey(table.spec(), table.schema());
+        this.targetBytes = PropertyUtil.propertyAsLong(
+                properties,
+                TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+                TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT);
+        this.heldBytes = Long.parseLong(heldBytes);
+        this.order = table.sortOrder().isSorted()
+                ? SortOrderComparators.forSchema(table.schema(), table.sortOrder())
+                : null;
+        this.writers = new GenericFileWriterFactory.Builder(table)
+                .dataFileFormat(this.format)
+                .dataSchema(table.schema())
+                .dataSortOrder(table.sortOrder())
+                .build();
+    }
+
+    public String fileExtension() {
+        return this.format.name().toLowerCase();
+    }
+
+    /** Takes the rows of a part; returns how many new data files it takes to write them. */
+    public int read(byte[] parquet) throws Exception {
+        this.byPartition.clear();
+        PartitionKey key = new PartitionKey(this.table.spec(), this.table.schema());
+        InternalRecordWrapper wrapper = new InternalRecordWrapper(this.table.schema().asStruct());
         CloseableIterable rows = FormatModelRegistry
                 .readBuilder(FileFormat.PARQUET, Record.class, new InMemoryInputFile(parquet))
-                .project(table.schema())
+                .project(this.table.schema())
                 .build();
         try {
             for (Iterator each = rows.iterator(); each.hasNext();) {
                 Record row = withUuids((Record) each.next());
-                key.partition(wrapped(row));
+                key.partition(wrapper.wrap((StructLike) row));
                 List known = (List) this.byPartition.get(key);
                 if (known == null) {
                     known = new ArrayList();
@@ -58,6 +91,11 @@ public class NewDataFiles {
         } finally {
             ((Closeable) rows).close();
         }
+        int wanted = 0;
+        for (Iterator each = this.byPartition.keySet().iterator(); each.hasNext();) {
+            wanted += this.open.containsKey(each.next()) ? 0 : 1;
+        }
+        return wanted;
     }
 
     /** Arrow's Parquet files do not say that 16 bytes are a UUID. */
@@ -72,53 +110,83 @@ public class NewDataFiles {
         return row;
     }
 
-    private StructLike wrapped(Record row) {
-        return new InternalRecordWrapper(this.table.schema().asStruct()).wrap((StructLike) row);
-    }
-
-    public int files() {
-        return this.byPartition.size();
-    }
-
-    public String fileExtension() {
-        return this.format.name().toLowerCase();
-    }
-
-    /** One data file for each partition, at the places given. */
-    public List write(List locations) throws Exception {
-        final Comparator order = this.table.sortOrder().isSorted()
-                ? SortOrderComparators.forSchema(this.table.schema(), this.table.sortOrder())
-                : null;
-        GenericFileWriterFactory writers = new GenericFileWriterFactory.Builder(this.table)
-                .dataFileFormat(this.format)
-                .dataSchema(this.table.schema())
-                .dataSortOrder(this.table.sortOrder())
-                .build();
-        List written = new ArrayList();
+    /** Writes the rows of the part that was read last, into as many files at the places given as it takes. */
+    public void write(List locations) throws Exception {
         Iterator places = locations.iterator();
         for (Iterator each = this.byPartition.entrySet().iterator(); each.hasNext();) {
             Map.Entry partition = (Map.Entry) each.next();
             List rows = (List) partition.getValue();
-            if (order != null) {
-                Collections.sort(rows, new Comparator() {
-                    public int compare(Object one, Object other) {
-                        return order.compare(wrapped((Record) one), wrapped((Record) other));
-                    }
-                });
+            if (this.order != null) {
+                sort(rows);
             }
-            DataWriter writer = writers.newDataWriter(
-                    this.table.encryption().encrypt(this.table.io().newOutputFile((String) places.next())),
-                    this.table.spec(),
-                    (StructLike) partition.getKey());
-            try {
-                for (Iterator row = rows.iterator(); row.hasNext();) {
-                    writer.write(row.next());
-                }
-            } finally {
-                writer.close();
+            DataWriter writer = (DataWriter) this.open.get(partition.getKey());
+            if (writer == null) {
+                writer = this.writers.newDataWriter(
+                        this.table.encryption().encrypt(this.table.io().newOutputFile((String) places.next())),
+                        this.table.spec(),
+                        (StructLike) partition.getKey());
+                this.open.put(partition.getKey(), writer);
             }
-            written.add(writer.toDataFile());
+            for (Iterator row = rows.iterator(); row.hasNext();) {
+                writer.write(row.next());
+            }
+            if (this.order != null || writer.length() >= this.targetBytes) {
+                this.open.remove(partition.getKey());
+                end(writer);
+            }
         }
-        return written;
+        this.byPartition.clear();
+        long held = 0;
+        for (Iterator each = this.open.values().iterator(); each.hasNext();) {
+            held += ((DataWriter) each.next()).length();
+        }
+        if (this.open.size() > 1 && held >= this.heldBytes) {
+            endAll();
+        }
+    }
+
+    private void sort(List rows) {
+        final Comparator ofRows = this.order;
+        final InternalRecordWrapper left = new InternalRecordWrapper(this.table.schema().asStruct());
+        final InternalRecordWrapper right = new InternalRecordWrapper(this.table.schema().asStruct());
+        Collections.sort(rows, new Comparator() {
+            public int compare(Object one, Object other) {
+                return ofRows.compare(left.wrap((StructLike) one), right.wrap((StructLike) other));
+            }
+        });
+    }
+
+    private void end(DataWriter writer) throws Exception {
+        writer.close();
+        this.written.add(writer.toDataFile());
+    }
+
+    private void endAll() throws Exception {
+        for (Iterator each = this.open.values().iterator(); each.hasNext();) {
+            end((DataWriter) each.next());
+            each.remove();
+        }
+    }
+
+    /** All that was written. */
+    public List files() throws Exception {
+        endAll();
+        return this.written;
+    }
+
+    /** Lets go of what is still open, after a failure. */
+    public void close() throws IOException {
+        IOException failure = null;
+        for (Iterator each = this.open.values().iterator(); each.hasNext();) {
+            try {
+                ((DataWriter) each.next()).close();
+            } catch (IOException error) {
+                failure = error;
+            }
+            each.remove();
+        }
+        if (failure != null) {
+            throw failure;
+        }
     }
 }

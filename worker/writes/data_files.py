@@ -6,11 +6,10 @@ A writer of Spark's costs a job of half a second; one of these, a tenth of that 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
@@ -20,10 +19,14 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.locations import data_file_locations, unannounced_plan
 from worker.deletes.stage import announce
 from worker.deletes.write import delete_files
+from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
 from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
 from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
+from worker.writes.sent_rows import KeptRows
 
+_HELD_BYTES = 256 * 1024**2
+"""Of data files that are open at the same time, as far as they are not on the store yet."""
 _SOURCE = Path(__file__).with_name("NewDataFiles.java")
 
 
@@ -54,24 +57,21 @@ class NewRows:
         self._announced = unannounced_plan(table, number)
         self._names: list[str] = []
 
-    def write(self, rows: pa.Table) -> WrittenRows:
-        """rows: with the table's columns, by field id. Raises UnwritableRowsError."""
-        if not rows.num_rows:
+    def write(self, rows: KeptRows, chosen: Int64Array) -> WrittenRows:
+        """chosen: the numbers of the rows that are written; ascending. Raises UnwritableRowsError."""
+        if not len(chosen):
             return WrittenRows()
-        sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink)
         java_table = loads_no_class(self._table.java_table, layout_of_new_rows(self._table.metadata))
+        held_bytes = int(_HELD_BYTES * self._job.memory_fraction)
         try:
-            new = java_object(java_table, _SOURCE, "NewDataFiles", java_table, sink.getvalue().to_pybytes())
-            count, file_format = new.files(), new.fileExtension()
-            self._announced = self._announced.model_copy(update={"data_files": count})
-            self.announce()
-            job = self._job.assignment
-            places = data_file_locations(job.job.id, job.attempt, self._announced)
-            self._names = [places.data_file(ordinal, file_format) for ordinal in range(count)]
-            for name in self._names:
-                self._table.storage.io.check(name)
-            files = tuple(new.write(java_list(jvm_of(java_table), self._names)))
+            new = java_object(java_table, _SOURCE, "NewDataFiles", java_table, str(held_bytes))
+            try:
+                self._write(new, rows, chosen)
+                files = tuple(new.files())
+            except BaseException:
+                with suppress(Exception):
+                    new.close()
+                raise
             parser = jvm_of(java_table).org.apache.iceberg.ContentFileParser
             told = [json.loads(parser.toJson(file, java_table.spec())) for file in files]
         except (Py4JError, CapturedException) as error:
@@ -83,6 +83,22 @@ class NewRows:
             sum(one["record-count"] for one in told),
             sum(one["file-size-in-bytes"] for one in told),
         )
+
+    def _write(self, new: JavaObject, rows: KeptRows, chosen: Int64Array) -> None:
+        job, file_format, written = self._job, new.fileExtension(), 0
+        for count, part in rows.parts(chosen):
+            first, wanted = len(self._names), new.read(part)
+            self._announced = self._announced.model_copy(update={"data_files": first + wanted})
+            if wanted:
+                self.announce()
+            places = data_file_locations(job.assignment.job.id, job.assignment.attempt, self._announced)
+            names = [places.data_file(ordinal, file_format) for ordinal in range(first, first + wanted)]
+            for name in names:
+                self._table.storage.io.check(name)
+            self._names += names
+            new.write(java_list(jvm_of(new), names))
+            written += count
+            job.reporter.progress("rows", written, len(chosen), "rows")
 
     def announce(self, only_on: int | None = None) -> None:
         """Lets whoever follows know what this plan may leave behind.

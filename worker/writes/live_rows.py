@@ -6,14 +6,16 @@ is asked at each head.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.key_set_index import KeySetIndex
 from worker.io.kept import Kept
@@ -29,7 +31,7 @@ from worker.query.snapshot import TableSnapshot
 from worker.table.files import DataFile, DataFiles, DeleteFile
 
 _KEPT_BYTES = 320 * 1024**2
-MATCHES = 1_000_000
+MATCHES = 5_000_000
 """Rows with the keys of one write, live or not: each takes some hundred bytes."""
 
 
@@ -42,8 +44,9 @@ class TooManyRowsError(JobError):
 class KeysInTable:
     """The keys of a write, and what was found of them in data files so far."""
 
-    def __init__(self, key_set: KeySet, keys: pa.RecordBatch, index: KeySetIndex | None) -> None:
+    def __init__(self, job: Job, key_set: KeySet, keys: pa.RecordBatch, index: KeySetIndex | None) -> None:
         """keys: distinct, as `KeySet.schema`."""
+        self._job = job
         self._key_set = key_set
         self._keys = keys
         self._index = index
@@ -64,7 +67,14 @@ class KeysInTable:
             table.storage, table.metadata, table.snapshot, self._kept, is_head=True, files=table.files
         )
         unseen = None if self._before is None else _unseen(table.files.data_files, self._before.data_files)
-        coverage = Coverage(snapshot, self._key_set, self._index, only=unseen, is_bounded=False)
+        coverage = Coverage(
+            snapshot,
+            self._key_set,
+            self._index,
+            only=unseen,
+            run_tasks=self._run_tasks,
+            parallelism=self._job.runner.parallelism,
+        )
         try:
             places = coverage.find(self._keys, MATCHES)
         except AnswerTooLargeError as error:
@@ -80,6 +90,10 @@ class KeysInTable:
         self.matches = len(places.keys)
         return LiveRows.of(snapshot, places)
 
+    def _run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
+        with self._job.stage(stage) if stage == "scan" else nullcontext():
+            yield from self._job.each_task(stage, tasks, shared, planned_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
@@ -90,8 +104,7 @@ class LiveRows:
 
     @classmethod
     def of(cls, snapshot: TableSnapshot, places: Places) -> Self:
-        live = np.flatnonzero([one is None for one in places.deleted_by])
-        return cls(snapshot, _select(places, live))
+        return cls(snapshot, _select(places, np.flatnonzero(places.is_live)))
 
     @property
     def keys(self) -> Int64Array:
@@ -109,18 +122,20 @@ class LiveRows:
         column = rows.column(name).combine_chunks()
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
-    def touched(self, chosen: Int64Array) -> dict[DataFile, tuple[list[int], tuple[DeleteFile, ...]]]:
+    def touched(self, chosen: Int64Array) -> dict[DataFile, tuple[bytes, tuple[DeleteFile, ...]]]:
         """Of each data file with some of the rows: their positions, and the deletes that it has.
 
         Where two heads say the same, the same delete files are right for both.
         """
-        files = self.places.data_files
-        found: dict[DataFile, list[int]] = defaultdict(list)
-        for ordinal, position in zip(
-            self.places.ordinals[chosen].tolist(), self.places.positions[chosen].tolist(), strict=True
-        ):
-            found[files[ordinal]].append(position)
-        return {file: (sorted(of_file), self.snapshot.deletes_of(file)) for file, of_file in found.items()}
+        ordinals, positions = self.places.ordinals[chosen], self.places.positions[chosen]
+        order = np.lexsort((positions, ordinals))
+        used, starts = np.unique(ordinals[order], return_index=True)
+        of_files = np.split(positions[order], starts[1:]) if len(used) else []
+        files = self.places.data_files.select(used)
+        return {
+            file: (of_file.tobytes(), self.snapshot.deletes_of(file))
+            for file, of_file in zip(files, of_files, strict=True)
+        }
 
 
 def _unseen(files: DataFiles, seen: DataFiles) -> Int64Array:
@@ -132,25 +147,27 @@ def _unseen(files: DataFiles, seen: DataFiles) -> Int64Array:
 
 def _moved(before: Places, files: DataFiles) -> Places:
     """The same rows as far as their data files are among `files`, by the ordinals of these, none marked."""
-    paths = [file.path for file in before.data_files.select(before.ordinals)]
-    wanted = pa.array(sorted(set(paths)), pa.large_string())
+    used, of_row = np.unique(before.ordinals, return_inverse=True)
+    numbers: dict[str, int] = {}  # a path may be that of several files
+    path_of_used = [numbers.setdefault(file.path, len(numbers)) for file in before.data_files.select(used)]
+    rows = np.stack([before.keys, np.array(path_of_used, np.int64)[of_row], before.positions])
+    keys, paths, positions = np.unique(rows, axis=1)
+    wanted = pa.array(numbers, pa.large_string())
     parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
-    ordinals_of: dict[str, list[int]] = defaultdict(list)
-    chosen = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
-    for ordinal, file in zip(chosen.tolist(), files.select(chosen), strict=True):
-        ordinals_of[file.path].append(ordinal)
-    pairs: dict[tuple[str, int, int], None] = dict.fromkeys(
-        zip(paths, before.keys.tolist(), before.positions.tolist(), strict=True)
-    )
-    rows = [(key, ordinal, position) for path, key, position in pairs for ordinal in ordinals_of[path]]
-    keys, ordinals, positions = np.array(rows, np.int64).reshape(-1, 3).T
+    ordinals = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+    path_of = np.array([numbers[file.path] for file in files.select(ordinals)], np.int64)
+    order = np.argsort(path_of, kind="stable")
+    low, high = (np.searchsorted(path_of[order], paths, side=side) for side in ("left", "right"))
+    counts = high - low
+    row = np.repeat(np.arange(len(keys)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return replace(
         before,
-        keys=keys,
+        keys=keys[row],
         data_files=files,
-        ordinals=ordinals,
-        positions=positions,
-        deleted_by=[None] * len(rows),
+        ordinals=ordinals[order[low[row] + within]],
+        positions=positions[row],
+        deletes=np.zeros(len(row), np.uint8),
     )
 
 
@@ -161,7 +178,7 @@ def _joined(one: Places, other: Places) -> Places:
         keys=np.concatenate([one.keys, other.keys]),
         ordinals=np.concatenate([one.ordinals, other.ordinals]),
         positions=np.concatenate([one.positions, other.positions]),
-        deleted_by=[*one.deleted_by, *other.deleted_by],
+        deletes=np.concatenate([one.deletes, other.deletes]),
     )
 
 
@@ -171,5 +188,5 @@ def _select(places: Places, chosen: Int64Array) -> Places:
         keys=places.keys[chosen],
         ordinals=places.ordinals[chosen],
         positions=places.positions[chosen],
-        deleted_by=[places.deleted_by[at] for at in chosen.tolist()],
+        deletes=places.deletes[chosen],
     )

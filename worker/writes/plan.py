@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg import types
 from pyiceberg.schema import Schema
 
@@ -20,6 +21,7 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import planned_key_sets, start_anew, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.contract.control_plane import StaleAttemptError
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
@@ -29,7 +31,7 @@ from worker.keys.key_set import KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.lookup.cost import Source
 from worker.lookup.resolution import Choice, explain
-from worker.process.errors import JobError
+from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
 from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
@@ -40,15 +42,12 @@ from worker.writes import changes
 from worker.writes.changes import Changes
 from worker.writes.data_files import NewRows, WrittenRows
 from worker.writes.live_rows import KeysInTable, LiveRows
-from worker.writes.rows import (
-    DuplicateKeysError,
-    InvalidRowsError,
-    keys_of_rows,
-    last_of_each_key,
-    rows_of_json,
-)
+from worker.writes.rows import DuplicateKeysError, InvalidRowsError, last_of_each_key
+from worker.writes.sent_rows import read_sent
 
 LEFT_OUT = "icestream.left-out"
+LEFT_OUT_TOLD = 1_000
+"""Rows that were not written are named, by their numbers: so many of them, since snapshots keep them."""
 _ORDERED = (
     types.IntegerType
     | types.LongType
@@ -91,7 +90,8 @@ class BlockedRowsError(JobError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a plan comes to at one head. left_out: numbers of the rows that were sent and are not written."""
+    """What a plan comes to at one head. left_out: numbers of the first rows that were sent and are not
+    written."""
 
     changes: Changes
     deletes: WrittenDeletes
@@ -108,7 +108,7 @@ class Part:
         counts = {
             "rows_added": len(self.changes.added),
             "rows_deleted": self.deletes.rows_deleted,
-            "rows_left_out": len(self.left_out),
+            "rows_left_out": len(self.changes.left_out),
             "data_files_added": len(self.rows.files),
             "data_files_touched": len(self.deletes.data_files),
             "delete_files_added": len(self.deletes.added),
@@ -125,7 +125,7 @@ class Plan:
     def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, number: int) -> None:
         """number: of this attempt's plans, before which there are others; it takes further ones.
 
-        Raises InvalidRowsError, DuplicateKeysError, NoKeyError or KeyColumnError.
+        Raises InvalidRowsError, DuplicateKeysError, NoKeyError, KeyColumnError, or as `read_files`.
         """
         self._job = job
         self._warehouse = warehouse
@@ -133,31 +133,28 @@ class Plan:
         self.layout = layout_of_new_rows(table.metadata)
         self.may_be_committed = False
         self.dry_run = job.assignment.job.dry_run
-        options, sent = job.assignment.job.write, job.assignment.rows or []
-        if not sent:
-            raise InvalidRowsError("There are none.", "Send at least one row.")
+        options = job.assignment.job.write
         if table.metadata.format_version < 2:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         schema, self._is_deletion = table.metadata.schema(), job.assignment.job.kind == "delete"
         self.key_set = _key_set(job, table, warehouse)
-        self._rows = None if self._is_deletion else rows_of_json(schema, sent)
         if options.only_if_newer_than is not None:
             _check_compared(schema, options.only_if_newer_than)
-        keys = keys_of_rows(self.key_set, sent, are_keys=self._is_deletion)
+        with job.stage("read"):
+            sent = read_sent(job, table, self.key_set)
+        self._rows, keys = sent.rows, sent.keys
         # Of each row that counts, its number among those that were sent.
         self._numbers = last_of_each_key(keys)
-        if len(self._numbers) < len(sent) and not self._is_deletion and options.duplicates != "last":
-            twice = np.setdiff1d(np.arange(len(sent)), self._numbers)
+        if len(self._numbers) < len(keys) and not self._is_deletion and options.duplicates != "last":
+            twice = np.setdiff1d(np.arange(len(keys)), self._numbers)
             first = ", ".join(map(str, twice[:5].tolist()))
             raise DuplicateKeysError(
                 f"The key of a later row is also that of {counted(len(twice), 'row')}, such as {first}"
                 " (counted from 0)."
             )
-        if self._rows is not None:
-            self._rows = self._rows.take(self._numbers)
-        self._keys = keys.take(self._numbers)
+        self._keys = keys if len(self._numbers) == len(keys) else keys.take(pa.array(self._numbers))
         self._index = usable_index(job, table, warehouse, self.key_set)
-        self._in_table = KeysInTable(self.key_set, self._keys, self._index)
+        self._in_table = KeysInTable(job, self.key_set, self._keys, self._index)
         self._deletes: tuple[DeletesStage, dict[Any, Any], WrittenDeletes] | None = None
         self._new_rows: tuple[NewRows, Changes, WrittenRows] | None = None
 
@@ -175,7 +172,7 @@ class Plan:
             deletes = self._written_deletes(table, live, made)
         with self._job.stage("rows"):
             rows = self._written_rows(table, made)
-        return Part(made, deletes, rows, self._numbers[made.left_out].tolist())
+        return Part(made, deletes, rows, self._numbers[made.left_out[:LEFT_OUT_TOLD]].tolist())
 
     def commit(self, table: PinnedTable, part: Part) -> CommittedSnapshot | None:
         """None if there is nothing to commit, or in a dry run."""
@@ -244,7 +241,9 @@ class Plan:
         try:
             try:
                 return self._in_table.live_rows(table)
-            except (JobError, OSError, ValueError):
+            except (JobCancelledError, StaleAttemptError):
+                raise
+            except Exception:
                 damage = damage_of(self._index) if self._index is not None else None
                 if damage is None:
                     raise
@@ -254,7 +253,7 @@ class Plan:
                 if not self.dry_run:
                     start_anew(self._job, table, self._warehouse, self.key_set)
                 self._index = None
-                self._in_table = KeysInTable(self.key_set, self._keys, None)
+                self._in_table = KeysInTable(self._job, self.key_set, self._keys, None)
                 return self._in_table.live_rows(table)
         except UnreadableError as error:
             _check_overtaken(table, error)
@@ -268,7 +267,7 @@ class Plan:
         if options.insert_only:
             made = changes.insertion(count, live.keys)
         elif options.only_if_newer_than is not None:
-            new = self._rows.column(options.only_if_newer_than).combine_chunks()
+            new = self._rows.column(options.only_if_newer_than).take(pa.array(self._numbers))
             old = live.column(options.only_if_newer_than)
             made = changes.upsert_if_newer(new.cast(old.type), live.keys, old)
         else:
@@ -304,7 +303,7 @@ class Plan:
             return WrittenRows()
         new = NewRows(self._job, table, self._next_number())
         self._new_rows = new, made, WrittenRows()
-        written = new.write(self._rows.take(made.added))
+        written = new.write(self._rows, self._numbers[made.added])
         self._new_rows = new, made, written
         return written
 

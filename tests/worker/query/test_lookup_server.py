@@ -616,7 +616,7 @@ def test_an_answer_that_nobody_waits_for_is_not_made(
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (places, "_readable"),  # data files
+        (places, "_key_batches"),  # data files
         (KeyReader, "_to_key_batch"),  # parts of one
         (LookupTask, "_read"),  # row groups of the index
         (rows, "_read_parquet"),  # data files, for rows
