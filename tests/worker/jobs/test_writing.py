@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -539,3 +540,103 @@ def test_rows_are_written_into_an_empty_table(new_table: NewTable, write: Write)
     table = new_table()
     write.upsert(row(1, 1))
     assert rows_of(table) == in_order(row(1, 1))
+
+
+def parquet(path: Path, rows: Sequence[Row]) -> str:
+    pq.write_table(pa.Table.from_pylist(list(map(dict, rows))), path)
+    return str(path)
+
+
+@pytest.fixture
+def written_from(jobs: Jobs) -> Callable[..., dict[str, Any]]:
+    """Runs a job whose rows or keys are in files."""
+
+    def run(*files: str, kind: str = "upsert", dry_run: bool = False, **options: Any) -> dict[str, Any]:
+        parameters = {"key_columns": ["id"], "files": list(files), **options}
+        return jobs.run(kind, parameters=parameters, dry_run=dry_run).result
+
+    return run
+
+
+@V2_FIRST
+def test_rows_of_files_are_written_as_those_of_a_request(
+    new_table: NewTable,
+    jobs: Jobs,
+    written_from: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    format_version: int,
+) -> None:
+    table = new_table(format_version=format_version, partitioned_by=["region"])
+    table.append([row(n, n) for n in range(10)], files=2)
+    jobs.run("index", key_sets=[["id"]])
+    first = parquet(tmp_path / "first", [row(3, 30), row(20, 20, "us")])
+    second = parquet(tmp_path / "second", [row(21, 21), row(4, 40, "us")])
+
+    foretold = written_from(first, second, dry_run=True)
+    result = written_from(first, second)
+
+    told = ("rows_added", "rows_deleted")
+    assert [result[name] for name in told] == [foretold[name] for name in told] == [4, 2]
+    assert (foretold["commits"], result["commits"]) == (0, 1)
+    left = [row(n, n) for n in range(10) if n not in (3, 4)]
+    assert rows_of(table) == in_order(*left, row(3, 30), row(20, 20, "us"), row(21, 21), row(4, 40, "us"))
+
+    keys = parquet(tmp_path / "keys", [{"id": 0}, {"id": 21}, {"id": 99}])
+    assert written_from(keys, kind="delete")["rows_deleted"] == 2
+    assert Path(first).exists(), "files are whoever's sent them"
+
+
+def test_the_options_hold_for_rows_of_files_through_all_of_them(
+    new_table: NewTable, written_from: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    table = new_table()
+    table.append([row(1, 10), row(2, 10)])
+    first = parquet(tmp_path / "first", [row(1, 9), row(2, 11)])
+    second = parquet(tmp_path / "second", [row(3, 1), row(2, 12)])
+    with pytest.raises(JobError, match="also that of 1 row, such as 1"):
+        written_from(first, second)
+
+    result = written_from(first, second, only_if_newer_than="value", duplicates="last")
+    assert (result["rows_added"], result["left_out"]) == (2, [0])
+    assert rows_of(table) == in_order(row(1, 10), row(2, 12), row(3, 1))
+    result = written_from(second, insert_only=True, duplicates="last")
+    assert (result["rows_added"], result["left_out"]) == (0, [0, 1])
+
+
+def test_of_a_file_with_a_row_that_does_not_fit_nothing_is_written(
+    new_table: NewTable, jobs: Jobs, written_from: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    table = new_table(columns="id bigint NOT NULL, region string, value int")
+    table.append([row(1, 1)])
+    good = parquet(tmp_path / "good", [row(1, 2)])
+    for rows, told in [
+        ([row(2, 2), row(3, 2**31)], "row 1: column value is of type int"),
+        ([row(2, 2), {**row(3, 3), "id": None}], "row 1 has null in column id"),
+        ([{"id": 2, "region": "eu"}], "has no column value"),
+    ]:
+        with pytest.raises(JobError, match=told):
+            written_from(good, parquet(tmp_path / "bad", rows))
+    pq.write_table(pq.read_table(good).slice(1), tmp_path / "none")
+    with pytest.raises(JobError, match="There are none"):
+        written_from(str(tmp_path / "none"))
+    assert rows_of(table) == in_order(row(1, 1))
+    assert jobs.reporter.announced == {}
+
+
+def test_many_rows_are_written_in_parts_and_files_of_the_tables_size(
+    new_table: NewTable,
+    jobs: Jobs,
+    written_from: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.writes.sent_rows.PART_ROWS", 100)
+    table = new_table(partitioned_by=["region"], properties={"write.target-file-size-bytes": "1000"})
+    sent = [row(n, n, "eu" if n < 950 else "us") for n in range(1_000)]
+    result = written_from(parquet(tmp_path / "a", sent))
+
+    assert rows_of(table) == in_order(*sent)
+    assert result["data_files_added"] == len(table.data_file_paths)
+    assert 3 < result["data_files_added"] < 12
+    ((done, total), *_) = [one[1:] for one in reversed(jobs.reporter.told) if one[0] == "rows"]
+    assert (done, total) == (1_000, 1_000)
