@@ -214,7 +214,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         raise ConflictError(
             "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
         )
-    if JobKind(job.kind).writes_rows:
+    if JobKind(job.kind).writes_rows and "files" not in job.parameters:
         raise ConflictError(
             "rows-not-kept",
             f"Job {job_id} has ended, and its rows are gone.",

@@ -17,6 +17,7 @@ from service.http.json_values import check_body
 from service.records.tables import EnrolledTable, get_table
 from service.rows import service as rows
 from service.rows.models import DeleteRequest, UpsertRequest
+from service.settings import CurrentSettings
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render
 
@@ -33,11 +34,16 @@ def show_write_form(request: Request, session: ReadSession, sender: Operator, ta
 
 @router.post("")
 def write_rows(
-    request: Request, database: CurrentDatabase, sender: Operator, table_id: str, typed: Typed
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Operator,
+    table_id: str,
+    typed: Typed,
 ) -> Response:
     try:
         with database.write() as session:
-            job = _asked(typed)(session, sender, table_id)
+            job = _asked(typed)(session, settings, sender, table_id)
     except IcestreamError as error:
         with database.read() as session:
             form = typed.refused(error)
@@ -47,15 +53,19 @@ def write_rows(
 
 def _asked(typed: Form) -> Any:
     """The call that the form stands for. Raises InvalidError."""
-    common = {"key_columns": typed.listed("key_columns") or None, "dry_run": typed["dry_run"] != "false"}
-    sent = _parsed(typed["rows"])
+    common = {
+        "key_columns": typed.listed("key_columns") or None,
+        "files": (files := typed.lines("files") or None),
+        "dry_run": typed["dry_run"] != "false",
+    }
+    sent = None if files and not typed["rows"].strip() else _parsed(typed["rows"])
     if typed["kind"] == "delete":
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
-        return lambda session, sender, table_id: rows.delete_rows(session, sender, table_id, deletion)
+        return lambda *caller: rows.delete_rows(*caller, deletion)
     options = _EXISTING.get(typed["existing"], {})
     newer = {"only_if_newer_than": typed.given("only_if_newer_than")}
     upsert = typed.read(UpsertRequest, {"rows": sent, **common, **options, **newer})
-    return lambda session, sender, table_id: rows.upsert_rows(session, sender, table_id, upsert)
+    return lambda *caller: rows.upsert_rows(*caller, upsert)
 
 
 def _parsed(text: str) -> Any:

@@ -122,6 +122,12 @@ def test_only_so_many_writes_of_a_table_wait(service: Running, upsert: Any) -> N
         {"rows": [ROW], "duplicates": "first"},
         {"keys": [{"id": 1}]},
         {"rows": [ROW], "key_columns": []},
+        {},
+        {"rows": [ROW], "files": ["/a"]},
+        {"files": []},
+        {"files": ["/a", "/a"]},
+        {"files": [f"/{n}" for n in range(1_001)]},
+        {"files": [7]},
     ],
 )
 def test_a_malformed_write_is_refused_field_by_field(
@@ -129,6 +135,55 @@ def test_a_malformed_write_is_refused_field_by_field(
 ) -> None:
     answer = service.admin.post(f"/tables/{table['id']}/rows/upsert", json=body)
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+
+
+@pytest.fixture
+def upsert_files(service: Running, table: dict[str, Any]) -> Any:
+    def send(*files: str) -> httpx.Response:
+        body = {"files": [f"{service.settings.data_dir}/{file}" for file in files]}
+        return service.admin.post(f"/tables/{table['id']}/rows/upsert", json=body)
+
+    return send
+
+
+def test_of_files_the_service_keeps_and_audits_the_names(service: Running, upsert_files: Any) -> None:
+    answer = upsert_files("staging/a.parquet", "staging/b.parquet")
+    names = [str(service.settings.data_dir / "staging" / name) for name in ("a.parquet", "b.parquet")]
+    assert answer.json()["parameters"] == {"files": names}
+    assert kept_rows(service) == 0
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert (assignment["rows"], assignment["job"]["parameters"]) == (None, {"files": names})
+    (entry, *_) = service.admin.get("/audit?action=rows.upsert").json()["items"]
+    assert entry["fields"] == {"files": names, "dry_run": False}
+
+    told = {"code": "unreadable_file", "title": "No.", "detail": "It is gone.", "remedy": "Put it back."}
+    failed = service.finish(assignment, status="failed", error=told).json()
+    again = service.admin.post(f"/jobs/{failed['id']}/retry")
+    assert again.json()["parameters"] == {"files": names}, "they may be there again"
+
+
+@ON_BOTH
+def test_files_lie_at_allowed_places(service: Running, table: dict[str, Any]) -> None:
+    inside = service.settings.data_dir
+    for place in (
+        "/etc/passwd",
+        f"{inside}/../a",
+        f"{inside}/%2e%2e/a",
+        f"{inside}/cache/a",
+        "s3://other/a",
+        "https://example.org/a",
+        "a",
+    ):
+        answer = service.admin.post(f"/tables/{table['id']}/rows/delete", json={"files": [place]})
+        assert answer.json()["type"] in ("/problems/location-not-allowed", "/problems/location-not-absolute")
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
+def test_only_so_many_writes_of_files_wait_too(service: Running, upsert: Any, upsert_files: Any) -> None:
+    for _ in range(WAITING_AT_MOST - 1):
+        upsert()
+    assert [upsert_files("a").status_code, upsert_files("a").status_code] == [202, 409]
 
 
 def test_rows_are_written_by_operators_and_keys_of_that_scope(service: Running, upsert: Any) -> None:

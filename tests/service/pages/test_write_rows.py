@@ -79,3 +79,14 @@ def test_who_may_only_look_is_offered_no_write(service: Running, table: str) -> 
     with Person(service, Role.VIEWER) as viewer:
         assert "Write rows" not in viewer.open(table).links
         assert viewer.open(f"{table}/write").status == 403
+
+
+def test_files_of_rows_are_named_in_the_form(service: Running, person: Person, table: str) -> None:
+    file = f"{service.settings.data_dir}/a.parquet"
+    page = person.send(f"{table}/write", files="/etc/passwd", kind="delete", dry_run="true")
+    assert (page.status, "outside the places" in page.text) == (422, True)
+    person.send(f"{table}/write", files=f" {file}\n\n", kind="delete", dry_run="true")
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["parameters"] == {"files": [file], "key_columns": ["id"]}
+    service.finish(assignment, result={"dry_run": True})
