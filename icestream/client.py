@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 from icestream.connection import WHERE, Connection, Json
 from icestream.errors import UnreachableError
 from icestream.values import in_arrow, json_value
-from icestream.writes import Written, json_rows, write
+from icestream.writes import Written, sent, write
 
 if TYPE_CHECKING:
     import pandas
+    from pyspark.sql import DataFrame as SparkFrame
 
 KEYS_AT_ONCE: Final = 10_000
 """Of one call at most; more keys are asked in several."""
@@ -148,9 +149,11 @@ class Table:
 
     def upsert(
         self,
-        rows: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows,
+        rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader | pandas.DataFrame | SparkFrame | Rows,
         *,
         key_columns: Sequence[str] | None = None,
+        staging: str | None = None,
+        filesystem: Any = None,
         only_if_newer_than: str | None = None,
         insert_only: bool = False,
         duplicates: Literal["refuse", "last"] = "refuse",
@@ -159,7 +162,10 @@ class Table:
     ) -> Written:
         """Adds rows and deletes those of the same keys, in one commit, and waits for it.
 
-        rows: a column for each of the table's, or a mapping for each row; at most 1,000. key_columns: those
+        rows: a column for each of the table's, or a mapping for each row, of which there are at most 1,000.
+        More rows, and a frame of PySpark, are staged as Parquet files in a folder of their own below
+        `staging`, which goes when the job has ended. filesystem: where that is, of pyarrow or fsspec, if
+        pyarrow does not find it. key_columns: those
         that make the key; without them, the identifier fields or the only key set. only_if_newer_than: a
         column by which older rows are left out. insert_only: rows whose keys exist are left out. duplicates:
         whether rows with one key are refused, or the last of them counts. dry_run: writes nothing.
@@ -172,22 +178,25 @@ class Table:
             "insert_only": insert_only,
             "duplicates": duplicates,
         }
-        return self._write("upsert", {"rows": json_rows(rows), **options}, key_columns, dry_run, wait_seconds)
+        with sent(rows, "rows", staging, filesystem) as source:
+            return self._write("upsert", {**source, **options}, key_columns, dry_run, wait_seconds)
 
     def delete(
         self,
-        keys: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows,
+        keys: pa.Table | pa.RecordBatch | pa.RecordBatchReader | pandas.DataFrame | SparkFrame | Rows,
         *,
         key_columns: Sequence[str] | None = None,
+        staging: str | None = None,
+        filesystem: Any = None,
         dry_run: bool = False,
         wait_seconds: float = _WAIT_FOR_JOB_SECONDS,
     ) -> Written:
         """Deletes the rows of keys, in whatever partition they lie, in one commit, and waits for it.
 
-        keys: a column for each of the key's, or a mapping for each key; at most 1,000. The rest is as in
-        `upsert`.
+        keys: a column for each of the key's, or a mapping for each key. The rest is as in `upsert`.
         """
-        return self._write("delete", {"keys": json_rows(keys)}, key_columns, dry_run, wait_seconds)
+        with sent(keys, "keys", staging, filesystem) as source:
+            return self._write("delete", source, key_columns, dry_run, wait_seconds)
 
     def _write(
         self, kind: str, body: Json, key_columns: Sequence[str] | None, dry_run: bool, wait_seconds: float

@@ -1,11 +1,13 @@
-"""Rows of a table, written by key: sent over HTTP, and waited for."""
+"""Rows of a table, written by key: sent over HTTP, or staged as files, and waited for."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 from uuid import uuid4
 
@@ -13,10 +15,12 @@ import pyarrow as pa
 
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError
-from icestream.values import in_arrow, json_value
+from icestream.staging import Staging
+from icestream.values import json_value
 
 ROWS_AT_ONCE: Final = 1_000
-"""Of one write, which takes effect at once."""
+"""Of one request; more are staged as files."""
+_STAGING: Final = "name a place for them that the service may read (staging)"
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _ENDS: Final = ("succeeded", "failed", "cancelled")
@@ -37,14 +41,15 @@ class WriteFailedError(IcestreamError):
 class Written:
     """What a write came to, or would in a dry run.
 
-    snapshot_id: the one that it committed; None where there was nothing to do. left_out: numbers of the rows
-    that were not written, from 0, since they exist or are no newer.
+    snapshot_id: the one that it committed; None where there was nothing to do. rows_left_out: so many were
+    not written, since they exist or are no newer. left_out: the numbers of the first 1,000 of them, from 0.
     """
 
     job_id: str
     snapshot_id: int | None
     rows_added: int
     rows_deleted: int
+    rows_left_out: int
     left_out: list[int]
     dry_run: bool
 
@@ -72,17 +77,55 @@ def write(connection: Connection, path: str, body: Json, wait_seconds: float) ->
         snapshot_id=result.get("iceberg_snapshot_id_after"),
         rows_added=result.get("rows_added", 0),
         rows_deleted=result.get("rows_deleted", 0),
+        rows_left_out=result.get("rows_left_out", 0),
         left_out=result.get("left_out", []),
         dry_run=job["dry_run"],
     )
 
 
-def json_rows(rows: Any) -> list[Json]:
-    """Of a table or batch of Arrow, a frame of pandas or Polars, or mappings.
+@contextmanager
+def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator[Json]:
+    """What a request says of the rows: itself, by that name, or where they are staged meanwhile.
 
-    Raises ValueError for none or too many, and TypeError for what is no row.
+    rows: a table, batch or reader of Arrow, a frame of pandas, Polars or PySpark, or mappings.
+    Raises ValueError for none, or for too many without `staging`, and TypeError for what is no row.
     """
-    rows = in_arrow(rows)
+    if hasattr(rows, "sparkSession"):
+        if staging is None:
+            raise ValueError(f"Spark writes the rows as files: {_STAGING}")
+        place = Staging.under(staging, filesystem)
+        with place.holding(lambda: place.write_spark(rows)) as files:
+            yield {"files": files}
+        return
+    reader = _reader(rows)
+    if reader is None:
+        yield {name: json_rows(rows)}
+        return
+    first: list[pa.RecordBatch] = []
+    for batch in reader:
+        first.append(batch)
+        if sum(map(len, first)) > ROWS_AT_ONCE:
+            break
+    else:
+        yield {name: json_rows(pa.Table.from_batches(first, reader.schema))}
+        return
+    if staging is None:
+        raise ValueError(f"more than {ROWS_AT_ONCE:,} rows are written from files: {_STAGING}")
+    place = Staging.under(staging, filesystem)
+    with place.holding(lambda: place.write(reader.schema, chain(first, reader))) as files:
+        yield {"files": files}
+
+
+def _reader(rows: Any) -> pa.RecordBatchReader | None:
+    """Of whatever is or exports Arrow."""
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    return pa.RecordBatchReader.from_stream(rows) if hasattr(rows, "__arrow_c_stream__") else None
+
+
+def json_rows(rows: Any) -> list[Json]:
+    """Of a table of Arrow, or mappings. Raises ValueError for none or too many, and TypeError for what is no
+    row."""
     if isinstance(rows, pa.Table):
         _check_count(rows.num_rows)
         columns = {
@@ -105,7 +148,9 @@ def _check_count(number: int) -> None:
     if not number:
         raise ValueError("there are no rows")
     if number > ROWS_AT_ONCE:
-        raise ValueError(f"{number:,} rows are too many: at most {ROWS_AT_ONCE:,} are written at once")
+        raise ValueError(
+            f"{number:,} rows are too many for mappings: give more than {ROWS_AT_ONCE:,} as Arrow"
+        )
 
 
 def _of_type(value: Any, kind: pa.DataType) -> Any:

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 
@@ -37,11 +40,13 @@ class Worker:
 
     def __init__(self, service: Running, **report: Any) -> None:
         self.assignment: dict[str, Any] = {}
+        self.staged: list[pa.Table] = []
 
         def work() -> None:
             found = service.claim(service.start_worker(), wait_seconds=20)
             assert found is not None
             self.assignment = found
+            self.staged = [pq.read_table(file) for file in found["job"]["parameters"].get("files", ())]
             service.finish(found, **report)
 
         self._thread = threading.Thread(target=work)
@@ -62,13 +67,70 @@ ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
     "rows", [ROWS, pa.Table.from_pylist(ROWS), pa.RecordBatch.from_pylist(ROWS), pl.DataFrame(ROWS)], ids=type
 )
 def test_rows_are_written_whatever_they_come_as(service: Running, table: icestream.Table, rows: Any) -> None:
-    result = {"rows_added": 1, "rows_deleted": 3, "left_out": [1], "iceberg_snapshot_id_after": 7}
-    with Worker(service, result=result) as worker:
+    counts: dict[str, Any] = {"rows_added": 1, "rows_deleted": 3, "rows_left_out": 1, "left_out": [1]}
+    with Worker(service, result={**counts, "iceberg_snapshot_id_after": 7}) as worker:
         written = table.upsert(rows, key_columns=["id"], insert_only=True)
     assert worker.assignment["rows"] == ROWS
     assert worker.assignment["job"]["parameters"] == {"rows": 2, "key_columns": ["id"], "insert_only": True}
     job_id = worker.assignment["job"]["id"]
-    assert written == icestream.Written(job_id, 7, rows_added=1, rows_deleted=3, left_out=[1], dry_run=False)
+    assert written == icestream.Written(job_id, 7, **counts, dry_run=False)
+
+
+MANY = pa.table({"id": range(1_001), "name": [f"n{n}" for n in range(1_001)]})
+
+
+@pytest.fixture
+def staging(service: Running) -> Path:
+    return service.settings.data_dir / "staging"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: MANY, lambda: MANY.to_reader(100), lambda: pl.from_arrow(MANY), MANY.to_pandas],
+    ids=["table", "reader", "polars", "pandas"],
+)
+def test_rows_that_no_request_holds_are_staged_until_the_job_has_ended(
+    service: Running, table: icestream.Table, staging: Path, made: Any
+) -> None:
+    with Worker(service, result={"rows_added": 1_001}) as worker:
+        written = table.upsert(made(), key_columns=["id"], staging=str(staging))
+    assert (worker.assignment["rows"], written.rows_added) == (None, 1_001)
+    (staged,) = worker.staged
+    assert staged.to_pylist() == MANY.to_pylist()
+    assert list(staging.iterdir()) == []
+
+
+def test_keys_are_staged_on_a_file_system_of_the_callers(
+    service: Running, table: icestream.Table, staging: Path
+) -> None:
+    with Worker(service, result={"rows_deleted": 1}) as worker:
+        table.delete(MANY.select(["id"]), staging=staging.as_uri(), filesystem=LocalFileSystem())
+    (file,) = worker.assignment["job"]["parameters"]["files"]
+    assert file.startswith(f"{staging.as_uri()}/icestream-")
+    assert (worker.staged[0].num_rows, list(staging.iterdir())) == (1_001, [])
+
+
+def test_staged_rows_go_with_a_write_that_failed_and_stay_for_a_job_that_goes_on(
+    service: Running, table: icestream.Table, staging: Path
+) -> None:
+    told = {"code": "invalid_rows", "title": "No.", "detail": "Row 0.", "remedy": "Mend it."}
+    with Worker(service, status="failed", error=told), pytest.raises(icestream.WriteFailedError):
+        table.upsert(MANY, staging=str(staging))
+    assert list(staging.iterdir()) == []
+    with pytest.raises(icestream.InvalidError, match="outside the places"):
+        table.upsert(MANY, staging=str(staging.parent.parent / "elsewhere"))
+    assert list((staging.parent.parent / "elsewhere").iterdir()) == []
+    with pytest.raises(TimeoutError) as caught:
+        table.upsert(MANY, staging=str(staging), wait_seconds=0)
+    (left,) = staging.iterdir()
+    assert str(left) in caught.value.__notes__[0]
+
+
+def test_rows_that_no_request_holds_need_a_place(table: icestream.Table) -> None:
+    with pytest.raises(ValueError, match="staging"):
+        table.upsert(MANY)
+    with pytest.raises(ValueError, match="no absolute place"):
+        table.upsert(MANY, staging="here")
 
 
 def test_a_delete_sends_keys(service: Running, table: icestream.Table) -> None:

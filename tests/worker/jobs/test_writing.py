@@ -15,6 +15,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
+from icestream.writes import sent
 from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, garble, visible_rows
 from tests.jobs import Jobs
@@ -584,6 +585,22 @@ def test_rows_of_files_are_written_as_those_of_a_request(
     keys = parquet(tmp_path / "keys", [{"id": 0}, {"id": 21}, {"id": 99}])
     assert written_from(keys, kind="delete")["rows_deleted"] == 2
     assert Path(first).exists(), "files are whoever's sent them"
+
+
+def test_a_frame_of_spark_is_written_from_the_files_that_it_stages(
+    new_table: NewTable, spark: SparkSession, written_from: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """With moments in the form that Spark writes unless told otherwise."""
+    columns = "id bigint, at timestamp, local timestamp_ntz, n decimal(9, 2), l array<struct<a: int>>"
+    table = new_table(columns=columns)
+    frame = spark.sql(
+        "SELECT id, timestamp'2024-02-29 01:02:03.000004' at, timestamp_ntz'2024-02-29 01:02:03' local,"
+        " CAST(1.5 AS decimal(9, 2)) n, array(named_struct('a', 1), null) l FROM range(3)"
+    )
+    with sent(frame, "rows", str(tmp_path), None) as body:
+        result = written_from(*body["files"])
+    assert (result["rows_added"], list(tmp_path.glob("icestream-*"))) == (3, [])
+    assert spark.table(table.identifier).orderBy("id").collect() == frame.orderBy("id").collect()
 
 
 def test_the_options_hold_for_rows_of_files_through_all_of_them(
