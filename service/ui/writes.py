@@ -61,11 +61,11 @@ def _asked(typed: Form) -> Any:
     sent = None if files and not typed["rows"].strip() else _parsed(typed["rows"])
     if typed["kind"] == "delete":
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
-        return lambda *caller: rows.delete_rows(*caller, deletion)
+        return lambda *caller: rows.delete_rows(*caller, request=deletion)
     options = _EXISTING.get(typed["existing"], {})
     newer = {"only_if_newer_than": typed.given("only_if_newer_than")}
     upsert = typed.read(UpsertRequest, {"rows": sent, **common, **options, **newer})
-    return lambda *caller: rows.upsert_rows(*caller, upsert)
+    return lambda *caller: rows.upsert_rows(*caller, request=upsert)
 
 
 def _parsed(text: str) -> Any:

@@ -38,6 +38,7 @@ SCANNED_FILES = 200
 SCAN_BYTES = 32 * 1024**2
 """Are held of a data file that is scanned: its keys come in parts."""
 _ANYWHERE = -2  # a partition that no key is of: what is asked for is asked for in all of them
+_NOTHING = np.empty(0, np.int64)
 _TASKS_AT_ONCE = 32
 _threads = Threads(_TASKS_AT_ONCE, "lookup")
 _LIVE, _DELETION_VECTOR, _POSITION_DELETE, _EQUALITY_DELETE = range(4)
@@ -62,7 +63,8 @@ class Places:
 
     @property
     def is_live(self) -> npt.NDArray[np.bool_]:
-        return self.deletes == _LIVE
+        is_live: npt.NDArray[np.bool_] = self.deletes == _LIVE
+        return is_live
 
     @property
     def deleted_by(self) -> list[str | None]:
@@ -113,21 +115,26 @@ class ScanForKeysTask:
     most: int | None
 
     def run(self, wanted: DeleteKeys) -> _Found:
-        parts, found = [(np.empty(0, np.int64),) * 3], 0
+        parts, why = [(_NOTHING, _NOTHING, _NOTHING)], None
         try:
-            for ordinal, file in zip(self.ordinals.tolist(), self.files, strict=True):
-                start = 0
-                for keys in _key_batches(self.reader, file):
-                    rows, numbers = wanted.find(keys, _ANYWHERE)
-                    parts.append((np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE))
-                    start, found = start + keys.num_rows, found + len(rows)
-                    if self.most is not None and found > self.most:
-                        return _Found(*map(np.concatenate, zip(*parts, strict=True)))
+            for part in self._find(wanted):
+                parts.append(part)
+                if self.most is not None and sum(len(rows) for rows, _, _ in parts) > self.most:
+                    break
         except KeyColumnError as error:
-            return _Found(*parts[0], error.reason)
+            why = error.reason
         except FileNotFoundError as error:
-            return _Found(*parts[0], missing_file(error))
-        return _Found(*map(np.concatenate, zip(*parts, strict=True)))
+            why = missing_file(error)
+        ordinals, positions, numbers = map(np.concatenate, zip(*parts, strict=True))
+        return _Found(ordinals, positions, numbers, why)
+
+    def _find(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+        for ordinal, file in zip(self.ordinals.tolist(), self.files, strict=True):
+            start = 0
+            for keys in _key_batches(self.reader, file):
+                rows, numbers = wanted.find(keys, _ANYWHERE)
+                yield np.full(len(rows), ordinal), start + rows, numbers - ANY_AGE
+                start += keys.num_rows
 
 
 class RunTasks(Protocol):
@@ -201,7 +208,7 @@ class Coverage:
         why = "there is no index of this key" if self._index is None else "they are not indexed yet"
         scanned.add(len(left), left.record_count, why)
         wanted = DeleteKeys.numbered(asked)
-        parts, found = [(np.empty(0, np.int64),) * 3], 0
+        parts, found = [(_NOTHING, _NOTHING, _NOTHING)], 0
         for part in chain(self._look_up(wanted), self._scan(wanted, most)):
             found += len(part[0])
             _check_count(found, most)

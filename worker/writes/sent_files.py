@@ -262,15 +262,17 @@ def _sizes(array: pa.Array) -> Int64Array:
         return _sizes(array.storage)
     if test.is_dictionary(kind):
         of_values = _sizes(array.dictionary)
-        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        return of_values[indices] if len(of_values) else np.zeros(len(array), np.int64)
+        indices = array.indices.cast(pa.int64()).fill_null(len(of_values)).to_numpy()
+        sizes: Int64Array = np.append(of_values, 1)[indices]
+        return sizes
     if test.is_struct(kind):
         return sum((_sizes(child) for child in array.flatten()), np.ones(len(array), np.int64))
     if _is_list(kind):
         lengths, children = list_values(array)
         ends = np.cumsum(lengths)
-        of_children = np.concatenate([[0], np.cumsum(sum(map(_sizes, children), np.int64(0)))])
-        return of_children[ends] - of_children[ends - lengths] + 8
+        of_values = np.sum([_sizes(child) for child in children], axis=0)
+        before = np.concatenate([[0], np.cumsum(of_values)])
+        return np.asarray(before[ends] - before[ends - lengths] + 8, np.int64)
     if kind in (pa.string_view(), pa.binary_view()):  # each view begins with its length
         views = np.frombuffer(array.buffers()[1], np.int32)[4 * array.offset :: 4][: len(array)]
         return np.where(array.is_valid().to_numpy(zero_copy_only=False), views, 0).astype(np.int64) + 16
@@ -278,7 +280,8 @@ def _sizes(array: pa.Array) -> Int64Array:
         return np.full(len(array), kind.bit_width // 8 + 1, np.int64)
     if test.is_null(kind):
         return np.ones(len(array), np.int64)
-    return pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 8
+    lengths = pc.binary_length(array).cast(pa.int64()).fill_null(0)
+    return np.asarray(lengths, np.int64) + 8
 
 
 def list_values(array: pa.Array) -> tuple[Int64Array, list[pa.Array]]:

@@ -256,6 +256,7 @@ def _fits(given: pa.DataType, kind: types.IcebergType) -> bool:
             )
         case types.FloatType():
             return bool(test.is_float32(given) or test.is_null(given))
+    assert isinstance(kind, types.PrimitiveType)
     try:
         values_of_type(pa.array([], given), kind)
     except _NO_FIT:

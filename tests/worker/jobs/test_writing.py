@@ -20,7 +20,7 @@ from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, garble, visible_rows
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
-from worker.contract.control_plane import StaleAttemptError
+from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
 from worker.process.errors import JobCancelledError, JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
@@ -94,6 +94,8 @@ def test_an_upsert_replaces_the_rows_of_its_keys_and_adds_the_others(
     assert (result["rows_added"], result["rows_deleted"], result["commits"]) == (2, 1, 1)
     assert result["iceberg_snapshot_id_after"] == table.snapshot_id
     assert result["key_sets"][0]["source"] == ("index" if is_indexed else "scan")
+    (of_scan,) = [one["tasks_in_driver"] for one in result["stages"] if one["name"] == "scan"] or [0]
+    assert of_scan == (0 if is_indexed else 2), "data files are read at the same time"
     (again,) = write.upsert(row(3, 31), row(20, 21))["key_sets"]
     assert again["data_files_scanned"] == (0 if is_indexed else 3), "new rows are in the index at once"
     assert (again["data_files_from_index"], again["matches"]) == (3 if is_indexed else 0, 3)
@@ -158,8 +160,8 @@ def test_a_damaged_index_costs_a_scan_and_no_row(new_table: NewTable, jobs: Jobs
     assert rows_of(table) == in_order(row(1, 10), row(2, 2))
 
 
-def test_rows_whose_keys_exist_are_left_out_and_told_by_their_numbers(
-    new_table: NewTable, write: Write
+def test_rows_whose_keys_exist_are_left_out_and_the_first_told_by_their_numbers(
+    new_table: NewTable, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = new_table()
     table.append([row(1, 1), row(2, 2)])
@@ -168,6 +170,9 @@ def test_rows_whose_keys_exist_are_left_out_and_told_by_their_numbers(
 
     assert (result["rows_added"], result["rows_left_out"], result["left_out"]) == (1, 2, [1, 2])
     assert rows_of(table) == in_order(row(1, 1), row(2, 2), row(5, 5))
+    monkeypatch.setattr("worker.writes.plan.LEFT_OUT_TOLD", 1)
+    result = write.upsert(row(5, 6), row(2, 20), row(6, 6), insert_only=True)
+    assert (result["rows_left_out"], result["left_out"]) == (2, [0])
 
 
 def test_only_rows_that_are_newer_replace_others(new_table: NewTable, write: Write) -> None:
@@ -503,9 +508,7 @@ def test_rows_are_written_in_the_format_and_order_of_the_table(
     new_table: NewTable, write: Write, spark: SparkSession, file_format: str
 ) -> None:
     table = new_table(partitioned_by=["region"], properties={"write.format.default": file_format})
-    order, jvm = table.java.replaceSortOrder(), spark.sparkContext._jvm
-    iceberg: Any = jvm.org.apache.iceberg  # type: ignore[union-attr]
-    order.desc(iceberg.expressions.Expressions.ref("value"), iceberg.NullOrder.NULLS_LAST).commit()
+    sort_descending(table, "value")
     sent = [row(n, n % 7, "eu" if n % 2 else "us") for n in range(20)]
 
     write.upsert(*sent)
@@ -543,6 +546,16 @@ def test_rows_are_written_into_an_empty_table(new_table: NewTable, write: Write)
     assert rows_of(table) == in_order(row(1, 1))
 
 
+def sort_descending(table: TableBuilder, column: str) -> None:
+    iceberg = table._iceberg
+    term = iceberg.expressions.Expressions.ref(column)
+    table.java.replaceSortOrder().desc(term, iceberg.NullOrder.NULLS_LAST).commit()
+
+
+def announced(jobs: Jobs) -> list[AnnouncedPlan]:
+    return list(jobs.reporter.announced.values())
+
+
 def parquet(path: Path, rows: Sequence[Row]) -> str:
     pq.write_table(pa.Table.from_pylist(list(map(dict, rows))), path)
     return str(path)
@@ -552,9 +565,17 @@ def parquet(path: Path, rows: Sequence[Row]) -> str:
 def written_from(jobs: Jobs) -> Callable[..., dict[str, Any]]:
     """Runs a job whose rows or keys are in files."""
 
-    def run(*files: str, kind: str = "upsert", dry_run: bool = False, **options: Any) -> dict[str, Any]:
+    def run(
+        *files: str,
+        kind: str = "upsert",
+        dry_run: bool = False,
+        attempt: int = 1,
+        job_id: str = "",
+        **options: Any,
+    ) -> dict[str, Any]:
         parameters = {"key_columns": ["id"], "files": list(files), **options}
-        return jobs.run(kind, parameters=parameters, dry_run=dry_run).result
+        how: dict[str, Any] = {"dry_run": dry_run, "attempt": attempt, "job_id": job_id}
+        return jobs.run(kind, parameters=parameters, **how).result
 
     return run
 
@@ -640,20 +661,48 @@ def test_of_a_file_with_a_row_that_does_not_fit_nothing_is_written(
     assert jobs.reporter.announced == {}
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_attempt_that_follows_writes_what_the_files_have_by_then_or_nothing(
+    new_table: NewTable, written_from: Callable[..., dict[str, Any]], tmp_path: Path, when: str
+) -> None:
+    table = new_table()
+    table.append([row(1, 1), row(2, 2)])
+    file = parquet(tmp_path / "a", [row(1, 10), row(3, 30)])
+    with killed_at_its_commit(when):
+        written_from(file, job_id="of-files")
+    if when == "after":
+        Path(file).unlink()
+    else:
+        parquet(tmp_path / "a", [row(2, 20)])
+
+    result = written_from(file, job_id="of-files", attempt=2)
+
+    left, told = ([row(1, 10), row(2, 2), row(3, 30)], 2) if when == "after" else ([row(1, 1), row(2, 20)], 1)
+    assert (rows_of(table), result["rows_added"]) == (in_order(*left), told)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
 def test_many_rows_are_written_in_parts_and_files_of_the_tables_size(
     new_table: NewTable,
     jobs: Jobs,
     written_from: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    is_sorted: bool,
 ) -> None:
     monkeypatch.setattr("worker.writes.sent_rows.PART_ROWS", 100)
-    table = new_table(partitioned_by=["region"], properties={"write.target-file-size-bytes": "1000"})
+    table = new_table(partitioned_by=["region"], properties={"write.target-file-size-bytes": "2000"})
+    if is_sorted:
+        sort_descending(table, "value")
     sent = [row(n, n, "eu" if n < 950 else "us") for n in range(1_000)]
     result = written_from(parquet(tmp_path / "a", sent))
 
     assert rows_of(table) == in_order(*sent)
-    assert result["data_files_added"] == len(table.data_file_paths)
-    assert 3 < result["data_files_added"] < 12
+    files = table.data_file_paths
+    assert result["data_files_added"] == len(files) == max(p.data_files for p in announced(jobs))
+    assert len(files) == 11 if is_sorted else 2 < len(files) < 11, len(files)
+    for file in files if is_sorted else []:
+        values = pq.read_table(file.removeprefix("file:")).column("value").to_pylist()
+        assert values == sorted(values, reverse=True)
     ((done, total), *_) = [one[1:] for one in reversed(jobs.reporter.told) if one[0] == "rows"]
     assert (done, total) == (1_000, 1_000)
