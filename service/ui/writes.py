@@ -4,6 +4,7 @@ What was typed is part of no page and no address but the answer to a form that w
 """
 
 import json
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -61,11 +62,11 @@ def _asked(typed: Form) -> Any:
     sent = None if files and not typed["rows"].strip() else _parsed(typed["rows"])
     if typed["kind"] == "delete":
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
-        return lambda *caller: rows.delete_rows(*caller, request=deletion)
+        return partial(rows.delete_rows, request=deletion)
     options = _EXISTING.get(typed["existing"], {})
     newer = {"only_if_newer_than": typed.given("only_if_newer_than")}
     upsert = typed.read(UpsertRequest, {"rows": sent, **common, **options, **newer})
-    return lambda *caller: rows.upsert_rows(*caller, request=upsert)
+    return partial(rows.upsert_rows, request=upsert)
 
 
 def _parsed(text: str) -> Any:

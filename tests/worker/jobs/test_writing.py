@@ -691,7 +691,7 @@ def test_many_rows_are_written_in_parts_and_files_of_the_tables_size(
     is_sorted: bool,
 ) -> None:
     monkeypatch.setattr("worker.writes.sent_rows.PART_ROWS", 100)
-    table = new_table(partitioned_by=["region"], properties={"write.target-file-size-bytes": "2000"})
+    table = new_table(partitioned_by=["region"], properties={"write.target-file-size-bytes": "8000"})
     if is_sorted:
         sort_descending(table, "value")
     sent = [row(n, n, "eu" if n < 950 else "us") for n in range(1_000)]
