@@ -36,6 +36,7 @@ KEYED = {
 
 @pytest.fixture
 def service(settings: Settings) -> Iterator[Running]:
+    settings = settings.model_copy(update={"allowed_locations": ("s3://lake/staging",)})
     with (
         listening(create_lookup_server(TOKEN)) as url,
         running(with_lookup_server(settings, url, TOKEN)) as service,
