@@ -131,7 +131,7 @@ def served(dataset: Dataset) -> Iterator[tuple[Write, Callable[[], int]]]:
             with running(WORK, directory / "worker.log", **worker) as process, Client(url, KEY) as client:
                 table = _enrolled(url, dataset, client)
                 yield (
-                    partial(_write, table),
+                    partial(_write, table, (directory / "staging").as_uri()),
                     lambda: sum(map(high_water_mark, [process.pid, *descendants(process.pid)])),
                 )
 
@@ -154,11 +154,11 @@ def _enrolled(url: str, dataset: Dataset, client: Client) -> Table:
     return client.table(f"{name}.db.t")
 
 
-def _write(table: Table, change: Change) -> None:
+def _write(table: Table, staging: str, change: Change) -> None:
     if change.rows.num_rows:
-        table.upsert(change.rows, key_columns=["id"])
+        table.upsert(change.rows, key_columns=["id"], staging=staging)
     if change.keys.num_rows:
-        table.delete(change.keys, key_columns=["id"])
+        table.delete(change.keys, key_columns=["id"], staging=staging)
 
 
 def merge(dataset: Dataset, mode: str) -> Write:
