@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from icestream.connection import WHERE, Connection, Json
 from icestream.errors import UnreachableError
+from icestream.staging import SparkFrame
 from icestream.values import in_arrow, json_value
 from icestream.writes import Written, sent, write
 
 if TYPE_CHECKING:
     import pandas
-    from pyspark.sql import DataFrame as SparkFrame
 
 KEYS_AT_ONCE: Final = 10_000
 """Of one call at most; more keys are asked in several."""

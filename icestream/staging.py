@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,6 +20,14 @@ from icestream.errors import IcestreamError, UnreachableError
 
 FILES_AT_MOST: Final = 1_000
 """Of one write."""
+
+
+class SparkFrame(Protocol):
+    """A frame of PySpark, without which the client does."""
+
+    def coalesce(self, partitions: int, /) -> Any: ...
+    @property
+    def write(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Staging:
                 writer.write_table(pa.Table.from_batches([batch], schema).cast(stored))
         return [f"{self.location}/rows.parquet"]
 
-    def write_spark(self, frame: Any) -> list[str]:
+    def write_spark(self, frame: SparkFrame) -> list[str]:
         """Where the files are that Spark's tasks have written."""
         is_local = self.location.startswith("/")
         place = f"file://{self.location}" if is_local else self.location
