@@ -75,6 +75,7 @@ AREAS = (
             "tests/worker/lookup",
             "tests/worker/table/test_source_choice.py",
             "tests/worker/exactness",
+            "tests/worker/index/test_damaged_index.py",
             "tests/worker/jobs/test_memory.py",
             "tests/lookups",
         ),

@@ -201,6 +201,9 @@ def test_vectors_that_share_a_puffin_file_of_any_name_are_merged(exactly: Exactn
     assert (result["rows_deleted"], result["delete_files_removed"]) == (3, 3)
     # The third data file had lost all rows before: its vector moves, since the file that they shared may go.
     assert contents(table) == {("puffin", 1): 4}
+    told = " ".join(exactly.jobs.reporter.decisions)
+    assert "1 deletion vectors move to files of their own" in told
+    assert "deletion vectors stay" not in told
 
 
 def renamed(files: list[WrittenFile], ending: str) -> list[WrittenFile]:

@@ -71,6 +71,11 @@ def key_set(kind: PrimitiveType) -> KeySet:
             pa.array([MOMENT], pa.timestamp("us", "Asia/Tokyo")),
             "2026-01-02T03:04:05.000600+00:00",
         ),
+        (
+            types.TimestamptzType(),
+            pa.array([MOMENT], pa.timestamp("us", "UTC")),
+            "2026-01-01T21:34:05.000600-05:30",
+        ),
         (types.TimestampNanoType(), pa.array([1], pa.timestamp("s")), "1970-01-01T00:00:01"),
         (
             types.TimestamptzNanoType(),

@@ -166,6 +166,7 @@ class TestExistingDeletes:
         with pytest.raises(UnreadableDeleteFileError, match=f"broken.*{reason}") as caught:
             existing_deletes(Storage(), [data_file("a")], [broken])
         assert pickle.loads(pickle.dumps(caught.value)).delete_file == broken
+        assert not caught.value.missing
 
     def test_a_missing_file_is_told_from_an_unreadable_one(self, tmp_path: Path) -> None:
         with pytest.raises(UnreadableDeleteFileError, match="it is missing") as caught:
