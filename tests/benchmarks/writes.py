@@ -32,6 +32,7 @@ from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
 from tests.benchmarks.servers import KEY, SERVE, WORK, running, server
+from tests.patience import PATIENCE_SECONDS
 from worker.spark.session import create_spark
 
 _WRITTEN = 1_000_000_000_000
@@ -139,7 +140,8 @@ def served(dataset: Dataset) -> Iterator[tuple[Write, Callable[[], int]]]:
 def _enrolled(url: str, dataset: Dataset, client: Client) -> Table:
     """With an index."""
     name = dataset.catalog.name
-    with httpx.Client(base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {KEY}"}) as http:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=PATIENCE_SECONDS) as http:
         record = {"name": name, "type": "sql", "properties": dataset.catalog.properties}
         http.post("/catalogs", json=record).raise_for_status()
         enrolled = {"catalog": name, "identifier": ["db", "t"], "policy": "manual", "key_sets": [["id"]]}
