@@ -165,10 +165,10 @@ class Table:
         rows: a column for each of the table's, or a mapping for each row, of which there are at most 1,000.
         More rows, and a frame of PySpark, are staged as Parquet files in a folder of their own below
         `staging`, which goes when the job has ended. filesystem: where that is, of pyarrow or fsspec, if
-        pyarrow does not find it. key_columns: those
-        that make the key; without them, the identifier fields or the only key set. only_if_newer_than: a
-        column by which older rows are left out. insert_only: rows whose keys exist are left out. duplicates:
-        whether rows with one key are refused, or the last of them counts. dry_run: writes nothing.
+        pyarrow does not find it. key_columns: those that make the key; without them, the identifier fields or
+        the only key set. only_if_newer_than: a column by which older rows are left out. insert_only: rows
+        whose keys exist are left out. duplicates: whether rows with one key are refused, or the last of them
+        counts. dry_run: writes nothing.
 
         Raises IcestreamError (WriteFailedError: the job has failed or was cancelled), ValueError, TypeError,
         and TimeoutError for a job that goes on after `wait_seconds`.

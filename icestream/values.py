@@ -11,13 +11,17 @@ from uuid import UUID
 import pyarrow as pa
 
 
-def in_arrow(given: Any) -> Any:
-    """Whatever exports Arrow, as a table of it; anything else as it is."""
+def arrow_reader(given: Any) -> pa.RecordBatchReader | None:
+    """Of whatever is or exports Arrow."""
     if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if not isinstance(given, pa.Table) and hasattr(given, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(given).read_all()
-    return given
+        given = pa.Table.from_batches([given])
+    return pa.RecordBatchReader.from_stream(given) if hasattr(given, "__arrow_c_stream__") else None
+
+
+def in_arrow(given: Any) -> Any:
+    """Whatever is or exports Arrow, as a table of it; anything else as it is."""
+    reader = arrow_reader(given)
+    return given if reader is None else reader.read_all()
 
 
 def json_value(value: Any) -> Any:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError
 from icestream.staging import Staging
-from icestream.values import json_value
+from icestream.values import arrow_reader, json_value
 
 ROWS_AT_ONCE: Final = 1_000
 """Of one request; more are staged as files."""
@@ -99,7 +99,7 @@ def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator
         with place.holding(lambda: place.write_spark(rows)) as files:
             yield {"files": files}
         return
-    reader = _reader(rows)
+    reader = arrow_reader(rows)
     if reader is None:
         yield {name: json_rows(rows)}
         return
@@ -116,13 +116,6 @@ def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator
     place = Staging.under(staging, filesystem)
     with place.holding(lambda: place.write(reader.schema, chain(first, reader))) as files:
         yield {"files": files}
-
-
-def _reader(rows: Any) -> pa.RecordBatchReader | None:
-    """Of whatever is or exports Arrow."""
-    if isinstance(rows, pa.RecordBatch):
-        rows = pa.Table.from_batches([rows])
-    return pa.RecordBatchReader.from_stream(rows) if hasattr(rows, "__arrow_c_stream__") else None
 
 
 def json_rows(rows: Any) -> list[Json]:
