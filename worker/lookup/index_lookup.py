@@ -321,10 +321,14 @@ class ScanTask:
 
 @dataclass(frozen=True, slots=True)
 class LookupTask:
-    """Looks delete keys up in one file of the index, or in a part of its row groups. Pickles."""
+    """Looks delete keys up in one file of the index, or in a part of its row groups. Pickles.
+
+    planned_rows: that it decodes, about, by the bounds of the file's keys.
+    """
 
     storage: Storage
     file: RunFile
+    planned_rows: int
     part: int = 0
     parts: int = 1
 
@@ -463,13 +467,15 @@ def lookup_tasks(
     if not files:
         return []
     low, high = [f.lower_bounds for f in files], [f.upper_bounds for f in files]
-    held = [files[i] for i in may_hold(KeyRanges.of(low, high, deletes.key_types), deletes)]
-    rows = [min(file.rows, len(deletes) * ROW_GROUP_ROWS) for file in held]
-    task_rows = max(_TASK_ROWS, sum(rows) // (_TASKS_PER_THREAD * parallelism))
+    ranges = KeyRanges.of(low, high, deletes.key_types)
+    keys = _keys_within(ranges, deletes)
+    held = may_hold(ranges, deletes).tolist()
+    planned = [(files[i], min(files[i].rows, int(keys[i]) * ROW_GROUP_ROWS)) for i in held]
+    task_rows = max(_TASK_ROWS, sum(rows for _, rows in planned) // (_TASKS_PER_THREAD * parallelism))
     tasks = []
-    for file, of_file in zip(held, rows, strict=True):
-        parts = -(-of_file // task_rows)
-        tasks += [LookupTask(storage, file, part, parts) for part in range(parts)]
+    for file, rows in planned:
+        parts = max(1, -(-rows // task_rows))
+        tasks += [LookupTask(storage, file, rows // parts, part, parts) for part in range(parts)]
     return tasks
 
 
@@ -493,6 +499,22 @@ def may_hold(ranges: KeyRanges, deletes: DeleteKeys) -> Int64Array:
         if len(pieces):
             survivors[pieces] = _hold(ranges, pieces, deletes, start, end) if ranges.key_low else True
     return np.flatnonzero(survivors)
+
+
+def _keys_within(ranges: KeyRanges, deletes: DeleteKeys) -> Int64Array:
+    """How many of the delete keys each piece may hold at most: those within the bounds of its first column.
+
+    Each of them touches one of its row groups; a sorted run in many files has a key in one of these.
+    """
+    counts = np.zeros(len(ranges), np.int64)
+    for _, _, start, end in deletes.scopes:
+        if not ranges.key_low:
+            counts += end - start
+            continue
+        keys = deletes.values(0)[start:end]
+        counts += np.searchsorted(keys, ranges.key_high[0], side="right")
+        counts -= np.searchsorted(keys, ranges.key_low[0], side="left")
+    return counts
 
 
 def _hold(

@@ -249,7 +249,7 @@ class PendingDeletes:
         assert self.index is not None
         parallelism = self.job.runner.parallelism
         tasks = lookup_tasks(self.index.storage, self.index.entries.files, self.keys, parallelism)
-        planned = sum(min(task.file.rows, len(self.keys) * ROW_GROUP_ROWS) // task.parts for task in tasks)
+        planned = sum(task.planned_rows for task in tasks)
         with self.job.stage("lookup"):
             live = LiveRows(self.index.dictionary, self.data_files, asked)
             for found in self.job.each_task("lookup", tasks, self.keys, planned):

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from worker.index.key_set_index import KeySetIndex
-from worker.index.sorted_runs import ROW_GROUP_ROWS
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader, missing_file
@@ -237,7 +236,7 @@ class Coverage:
             return
         files = self._index.entries.files
         tasks = lookup_tasks(self._index.storage, files, wanted, self._parallelism)
-        planned = sum(min(task.file.rows, len(wanted) * ROW_GROUP_ROWS) // task.parts for task in tasks)
+        planned = sum(task.planned_rows for task in tasks)
         for found in self._run_tasks("lookup", tasks, wanted, planned):
             matches, numbers = self._rows.numbered(found)
             yield matches.ordinals, matches.positions, numbers - ANY_AGE

@@ -21,7 +21,7 @@ from worker.index.commit import commit_index
 from worker.index.dictionary import assign_row_addresses, row_addresses_needed, uncovered_files
 from worker.index.footers import footer
 from worker.index.key_set_index import KeySetIndex, open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.sorted_runs import ROW_GROUP_ROWS, IndexWarehouse, RunFile
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import KeyReader
@@ -208,6 +208,29 @@ def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp
     assert found.row_addresses.tolist() == [90_000]
     # That of the key, and the two where b begins and ends.
     assert (found.row_groups_read, found.row_groups_total) == (3, 22)
+
+
+def test_a_lookup_plans_for_the_keys_that_each_file_of_the_index_may_hold(tmp_path: Path) -> None:
+    """A sorted run in many files has each key in one of them: so few rows need no Spark."""
+    key_set = key_set_of("long")
+    runs: list[RunFile] = []
+    for number in range(3):
+        rows = [(key,) for key in range(number * 30_000, (number + 1) * 30_000)]
+        file = write_data_file(tmp_path, f"{number}.parquet", ("long",), rows, "p", 1)
+        reader = KeyReader(Storage(), key_set, None, {})
+        indexed = assign_row_addresses([file], number * 30_000, {})
+        (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
+        runs += task.run(None).runs
+    wanted = pa.RecordBatch.from_arrays(
+        [pa.array([0] * 3, pa.int32()), pa.array([5, 6, 70_000])], schema=key_set.schema
+    )
+    deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
+
+    lookups = lookup_tasks(Storage(), runs, deletes, 2)
+
+    assert [lookup.planned_rows for lookup in lookups] == [2 * ROW_GROUP_ROWS, ROW_GROUP_ROWS]
+    found = [lookup.run(deletes).row_addresses.tolist() for lookup in lookups]
+    assert found == [[5, 6], [70_000]]
 
 
 def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
