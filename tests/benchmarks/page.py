@@ -14,6 +14,7 @@ class Part(StrEnum):
     OTHER_KEYS = "other-keys"
     LOOKUPS = "lookups"
     WRITES = "writes"
+    WRITES_ALONE = "writes-alone"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
@@ -25,6 +26,7 @@ class Part(StrEnum):
             Part.OTHER_KEYS: "UUID and composite keys",
             Part.LOOKUPS: "Lookups over HTTP",
             Part.WRITES: "Writes by key",
+            Part.WRITES_ALONE: "Writes by key, twice the rows",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",
