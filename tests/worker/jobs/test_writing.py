@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -226,7 +228,39 @@ def test_a_row_that_came_with_the_same_key_meanwhile_is_no_duplicate(
 
     assert rows_of(table) == in_order(row(1, 1), row(9, 90), row(2, 20))
     assert result["rows_deleted"] == 7
+    # Each look read what was new at that head, and nothing else.
+    assert result["key_sets"][0]["data_files_scanned"] == 3
     assert any(one.startswith("Others committed first") for one in jobs.reporter.decisions)
+
+
+@pytest.mark.thorough
+def test_a_writer_that_commits_each_second_holds_no_write_up(
+    new_table: NewTable, jobs: Jobs, write: Write
+) -> None:
+    table = new_table()
+    table.append([row(0, 0)])
+    jobs.run("index", key_sets=[["id"]])
+    has_ended = Event()
+
+    def commit_each_second() -> int:
+        number = 0
+        while not has_ended.wait(1):
+            number += 1
+            table.append([row(-number, number), row(0, number)])
+        return number
+
+    with ThreadPoolExecutor(1) as others:
+        commits = others.submit(commit_each_second)
+        try:
+            for value in range(10):
+                write.upsert(row(1, value), row(0, value))
+        finally:
+            has_ended.set()
+        written = commits.result()
+    write.upsert(row(0, 0))
+
+    assert written > 1
+    assert rows_of(table) == in_order(row(0, 0), row(1, 9), *[row(-n, n) for n in range(1, written + 1)])
 
 
 @pytest.mark.parametrize(
