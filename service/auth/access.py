@@ -125,8 +125,6 @@ class Access(Guard):
 SignedIn = Annotated[Principal, Depends(Access(None))]
 VIEWERS = Access(Role.VIEWER)
 Viewer = Annotated[Principal, Depends(VIEWERS)]
-Asking = Annotated[Principal, Depends(Access(Role.VIEWER, reads=True))]
-"""A viewer, by a call that reads though it is a POST."""
 Operator = Annotated[Principal, Depends(Access(Role.OPERATOR))]
 Admin = Annotated[Principal, Depends(Access(Role.ADMIN))]
 WorkerCaller = Annotated[Principal, Depends(Access(Role.WORKER))]

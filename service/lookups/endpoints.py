@@ -6,14 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.auth.access import Asking
-from service.auth.models import Principal
 from service.catalogs.threads import CatalogThreads
 from service.errors import IcestreamError
-from service.http.messages import TableId
 from service.http.routing import ApiRoute
 from service.lookups import history, service
-from service.lookups.admission import admit
+from service.lookups.admission import Asking, NamedTable, admitted
 from service.lookups.figures import LookupFigures
 from service.lookups.metadata_locations import Heads
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
@@ -38,7 +35,7 @@ class _PassedOn(Response):
     "/tables/{table_id}/lookups", response_model=LookupAnswer, responses=ANSWER, openapi_extra=REQUEST_BODY
 )
 async def look_up_keys(
-    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, asked: Asked
+    request: Request, settings: CurrentSettings, caller: Asking, _table: NamedTable, asked: Asked
 ) -> Response:
     """Tell where rows with given keys are, whether they are live, and what they hold.
 
@@ -49,13 +46,19 @@ async def look_up_keys(
     figures: LookupFigures = request.app.state.lookup_figures
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
-    with figures.counted(asked.key_count):
-        return await _answer(request, settings, caller, table_id, asked)
+    count = asked.key_count
+    with figures.counted(count):
+        async with admitted(request, caller, count, keys=count) as (table, catalog):
+            return await _answer(request, settings, catalog, table, asked)
 
 
 @router.post("/tables/{table_id}/lookups/history")
 async def tell_key_history(
-    request: Request, settings: CurrentSettings, caller: Asking, table_id: TableId, body: KeyHistoryRequest
+    request: Request,
+    settings: CurrentSettings,
+    caller: Asking,
+    _table: NamedTable,
+    body: KeyHistoryRequest,
 ) -> KeyHistory:
     """Tell what rows a key had in each of the newest snapshots, and what each snapshot did to them.
 
@@ -66,16 +69,15 @@ async def tell_key_history(
     """
     figures: LookupFigures = request.app.state.lookup_figures
     with figures.counted(body.snapshots):
-        asked = await history.begin(request, caller, table_id, body.snapshots)
+        asked = await history.begin(request, caller, body.snapshots)
         return await history.tell(request, settings, asked, body)
 
 
 async def _answer(
-    request: Request, settings: Settings, caller: Principal, table_id: str, asked: Question
+    request: Request, settings: Settings, catalog: Catalog, table: EnrolledTable, asked: Question
 ) -> Response:
     servers: LookupServers = request.app.state.lookup_servers
     heads: Heads = request.app.state.heads
-    table, catalog = await admit(request, caller, table_id, asked.key_count, keys=asked.key_count)
     head_of = partial(
         heads.of,
         f"{table.id} {catalog.version}",

@@ -20,7 +20,7 @@ from service.auth.models import Principal
 from service.catalogs.threads import CatalogThreads
 from service.errors import IcestreamError
 from service.lookups import service
-from service.lookups.admission import admit
+from service.lookups.admission import admitted
 from service.lookups.metadata_locations import Head
 from service.lookups.models import (
     EarlierSnapshots,
@@ -60,16 +60,17 @@ class Asked:
     head: Head
 
 
-async def begin(request: Request, caller: Principal, table_id: str, snapshots: int) -> Asked:
+async def begin(request: Request, caller: Principal, snapshots: int) -> Asked:
     """Raises IcestreamError: no such table, no lookup server, too many keys, or trouble of the catalog."""
     servers: LookupServers = request.app.state.lookup_servers
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
-    table, catalog = await admit(request, caller, table_id, snapshots, keys=1, snapshots=snapshots)
-    threads: CatalogThreads = request.app.state.catalog_threads
-    asked_at = time.monotonic()
-    load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
-    loaded = await threads.run(request, catalog.id, load)
+    counts = {"keys": 1, "snapshots": snapshots}
+    async with admitted(request, caller, snapshots, **counts) as (table, catalog):
+        threads: CatalogThreads = request.app.state.catalog_threads
+        asked_at = time.monotonic()
+        load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
+        loaded = await threads.run(request, catalog.id, load)
     return Asked(table, catalog, loaded.metadata, Head(loaded.metadata_location, asked_at))
 
 

@@ -18,18 +18,23 @@ from service.records.tables import EnrolledTable, get_table
 from service.settings import Settings
 
 
-def asked(session: Session, caller: Principal, table_id: str, **counts: int) -> tuple[EnrolledTable, Catalog]:
-    """The table and its catalog; the audit log tells who asks about how many keys, and never which.
-
-    counts: of keys, and what else the audit log tells.
+def asked_about(session: Session, caller: Principal, table_id: str) -> tuple[EnrolledTable, Catalog]:
+    """The table and its catalog.
 
     Raises NotFoundError, or ForbiddenError for a caller who may ask about other tables alone.
     """
     table = get_table(session, table_id)
     catalog = session.get_one(Catalog, table.catalog_id)
     _check_tables(caller, f"{catalog.name}.{table.name}")
-    audit.record(session, caller, "table.look_up", table.name, "allowed", **counts)
     return table, catalog
+
+
+def record(session: Session, caller: Principal, table: EnrolledTable, **counts: int) -> None:
+    """In the audit log: who asks about how many keys, and never which.
+
+    counts: of keys, and what else the audit log tells.
+    """
+    audit.record(session, caller, "table.look_up", table.name, "allowed", **counts)
 
 
 def _check_tables(caller: Principal, table: str) -> None:

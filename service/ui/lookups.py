@@ -15,7 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import NestedField
 from sqlmodel import Session
 
-from service.auth.access import Asking, Viewer
+from service.auth.access import Viewer
 from service.auth.models import Principal
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
@@ -23,6 +23,7 @@ from service.db.database import CurrentDatabase, Database
 from service.errors import IcestreamError
 from service.index_health import service as index_health
 from service.lookups import history
+from service.lookups.admission import Asking
 from service.lookups.models import COLUMNS_AT_MOST, SNAPSHOTS_AT_MOST, KeyHistory, KeyHistoryRequest
 from service.problems import PROBLEMS, ProblemType
 from service.records.catalogs import Catalog
@@ -145,7 +146,7 @@ async def find_key(
     form: Form = typed
     try:
         body = typed.read(KeyHistoryRequest, _asked(typed))
-        asked = await history.begin(request, reader, table_id, body.snapshots)
+        asked = await history.begin(request, reader, body.snapshots)
         metadata = asked.metadata
         found = await history.tell(request, settings, asked, body)
     except IcestreamError as error:

@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from service.auth.models import Principal
 from service.errors import IcestreamError
@@ -27,6 +28,18 @@ def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, tab
     newest = service.admin.get("/audit", params={"action": "table.look_up"}).json()["items"][0]
     assert newest["fields"] == {"keys": 1, "snapshots": 7}
     assert "171717" not in service.admin.get("/audit").text
+
+
+def test_what_the_audit_log_cannot_tell_is_not_answered(
+    service: Running, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("database is locked"))
+
+    monkeypatch.setattr("service.auth.audit.record", fail)
+    for path, asked in ((table, {"keys": [{"id": 3}]}), (f"{table}/history", {"key": {"id": 3}})):
+        answer = service.admin.post(path, json={**asked, "key_columns": ["id"]})
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/database-unavailable")
 
 
 def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(
