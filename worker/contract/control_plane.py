@@ -69,11 +69,28 @@ class WriteParameters(Body):
     """Have the rows, or keys of rows to be deleted, that are not in the assignment."""
 
 
+class EraseParameters(Body):
+    """Options of a job that erases the rows of keys, of which `WriteParameters` has the keys."""
+
+    erasure_id: str
+    expire_snapshots: bool = True
+
+
 class AssignedJob(Body):
     id: str
     kind: str
     dry_run: bool = False
     parameters: dict[str, Any] = {}
+
+    @property
+    def names_keys(self) -> bool:
+        """Whether its rows are keys alone."""
+        return self.kind in ("delete", "erase")
+
+    @property
+    def erase(self) -> EraseParameters:
+        """Of a job that erases."""
+        return EraseParameters.model_validate(self.parameters)
 
     @property
     def write(self) -> WriteParameters:
@@ -141,9 +158,10 @@ class AnnouncedPlan(Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
-    removes: the path of an equality delete file that the commit removes; None as long as none is about to be
-    made. only_on: instead of that, the head of the branch that the commit needs. data_files: so many new ones
-    have names. location, properties: of the table, as far as the files' names depend on them.
+    removes: the path of an equality delete file, or of a data file, that the commit removes; None as long as
+    none is about to be made. only_on: instead of that, the head of the branch that the commit needs.
+    data_files: so many new ones have names. location, properties: of the table, as far as the files' names
+    depend on them.
     """
 
     number: int

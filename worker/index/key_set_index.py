@@ -10,15 +10,17 @@ Invariants:
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 
+import fastavro
 import pyarrow as pa
 
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, PARTITION_ID, FileDictionary, read_parts
-from worker.index.sorted_runs import TABLE_FOLDERS, IndexWarehouse, LiveFiles, RunTable
+from worker.index.sorted_runs import BUCKET, TABLE_FOLDERS, IndexWarehouse, LiveFiles, RunTable
 from worker.io.row_groups import RowGroups
 from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet
@@ -26,6 +28,7 @@ from worker.table.files import DataFiles
 
 ROW_ADDRESS = "address"
 _KEY_TYPES_OPTION = "icestream.key-types"
+_REMOVED = 1  # the kind of an entry of a Paimon manifest
 
 _ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
 
@@ -159,6 +162,39 @@ def drop_older_generations(warehouse: IndexWarehouse, database: str, index: KeyS
         for table in ("files", "entries"):
             if (name := f"{table}_{suffix}_g{generation}") in present:
                 warehouse.drop_table(database, name)
+
+
+def drop_index_of(warehouse: IndexWarehouse, database: str, field_ids: Sequence[int]) -> None:
+    """Deletes all generations of the index of some equality fields."""
+    suffix = "_".join(map(str, field_ids))
+    for name in sorted(warehouse.table_names(database), reverse=True):  # a dictionary before its entries
+        if re.fullmatch(rf"(files|entries)_{suffix}_g\d+", name):
+            warehouse.drop_table(database, name)
+
+
+def holds_only(warehouse: IndexWarehouse, database: str, index: KeySetIndex, live_files: DataFiles) -> bool:
+    """Whether no file of the index has a key that is in none of the data files, or may have.
+
+    Entries of data files that are gone, files that snapshots of the past need, and first and last keys of
+    such files in manifests.
+    """
+    suffix = _suffix(index.key_set)
+    generations = {
+        match[2]
+        for match in map(_ENTRIES_NAME.fullmatch, warehouse.table_names(database))
+        if match and match[1] == suffix
+    }
+    if len(generations) > 1 or index.dead_ratio(live_files) > 0:
+        return False
+    storage, location = index.storage, index.entries_table.location
+    present = {file.name for file in storage.list(f"{location}/{BUCKET}")}
+    if present != {file.file_name for file in index.entries.files}:
+        return False
+    return not any(
+        isinstance(record, dict) and record.get("_KIND") == _REMOVED
+        for file in storage.list(f"{location}/manifest")
+        for record in fastavro.reader(BytesIO(storage.read(file.location)))
+    )
 
 
 def damage_of(index: KeySetIndex) -> str | None:

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -243,6 +243,22 @@ class Storage:
         found = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return [
             StoredFile(f"{location}/{info.base_name}", info.base_name, info.size, info.mtime_ns / 1e9)
+            for info in found
+            if info.is_file
+        ]
+
+    def walk(self, location: str) -> Sequence[StoredFile]:
+        """The files in a directory and below, in any order; none when there is no such directory."""
+        filesystem, path = self.resolve(location)
+        found = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
+        base = path.rstrip("/")
+        return [
+            StoredFile(
+                f"{location.rstrip('/')}{info.path.removeprefix(base)}",
+                info.base_name,
+                info.size,
+                info.mtime_ns / 1e9,
+            )
             for info in found
             if info.is_file
         ]

@@ -15,7 +15,7 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
-from worker.jobs.conversion_plan import COMMITS_LEFT, SUMMARY, Part, Plan
+from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, SUMMARY, Part, Plan
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
@@ -82,13 +82,19 @@ def _tell_of_location_provider(job: Job, table: PinnedTable) -> None:
 class Conversion:
     """A conversion job: what its attempts committed, and what this one resolved and refused."""
 
-    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+    def __init__(self, job: Job, warehouse: IndexWarehouse, plans: int = 0) -> None:
+        """plans: of this attempt, before which there are others."""
         self._job = job
         self._warehouse = warehouse
         self._commits: dict[int, CommittedSnapshot] = {}  # by snapshot id
         self._parts: list[Part] = []
         self._head: int | None = None  # the snapshot after the last batch
-        self._plans = 0
+        self._plans = plans
+
+    @property
+    def plans(self) -> int:
+        """How many numbers of plans are taken."""
+        return self._plans
 
     def convert(self, table: PinnedTable, batch: Sequence[DeleteFile], commits_left: int) -> PinnedTable:
         """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.
@@ -167,7 +173,7 @@ class Conversion:
         """Adds the commits of this job that the table's history shows."""
         assignment = self._job.assignment
         for commit in find_commits(table.java_table, assignment.table.branch, assignment.job.id):
-            if commit.snapshot_id in self._commits:
+            if commit.snapshot_id in self._commits or PLAN not in commit.summary:
                 continue
             self._commits[commit.snapshot_id] = commit
             left = int(commit.summary.get(COMMITS_LEFT, 0))

@@ -44,6 +44,8 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
         live = {file.path for file in table.files.equality_deletes}
+        removed = {plan.removes for left in job.assignment.leftovers for plan in left.plans if plan.removes}
+        live |= {file.path for file in table.files.data_files.with_paths(removed)}
         needed = cache(
             lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
         )

@@ -9,6 +9,7 @@ from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import Assignment, ControlPlaneError, StaleAttemptError
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import convert_table
+from worker.jobs.erasure import erase
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
 from worker.jobs.report_duplicates import report_duplicates
@@ -26,6 +27,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "report_duplicates": report_duplicates,
     "upsert": write_rows,
     "delete": write_rows,
+    "erase": erase,
 }
 
 

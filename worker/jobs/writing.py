@@ -39,20 +39,41 @@ the time comes first now and then, and never so often."""
 
 def write_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Writes the rows of the assignment in one commit; does nothing if an earlier attempt has."""
-    write = _Write(job, warehouse)
-    return write.run(table)
+    write = RowWrite(job, warehouse)
+    return write.outcome(write.run(table))
 
 
-class _Write:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """table: at the head that was looked at last. summary: what the write came to, as snapshots keep it.
+    snapshot: None if there was nothing to commit. part: of this attempt; None if an earlier one did it."""
+
+    table: PinnedTable
+    summary: Mapping[str, str]
+    snapshot: CommittedSnapshot | None
+    part: Part | None = None
+
+
+class RowWrite:
     """A job that writes rows: what it planned last, and how often others came first."""
 
-    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+    def __init__(
+        self, job: Job, warehouse: IndexWarehouse, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """properties: of the snapshot, which tell it from other commits of the job."""
         self._job = job
         self._warehouse = warehouse
+        self._properties = properties or {}
         self._plan: Plan | None = None
         self._looks = 0
 
-    def run(self, table: PinnedTable) -> Outcome:
+    @property
+    def plans(self) -> int:
+        """How many numbers of plans it has taken."""
+        return 0 if self._plan is None else self._plan.number
+
+    def run(self, table: PinnedTable) -> Written:
+        """The commit, made once however many attempts there are. Plans again while others come first."""
         job = self._job
         for self._looks in range(LOOKS):
             if self._looks:
@@ -61,7 +82,7 @@ class _Write:
             # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
             if committed := self._earlier_commit(table):
                 self._remove_written()
-                return self._outcome(table, committed.summary, committed)
+                return Written(table, committed.summary, committed)
             if not job.assignment.job.dry_run:
                 check_clock(table.java_table)
             try:
@@ -77,7 +98,7 @@ class _Write:
             else:
                 if committed is None:
                     self._remove_written()
-                return self._outcome(table, part.summary, committed, part)
+                return Written(table, part.summary, committed, part)
         self._remove_written()
         remedy = "Nothing was written. Write when whoever commits to this table all the time is idle."
         raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
@@ -93,7 +114,7 @@ class _Write:
 
     def _commit(self, plan: Plan, table: PinnedTable, part: Part) -> CommittedSnapshot | None:
         try:
-            return plan.commit(table, part)
+            return plan.commit(table, part, self._properties)
         except CommitStateUnknownError:
             with suppress(CommitError):  # the catalog may still be away
                 ours = self._find_commit(table)
@@ -120,7 +141,8 @@ class _Write:
 
     def _find_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
         assignment = self._job.assignment
-        return next(iter(find_commits(table.java_table, assignment.table.branch, assignment.job.id)), None)
+        found = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
+        return next((one for one in found if self._properties.items() <= one.summary.items()), None)
 
     def _remove_written(self) -> None:
         if self._plan is not None and not self._plan.may_be_committed:
@@ -128,14 +150,8 @@ class _Write:
 
     # report
 
-    def _outcome(
-        self,
-        table: PinnedTable,
-        summary: Mapping[str, str],
-        committed: CommittedSnapshot | None,
-        part: Part | None = None,
-    ) -> Outcome:
-        """part: of this attempt; None if an earlier one did it."""
+    def outcome(self, written: Written) -> Outcome:
+        table, summary, committed, part = written.table, written.summary, written.snapshot, written.part
         job = self._job
         plan = self._plan if part is not None else None
         counts = totals(summary)

@@ -1,11 +1,11 @@
-"""Commits new delete files in place of equality deletes: one Iceberg `RowDelta`, through Spark's JVM.
+"""Commits to a branch of the table, through Spark's JVM; most are one Iceberg `RowDelta`.
 
 Place in the flow: deletes -> commit -> report. No Spark job runs here.
 
-Invariants: the commit happens only on a branch where the pinned snapshot is an ancestor of the head, every
-referenced data file still lives and every delete file to remove is still there. None of them was added once
-more meanwhile: it goes by paths, and would hit and remove that one, too. It is a `RowDelta`, never a
-`RewriteFiles`: a compaction in flight looks for deletes it missed among DELETE and OVERWRITE snapshots only.
+Invariants: a `RowDelta` is committed only on a branch where the pinned snapshot is an ancestor of the head,
+every referenced data file still lives and every delete file to remove is still there. None of them was added
+once more meanwhile: it goes by paths, and would hit and remove that one, too. Deletes are never added by a
+`RewriteFiles`: a compaction in flight looks for those it missed among DELETE and OVERWRITE snapshots only.
 """
 
 import json
@@ -74,27 +74,54 @@ def commit_row_delta(
     """
     if delta.is_empty:
         raise ValueError("a commit needs files to add or to remove")
-    commit_id = str(uuid4())
-    summary = {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt), COMMIT_ID: commit_id}
     with prepared():
         referenced = java_list(jvm_of(java_table), delta.referenced_data_files)
         validator = validator_of(java_table, delta, referenced)
+    return commit_snapshot(
+        java_table,
+        delta.branch,
+        delta.starting_snapshot_id,
+        {**delta.summary, JOB_ID: delta.job_id, ATTEMPT: str(delta.attempt)},
+        lambda summary, condemned, place: row_delta.java_row_delta(
+            java_table, delta, summary, referenced, validator, condemned, place
+        ),
+        confirm_lease=confirm_lease,
+        check_location=check_location,
+    )
+
+
+def commit_snapshot(
+    java_table: JavaObject,
+    branch: str,
+    starting_snapshot_id: int,
+    summary: Mapping[str, str],
+    operation_of: Callable[[Mapping[str, str], JavaObject, str], JavaObject],
+    *,
+    confirm_lease: Callable[[], None] = lambda: None,
+    check_location: Callable[[str], None] = lambda _: None,
+) -> CommittedSnapshot:
+    """Commits an operation of Iceberg's in one snapshot and returns it.
+
+    operation_of: makes it, not yet committed, of the snapshot's properties, of what gets the manifests that
+    Iceberg would delete, and of the place of a metadata file, as it was checked. Otherwise as
+    `commit_row_delta`.
+    """
+    commit_id = str(uuid4())
+    summary = {**summary, COMMIT_ID: commit_id}
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         confirm_lease()
         with prepared():
             java_table.refresh()
             # Iceberg creates a branch that does not exist from the current snapshot, without any check.
-            is_empty = delta.starting_snapshot_id == NO_SNAPSHOT and java_table.currentSnapshot() is None
-            if not is_empty and not java_table.refs().containsKey(delta.branch):
-                raise CommitConflictError(f"branch {delta.branch} no longer exists")
+            is_empty = starting_snapshot_id == NO_SNAPSHOT and java_table.currentSnapshot() is None
+            if not is_empty and not java_table.refs().containsKey(branch):
+                raise CommitConflictError(f"branch {branch} no longer exists")
             check_clock(java_table)
             place = java_table.operations().metadataFileLocation(ANY_FILE)
             check_location(place)
             base = int(java_table.operations().current().lastSequenceNumber())
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-            operation = row_delta.java_row_delta(
-                java_table, delta, summary, referenced, validator, condemned, place
-            )
+            operation = operation_of(summary, condemned, place)
         failure: CommitError | None = None
         cause: Exception | None = None
         may_repeat = False
@@ -108,7 +135,7 @@ def commit_row_delta(
         # answer was lost, and met that one. A table that is gone may come back, so this is unknown, too.
         said = failure or CommitStateUnknownError("the commit was accepted, but the table does not show it")
         try:
-            committed = _find_commit(java_table, delta, commit_id)
+            committed = _find_commit(java_table, branch, commit_id)
         except CommitError as unreadable:
             raise CommitStateUnknownError(f"{said}; then: {unreadable}") from None
         if committed is None and isinstance(said, CommitStateUnknownError):
@@ -169,14 +196,14 @@ def find_head(java_table: JavaObject, branch: str) -> int | None:
         return None if head is None else int(head.snapshotId())
 
 
-def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> CommittedSnapshot | None:
+def _find_commit(java_table: JavaObject, branch: str, commit_id: str) -> CommittedSnapshot | None:
     """The snapshot of one commit, or None when the table has none.
 
     Raises CommitError when the table can't be read, or has it where the branch does not lead.
     """
     with prepared():
         java_table.refresh()
-        head = java_table.snapshot(delta.branch)
+        head = java_table.snapshot(branch)
         if head is not None:
             # Nearly always the head itself, which spares serialising the whole history.
             newest = json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))
@@ -187,8 +214,8 @@ def _find_commit(java_table: JavaObject, delta: RowDelta, commit_id: str) -> Com
     found = next(ours, None)
     if found is None:
         return None
-    if found not in _ancestors(metadata, delta.branch):
-        raise CommitError(f"the commit happened, and branch {delta.branch} was moved away from it")
+    if found not in _ancestors(metadata, branch):
+        raise CommitError(f"the commit happened, and branch {branch} was moved away from it")
     return _committed(found)
 
 

@@ -4,6 +4,8 @@ Invariant: equality deletes come from the live delete manifests of the pinned sn
 history (which expires) and never from scan tasks (which planning prunes by statistics).
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -87,7 +89,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    manifests = _read_manifest_list(io, snapshot.manifest_list)
+    manifests = read_manifest_list(io, snapshot.manifest_list)
     if not manifests and _counts_files(snapshot):
         # Cut off right before its first block, a list is a whole file without a row.
         raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
@@ -97,7 +99,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
         def data_files() -> Iterator[DataFiles]:
             for start in range(0, len(manifests), _READ_AHEAD):
                 some = manifests[start : start + _READ_AHEAD]
-                for of_manifest, deletes in threads.map(lambda m: _read_manifest(io, m, specs), some):
+                for of_manifest, deletes in threads.map(lambda m: read_manifest(io, m, specs), some):
                     delete_files.extend(deletes)
                     yield of_manifest
 
@@ -127,10 +129,10 @@ def _entries(
     """
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
     with Threads(_READ_THREADS) as threads:
-        read = threads.map(lambda location: _read_manifest_list(io, location), lists)
+        read = threads.map(lambda location: read_manifest_list(io, location), lists)
         manifests = {one.path: one for of_list in read for one in of_list if one.content is content}
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-        return list(threads.map(lambda m: _read_manifest(io, m, specs), manifests.values()))
+        return list(threads.map(lambda m: read_manifest(io, m, specs), manifests.values()))
 
 
 def _counts_files(snapshot: Snapshot) -> bool:
@@ -162,7 +164,7 @@ def read_bounds(
         NestedField(2, "data_file", StructType(*fields), required=True),
     )
     found = {}
-    for manifest in _read_manifest_list(io, snapshot.manifest_list):
+    for manifest in read_manifest_list(io, snapshot.manifest_list):
         for status, (path, nulls, lower, upper) in _AvroFile(io, manifest.path).rows(schema):
             if status == DELETED or path not in paths:
                 continue
@@ -171,6 +173,47 @@ def read_bounds(
                 if low is not None and high is not None:
                     found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class EntryValues:
+    """What an entry of a manifest says of the values in its file, also where the file was removed.
+
+    bounds: field id -> lower and upper, single values as Iceberg serialises them. partition: as
+    `PartitionKey.values`.
+    """
+
+    path: str
+    is_removed: bool
+    bounds: Mapping[int, tuple[bytes | None, bytes | None]]
+    partition: str
+
+
+def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> Iterator[EntryValues]:
+    """Of each entry of a manifest. Raises as `read_snapshot_files`."""
+    file = _AvroFile(io, manifest.path)
+    with file.told_as_corrupt():
+        partition_type = _partition_type(file.schema)
+    fields = [
+        NestedField(100, "file_path", StringType(), required=True),
+        NestedField(102, "partition", partition_type, required=True),
+        NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
+        NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+    ]
+    schema = Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(2, "data_file", StructType(*fields), required=True),
+    )
+    for status, (path, values, lower, upper) in file.rows(schema):
+        low, high = lower or {}, upper or {}
+        bounds = {field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()}
+        yield EntryValues(path, status == DELETED, bounds, _partition_values(values, partition_type, spec))
+
+
+def spec_id_of(io: FileIO, location: str) -> int | None:
+    """Of a manifest, as it says itself; None for another file of Avro. Raises as `read_snapshot_files`."""
+    told = _AvroFile(io, location).properties.get("partition-spec-id")
+    return None if told is None else int(told)
 
 
 def is_global(spec: PartitionSpec) -> bool:
@@ -253,7 +296,8 @@ class _AvroFile:
             with io.new_input(location).open() as source:
                 content = source.read()
             self._blocks = fastavro.block_reader(BytesIO(content))
-            header = self._blocks.metadata["avro.schema"]
+            self.properties: Mapping[str, str] = self._blocks.metadata
+            header = self.properties["avro.schema"]
             understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
             self.schema = understand(header)
 
@@ -288,7 +332,7 @@ class _AvroFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Manifest:
+class Manifest:
     """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1)."""
 
     path: str
@@ -310,11 +354,12 @@ _MANIFEST_LIST = Schema(
 )
 
 
-def _read_manifest_list(io: FileIO, location: str) -> list[_Manifest]:
+def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
+    """Raises as `read_snapshot_files`."""
     file = _AvroFile(io, location)
     with file.told_as_corrupt():
         return [
-            _Manifest(
+            Manifest(
                 path,
                 spec_id,
                 ManifestContent(content or 0),  # absent in format version 1, as the sequence number is
@@ -328,8 +373,8 @@ def _read_manifest_list(io: FileIO, location: str) -> list[_Manifest]:
         ]
 
 
-def _read_manifest(
-    io: FileIO, manifest: _Manifest, specs: Mapping[int, PartitionSpec]
+def read_manifest(
+    io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]
 ) -> tuple[DataFiles, list[DeleteFile]]:
     file = _AvroFile(io, manifest.path)
     deletes: list[DeleteFile] = []
@@ -351,7 +396,7 @@ def _read_manifest(
     return files, deletes
 
 
-def _live_files(file: _AvroFile, manifest: _Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:
+def _live_files(file: _AvroFile, manifest: Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:
     # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
     partition_type = _partition_type(file.schema)
     if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):

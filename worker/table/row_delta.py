@@ -71,10 +71,10 @@ def java_row_delta(
     condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
     """
     operation = (
-        _guarded(java_table, place.removesuffix(ANY_FILE), delta.layout)
+        guarded(java_table, place, delta.layout)
         .newRowDelta()
         .toBranch(delta.branch)
-        .deleteWith(_collector(condemned))
+        .deleteWith(collector(condemned))
         .validateDataFilesExist(referenced)
         .validateDeletedFiles()
         .validateWith(validator)
@@ -88,7 +88,7 @@ def java_row_delta(
         _java_delete_files(java_table, [_added_json(file) for file in added]).forEach(add)
     remove = _row_delta_consumer(operation, "removeDeletes")
     for removed in _slices(delta.removed):
-        _java_delete_files(java_table, [_removed_json(file) for file in removed]).forEach(remove)
+        java_delete_files(java_table, removed).forEach(remove)
     for name, value in summary.items():
         operation.set(name, value)
     return operation
@@ -99,9 +99,16 @@ def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
     return _guarded(java_table, java_table.location(), layout)
 
 
+def guarded(java_table: JavaObject, place: str, layout: str) -> JavaObject:
+    """The same table, which loads no class that it names, and commits only while its metadata goes where that
+    place is, and while it has that layout, if one is given.
+
+    place: of a metadata file, as it was checked.
+    """
+    return _guarded(java_table, place.removesuffix(ANY_FILE), layout)
+
+
 def _guarded(java_table: JavaObject, folder: str, layout: str) -> JavaObject:
-    """The same table, which loads no class that it names, and commits only while its metadata goes there, and
-    while it has that layout, if one is given."""
     jvm = jvm_of(java_table)
     own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
     operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder, layout)
@@ -171,6 +178,11 @@ def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> J
     return iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
 
 
+def java_delete_files(java_table: JavaObject, files: Sequence[DeleteFile]) -> JavaObject:
+    """Delete files of the table, as its operations remove them."""
+    return _java_delete_files(java_table, [_removed_json(file) for file in files])
+
+
 def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
     whole = jvm.java.util.ArrayList()
     mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
@@ -186,7 +198,7 @@ def _row_delta_consumer(operation: JavaObject, method: str) -> JavaObject:
     return _consumer(operation, row_delta, method, returns=row_delta, takes=delete_file)
 
 
-def _collector(queue: JavaObject) -> JavaObject:
+def collector(queue: JavaObject) -> JavaObject:
     """A Java `Consumer<String>` that adds to a queue."""
     java = jvm_of(queue).java.lang
     object_class = java.Class.forName("java.lang.Object")
@@ -208,9 +220,16 @@ def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject
     """What says, of each head that Iceberg is about to build on, whether the delta still holds there."""
     if delta.layout:
         return _guard(java_table, "HeadUnmoved", str(delta.starting_snapshot_id))
-    removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])
-    starting = str(delta.starting_snapshot_id)
-    return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
+    removed = [file.path for file in delta.removed]
+    return nothing_added_again(java_table, delta.starting_snapshot_id, referenced, removed)
+
+
+def nothing_added_again(
+    java_table: JavaObject, starting_snapshot_id: int, data_files: JavaObject, delete_files: Sequence[str]
+) -> JavaObject:
+    """What says whether later snapshots leave alone some paths, which operations go by."""
+    deletes = java_list(jvm_of(java_table), delete_files)
+    return _guard(java_table, "NothingAddedAgain", java_table, str(starting_snapshot_id), data_files, deletes)
 
 
 def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
@@ -227,7 +246,7 @@ def java_object(java_table: JavaObject, source: Path, name: str, *arguments: obj
     return constructor.newInstance(values.toArray())
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _classes(client: GatewayClient, source: Path) -> JavaObject:
     """The loader of the classes in a file, made once for a JVM."""
     jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)

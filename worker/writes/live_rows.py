@@ -58,7 +58,12 @@ class KeysInTable:
         self.rows_scanned = 0
 
     def live_rows(self, table: PinnedTable) -> LiveRows:
-        """The live rows of the keys at the head that was pinned, by data files that no earlier look saw.
+        """The live rows of the keys at the head that was pinned. Raises as `rows`."""
+        return LiveRows.of(*self.rows(table))
+
+    def rows(self, table: PinnedTable) -> tuple[TableSnapshot, Places]:
+        """The rows of the keys at the head that was pinned, live or not: looked for in data files that no
+        earlier look saw.
 
         Raises TooManyRowsError, UnreadableError, FileNotFoundError for a file of the index that is gone, or
         OSError (a retry can help).
@@ -88,7 +93,7 @@ class KeysInTable:
             places = _joined(seen, places)
         self._before = places
         self.matches = len(places.keys)
-        return LiveRows.of(snapshot, places)
+        return snapshot, places
 
     def _run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
         with self._job.stage(stage) if stage == "scan" else nullcontext():

@@ -136,8 +136,8 @@ class Plan:
         options = job.assignment.job.write
         if table.metadata.format_version < 2:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
-        schema, self._is_deletion = table.metadata.schema(), job.assignment.job.kind == "delete"
-        self.key_set = _key_set(job, table, warehouse)
+        schema, self._is_deletion = table.metadata.schema(), job.assignment.job.names_keys
+        self.key_set = key_set_of(job, table, warehouse)
         if options.only_if_newer_than is not None:
             _check_compared(schema, options.only_if_newer_than)
         with job.stage("read"):
@@ -174,8 +174,10 @@ class Plan:
             rows = self._written_rows(table, made)
         return Part(made, deletes, rows, self._numbers[made.left_out[:LEFT_OUT_TOLD]].tolist())
 
-    def commit(self, table: PinnedTable, part: Part) -> CommittedSnapshot | None:
-        """None if there is nothing to commit, or in a dry run."""
+    def commit(
+        self, table: PinnedTable, part: Part, properties: Mapping[str, str]
+    ) -> CommittedSnapshot | None:
+        """None if there is nothing to commit, or in a dry run. properties: further ones of the snapshot."""
         if self.dry_run or part.is_empty:
             return None
         assignment = self._job.assignment
@@ -201,7 +203,7 @@ class Plan:
                         added=part.deletes.added,
                         removed=part.deletes.removed,
                         referenced_data_files=part.deletes.data_files,
-                        summary=part.summary,
+                        summary={**part.summary, **properties},
                         rows=part.rows.files,
                         layout=self.layout,
                     ),
@@ -312,7 +314,7 @@ class Plan:
         return self.number - 1
 
 
-def _key_set(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> KeySet:
+def key_set_of(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> KeySet:
     """The one that is named, or else the table's identifier fields, or else its only one."""
     schema = table.metadata.schema()
     named = job.assignment.job.write.key_columns

@@ -118,7 +118,7 @@ def _parquet(rows: pa.Table) -> bytes:
 def read_sent(job: Job, table: PinnedTable, key_set: KeySet) -> Sent:
     """What the job is to write. Raises InvalidRowsError, as `read_files`, or OSError (a retry can help)."""
     schema, assigned = table.metadata.schema(), job.assignment.job
-    are_keys = assigned.kind == "delete"
+    are_keys = assigned.names_keys
     kept = None if are_keys else KeptRows(job.memory_fraction)
     sent = job.assignment.rows or []
     if sent and kept is not None:

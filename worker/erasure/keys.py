@@ -1,0 +1,147 @@
+"""The keys of an erasure, and how whatever may hold them tells them: rows, bounds, partitions, texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+from urllib.parse import unquote_plus
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.conversions import from_bytes
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.transforms import IdentityTransform
+
+from worker.keys.key_set import KeyColumn, KeySet
+from worker.keys.values import from_single_value, to_key_value, to_words
+from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
+from worker.table.manifests import EntryValues
+
+IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
+_PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
+
+
+class ErasedKeys:
+    """batch: distinct keys, as `KeySet.schema`. number_of: of each key that was sent, which of these it is.
+
+    What finds keys finds their numbers among the distinct ones.
+    """
+
+    def __init__(self, key_set: KeySet, sent: pa.RecordBatch) -> None:
+        self.key_set = key_set
+        last = np.sort(DeleteKeys.numbered(sent).sequence_numbers - ANY_AGE)
+        self.batch = sent.take(pa.array(last))
+        rows, numbers = self.wanted.find(sent, IN_EVERY_PARTITION)
+        self.number_of = np.empty(sent.num_rows, np.int64)
+        self.number_of[rows] = numbers - ANY_AGE
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @cached_property
+    def wanted(self) -> DeleteKeys:
+        """For tasks: the numbers of matches are above ANY_AGE."""
+        return DeleteKeys.numbered(self.batch)
+
+    def in_entry(self, entry: EntryValues, spec: PartitionSpec) -> frozenset[int]:
+        """The keys that an entry of a manifest tells: each of their values is a bound, or the partition's.
+
+        The lower bound of a file that was removed may be the beginning of a value.
+        """
+        partition = {
+            part.source_id: value
+            for part, value in zip(spec.fields, json.loads(entry.partition), strict=True)
+            if isinstance(part.transform, IdentityTransform)
+        }
+        found: frozenset[int] | None = None
+        for at, column in enumerate(self.key_set.columns):
+            lower, upper = (
+                None if bound is None else _from_bound(bound, column)
+                for bound in entry.bounds.get(column.field_id, (None, None))
+            )
+            here = self._having(at, lower) | self._having(at, upper)
+            if entry.is_removed:
+                here |= self._beginning_with(at, lower)
+            if column.field_id in partition:
+                here |= self._values[at].get(
+                    from_single_value(partition[column.field_id], column), frozenset()
+                )
+            found = here if found is None else found & here
+            if not found:
+                return frozenset()
+        return found or frozenset()
+
+    def in_texts(self, texts: Iterable[str]) -> frozenset[int]:
+        """The keys that texts of the table's metadata tell: they are one, or name a partition of it."""
+        found: set[int] = set()
+        for text in texts:
+            for part in re.split("[=/]", text):
+                is_value = self._is_text or text.startswith(_PARTITION_COUNTS)
+                found |= self._words.get(unquote_plus(part), set()) if is_value else set()
+        return frozenset(found)
+
+    def in_bytes(self, content: bytes) -> frozenset[int] | None:
+        """The keys whose text stands in a file of unknown form; None where keys have no text."""
+        if not self._is_text:
+            return None
+        return frozenset(
+            number for word, numbers in self._words.items() if word.encode() in content for number in numbers
+        )
+
+    @property
+    def _is_text(self) -> bool:
+        return len(self.key_set.columns) == 1 and pa.types.is_string(self.key_set.columns[0].key_type)
+
+    @cached_property
+    def _words(self) -> Mapping[str, set[int]]:
+        """Of keys of one column."""
+        if len(self.key_set.columns) > 1:
+            return {}
+        (column,) = self.key_set.columns
+        found = {
+            str(to_words(value, column)): set(numbers)
+            for value, numbers in self._values[0].items()
+            if value is not None
+        }
+        found.pop("", None)
+        return found
+
+    @cached_property
+    def _columns(self) -> list[list[Any]]:
+        rows = list(zip(*(column.to_pylist() for column in self.batch.columns), strict=True))
+        return [
+            [None if self.key_set.is_null(at, row) else row[1 + at] for row in rows]
+            for at in range(len(self.key_set.columns))
+        ]
+
+    @cached_property
+    def _values(self) -> list[Mapping[Any, frozenset[int]]]:
+        """Of each key column: which keys have a value."""
+        return [_numbers_by(values) for values in self._columns]
+
+    def _having(self, at: int, bound: Any) -> frozenset[int]:
+        return frozenset() if bound is None else self._values[at].get(bound, frozenset())
+
+    def _beginning_with(self, at: int, bound: Any) -> frozenset[int]:
+        if not isinstance(bound, str | bytes) or not bound:
+            return frozenset()
+        return self._prefixes(at, len(bound)).get(bound, frozenset())
+
+    @lru_cache(maxsize=64)  # noqa: B019 - lives as long as a job
+    def _prefixes(self, at: int, size: int) -> Mapping[Any, frozenset[int]]:
+        return _numbers_by(None if value is None else value[:size] for value in self._columns[at])
+
+
+def _numbers_by(values: Iterable[Any]) -> Mapping[Any, frozenset[int]]:
+    found: dict[Any, set[int]] = defaultdict(set)
+    for number, value in enumerate(values):
+        found[value].add(number)
+    return {value: frozenset(numbers) for value, numbers in found.items()}
+
+
+def _from_bound(bound: bytes, column: KeyColumn) -> Any:
+    return to_key_value(from_bytes(column.iceberg_type, bound), column)

@@ -1,0 +1,241 @@
+"""A look through all files that snapshots of a table name, for some keys: data, deletes and manifests.
+
+Invariant: a file without a trace was read to its end. What could not be read has a reason, and stands for
+every key. Files never change, so each is looked through once in a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from trust.locations import LocationNotAllowedError
+from worker.attempt.job import Job
+from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
+from worker.io.file_formats import open_columns
+from worker.io.storage import Storage
+from worker.keys.key_set import KeyColumnError
+from worker.keys.read import KeyReader, key_reader, missing_file
+from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
+from worker.process.errors import JobError, Reason
+from worker.process.slots import Threads
+from worker.table.files import DataFile, DeleteFile, FileContent
+from worker.table.manifests import Manifest, read_entry_values, read_manifest, read_manifest_list
+from worker.table.plan import balanced
+
+NOTHING: frozenset[int] = frozenset()
+_DELETED_ROW_FIELD_ID = 2147483544  # of position delete files, which may keep the rows
+_DELETED_ROWS = Reason(
+    "deleted_rows_kept",
+    "it may keep the rows that it deletes",
+    "Rewrite the table's position deletes (rewrite_position_delete_files), and erase again.",
+)
+_READ_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a file tells of keys: their numbers. why: it could not be looked through."""
+
+    keys: frozenset[int] = NOTHING
+    why: Reason | None = None
+    size_bytes: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.keys and self.why is None
+
+
+@dataclass(frozen=True, slots=True)
+class LookTask:
+    """Reads the key columns of some data and equality delete files. Pickles; `shared` are the keys."""
+
+    reader: KeyReader
+    files: Sequence[DataFile | DeleteFile]
+
+    def run(self, wanted: DeleteKeys) -> dict[str, Trace]:
+        """By the paths of the files."""
+        return {file.path: self._look(file, wanted) for file in self.files}
+
+    def _look(self, file: DataFile | DeleteFile, wanted: DeleteKeys) -> Trace:
+        found: set[int] = set()
+        why = None
+        try:
+            for keys in (
+                self.reader.read_data_file(file)
+                if isinstance(file, DataFile)
+                else self.reader.read_delete_file(file)
+            ):
+                _, numbers = wanted.find(keys, IN_EVERY_PARTITION)
+                found.update((np.unique(numbers) - ANY_AGE).tolist())
+        except KeyColumnError as error:
+            is_other_key = isinstance(file, DeleteFile) and not set(file.equality_ids).intersection(
+                self.reader.key_set.equality_field_ids
+            )
+            if not (error.code == "missing_equality_column" and is_other_key):
+                why = error.reason
+        except FileNotFoundError as error:
+            why = missing_file(error)
+        return Trace(frozenset(found), why, file.file_size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a manifest names: its live files, by path."""
+
+    files: Mapping[str, DataFile | DeleteFile]
+
+
+@dataclass(slots=True)
+class Traces:
+    """Of one snapshot: what its files tell of keys, by their paths; those that tell nothing are left away."""
+
+    data_files: dict[str, Trace] = field(default_factory=dict)
+    delete_files: dict[str, Trace] = field(default_factory=dict)
+    metadata: dict[str, Trace] = field(default_factory=dict)
+    """Manifests, and manifest lists that can't be read."""
+
+    def __iter__(self) -> Iterator[tuple[str, Trace]]:
+        for of_kind in (self.data_files, self.delete_files, self.metadata):
+            yield from of_kind.items()
+
+    @property
+    def keys(self) -> frozenset[int]:
+        return NOTHING.union(*(trace.keys for _, trace in self))
+
+
+class Look:
+    """What was looked through so far."""
+
+    def __init__(self, job: Job, keys: ErasedKeys) -> None:
+        self._job = job
+        self._keys = keys
+        self.traces: dict[str, Trace] = {}
+        """Of each file that was looked through, by its path as whoever names it spells it."""
+        self._named: dict[str, Named] = {}
+        self._lists: dict[str, list[Manifest]] = {}
+
+    def named_by(self, snapshot: Snapshot) -> set[str]:
+        """The paths of all files that a snapshot needs, which was looked at: without its metadata file."""
+        manifests = self._lists.get(snapshot.manifest_list, [])
+        below = [path for one in manifests for path in self._named[one.path].files]
+        return {snapshot.manifest_list, *(one.path for one in manifests), *below}
+
+    def at_deletes(
+        self, metadata: TableMetadata, deletes: Sequence[DeleteFile], storage: Storage
+    ) -> list[DeleteFile]:
+        """Those of some equality deletes that name a key, or can't be read."""
+        with self._job.stage("look"):
+            self._read_files(metadata, storage, [one for one in deletes if one.path not in self.traces])
+        return [one for one in deletes if not self.traces[one.path].is_clean]
+
+    def at_snapshots(
+        self, metadata: TableMetadata, snapshots: Iterable[Snapshot], storage: Storage
+    ) -> dict[int, Traces]:
+        """What the files of some snapshots tell, by the snapshots' ids. Raises OSError (a retry can help)."""
+        wanted = list(snapshots)
+        with self._job.stage("look"):
+            self._read_manifests(metadata, wanted, storage)
+            files = {
+                path: file
+                for snapshot in wanted
+                for manifest in self._lists.get(snapshot.manifest_list, [])
+                for path, file in self._named[manifest.path].files.items()
+                if path not in self.traces
+            }
+            self._read_files(metadata, storage, list(files.values()))
+        return {snapshot.snapshot_id: self._of_snapshot(snapshot) for snapshot in wanted}
+
+    def _of_snapshot(self, snapshot: Snapshot) -> Traces:
+        found = Traces()
+        told = self.traces[snapshot.manifest_list]
+        if not told.is_clean:
+            found.metadata[snapshot.manifest_list] = told
+        for manifest in self._lists.get(snapshot.manifest_list, []):
+            if not (told := self.traces[manifest.path]).is_clean:
+                found.metadata[manifest.path] = told
+            for path, file in self._named[manifest.path].files.items():
+                if not (told := self.traces[path]).is_clean:
+                    kind = found.data_files if isinstance(file, DataFile) else found.delete_files
+                    kind[path] = told
+        return found
+
+    def _read_manifests(
+        self, metadata: TableMetadata, snapshots: Sequence[Snapshot], storage: Storage
+    ) -> None:
+        specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+
+        def read_list(location: str) -> tuple[list[Manifest], Trace]:
+            try:
+                return read_manifest_list(storage.io, location), Trace()
+            except (JobError, FileNotFoundError) as error:
+                return [], Trace(why=unreadable(error))
+
+        def read(manifest: Manifest) -> tuple[Named, Trace]:
+            found: frozenset[int] = NOTHING
+            try:
+                data_files, deletes = read_manifest(storage.io, manifest, specs)
+                spec = specs[manifest.partition_spec_id]
+                for entry in read_entry_values(storage.io, manifest, spec):
+                    found |= self._keys.in_entry(entry, spec)
+            except (JobError, FileNotFoundError, LocationNotAllowedError) as error:
+                return Named({}), Trace(found, unreadable(error))
+            return Named({file.path: file for file in (*data_files, *deletes)}), Trace(found)
+
+        with Threads(_READ_AT_ONCE, "look") as threads:
+            lists = [one.manifest_list for one in snapshots if one.manifest_list not in self._lists]
+            for location, (manifests, trace) in zip(lists, threads.map(read_list, lists), strict=True):
+                self._lists[location], self.traces[location] = manifests, trace
+            new = {
+                manifest.path: manifest
+                for one in snapshots
+                for manifest in self._lists[one.manifest_list]
+                if manifest.path not in self._named
+            }
+            for path, (named, trace) in zip(new, threads.map(read, new.values()), strict=True):
+                self._named[path], self.traces[path] = named, trace
+
+    def _read_files(
+        self, metadata: TableMetadata, storage: Storage, files: Sequence[DataFile | DeleteFile]
+    ) -> None:
+        positions = [file for file in files if _is_positions(file)]
+        for file in positions:
+            self.traces[file.path] = _look_at_positions(storage, file)
+        keyed = [file for file in files if not _is_positions(file)]
+        if not keyed:
+            return
+        reader = key_reader(metadata, storage, self._keys.key_set)
+        rows = np.array([file.record_count for file in keyed], np.int64)
+        groups = [keyed[group] for group in balanced(rows, self._job.runner.parallelism * 4)]
+        tasks = [LookTask(reader, group) for group in groups]
+        for traces in self._job.each_task("look", tasks, self._keys.wanted, int(rows.sum())):
+            self.traces |= traces
+
+
+def _is_positions(file: DataFile | DeleteFile) -> bool:
+    return isinstance(file, DeleteFile) and file.content is FileContent.POSITION_DELETES
+
+
+def _look_at_positions(storage: Storage, file: Any) -> Trace:
+    """Deletion vectors and most position deletes name files and positions alone."""
+    if file.is_deletion_vector:
+        return Trace(size_bytes=file.file_size_bytes)
+    try:
+        with open_columns(storage, file.path, file.file_format, file.file_size_bytes) as source:
+            names = set(source.schema.names)
+    except FileNotFoundError as error:
+        return Trace(why=missing_file(error))
+    except (ValueError, EOFError) as error:
+        return Trace(why=Reason("unreadable_position_deletes", str(error), "Restore the file."))
+    return Trace(why=_DELETED_ROWS if "row" in names else None, size_bytes=file.file_size_bytes)
+
+
+def unreadable(error: Exception) -> Reason:
+    if isinstance(error, JobError):
+        return error.reason
+    return Reason("unreadable_file", str(error), "Restore the file, or let its snapshots expire.")

@@ -1,0 +1,337 @@
+"""Data files are written anew without erased rows, and exchanged for the old ones in a `RewriteFiles`.
+
+rows of the keys -> successors of their data files -> commit -> manifests. Invariants: the visible rows are
+the same before and after. A successor has the rows of its data file in their order, with their ids, and a
+data sequence number at which the same pending equality deletes apply to it (apache/iceberg#10962). New
+deletes of the data files meanwhile are a conflict, as Iceberg sees to: then all is planned anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from trust.locations import LocationNotAllowedError
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.deletes.locations import DeleteFileLocations, data_file_locations, unannounced_plan
+from worker.deletes.puffin import positions_of
+from worker.deletes.stage import announce
+from worker.deletes.write import delete_files
+from worker.erasure.steps import MANIFESTS, REWRITE, STEP, Totals
+from worker.io.sorting import Int64Array
+from worker.process.errors import JobError
+from worker.process.plurals import counted
+from worker.process.slots import Threads
+from worker.query.places import Places
+from worker.query.snapshot import TableSnapshot
+from worker.table import row_delta
+from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
+from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
+from worker.table.files import DataFile, DeleteFile
+from worker.table.plan import applies
+from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
+from worker.writes.live_rows import KeysInTable
+
+PLANNING_ATTEMPTS = 5
+_FILES_AT_ONCE = 4
+"""Each holds a row group of its successor, which is 128 MiB unless the table says otherwise."""
+_NOTHING = np.empty(0, np.int64)
+_SOURCE = Path(__file__).with_name("RewrittenFiles.java")
+
+
+class UnwritableSuccessorError(JobError):
+    code = "data_file_not_rewritten"
+    title = "A data file could not be written anew without the erased rows"
+    remedy = (
+        "The rows are deleted, and still in the file. Look at the cause: restore a file that is damaged, or"
+        " rewrite the table's data files with its engine, and erase again."
+    )
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    """A data file with the positions of the rows that its successor lacks, ascending; and the position
+    deletes that concern it alone."""
+
+    file: DataFile
+    dropped: Int64Array
+    deletes: tuple[DeleteFile, ...]
+
+
+class Rewrite:
+    """The data files of one job that are written anew."""
+
+    def __init__(self, job: Job, in_table: KeysInTable, number: int) -> None:
+        """number: of this attempt's plans, before which there are others; it takes further ones."""
+        self._job = job
+        self._in_table = in_table
+        self._number = number
+        self._table: PinnedTable | None = None
+        self._names: list[str] = []
+        self._may_be_committed = False
+
+    def run(self, table: PinnedTable) -> PinnedTable:
+        """Until no data file of the branch's head has a row of the keys that is not visible. Returns the
+        table as it is then.
+
+        Raises CommitConflictError when others always come first, UnwritableSuccessorError, or as
+        `KeysInTable.rows`.
+        """
+        conflicts = 0
+        while True:
+            with self._job.stage("lookup"):
+                snapshot, rows = self._in_table.rows(table)
+                doomed = _doomed(table, snapshot, rows)
+            if not doomed:
+                return table
+            try:
+                self._exchange(table, doomed)
+            except CommitConflictError as error:
+                self._remove_written()
+                conflicts += 1
+                if conflicts == PLANNING_ATTEMPTS:
+                    raise CommitConflictError(f"the plan was overtaken {conflicts} times") from error
+                self._job.decide(f"The table changed while this job ran, so it plans again: {error}.")
+            except Exception:
+                self._remove_written()
+                raise
+            with self._job.stage("plan"):
+                table = pin_table(self._job)
+
+    def _exchange(self, table: PinnedTable, doomed: Sequence[_Doomed]) -> CommittedSnapshot:
+        """Writes successors and commits them."""
+        job = self._job
+        _check_pending(table, doomed)
+        with job.stage("rewrite"):
+            old, new = self._written(table, doomed)
+        layout = layout_of_new_rows(table.metadata)
+        new_bytes = sum(int(file.fileSizeInBytes()) for file in new)
+        old_bytes = sum(int(file.fileSizeInBytes()) for file in old)
+        summary = Totals(
+            data_files_rewritten=len(old), bytes_rewritten=old_bytes, bytes_written=new_bytes
+        ).summary
+        job.usage.bytes += old_bytes + new_bytes
+        deletes = [delete for one in doomed for delete in one.deletes]
+        sequence_number = max(one.file.data_sequence_number for one in doomed)
+        paths = [one.file.path for one in doomed]
+        snapshot_id = table.snapshot_id
+        assert snapshot_id is not None
+        with prepared():
+            referenced = java_list(jvm_of(table.java_table), paths)
+            validator = row_delta.nothing_added_again(
+                table.java_table, snapshot_id, referenced, [file.path for file in deletes]
+            )
+            java_deletes = list(row_delta.java_delete_files(table.java_table, deletes))
+
+        def confirm_lease() -> None:
+            self._may_be_committed = False
+            self._announce(table, removes=paths[0])
+            self._may_be_committed = True
+
+        try:
+            with job.stage("commit"):
+                committed = commit_snapshot(
+                    table.java_table,
+                    job.assignment.table.branch,
+                    snapshot_id,
+                    _properties(job, REWRITE, summary),
+                    lambda properties, condemned, place: java_rewrite(
+                        row_delta.guarded(table.java_table, place, layout)
+                        .newRewrite()
+                        .toBranch(job.assignment.table.branch)
+                        .validateFromSnapshot(snapshot_id)
+                        .validateWith(validator)
+                        .dataSequenceNumber(sequence_number),
+                        (old, java_deletes, new),
+                        properties,
+                        condemned,
+                    ),
+                    confirm_lease=confirm_lease,
+                    check_location=table.storage.io.check,
+                )
+        except (CommitError, LocationNotAllowedError) as error:
+            self._may_be_committed = isinstance(error, CommitStateUnknownError)
+            raise
+        self._names = []
+        job.decide(
+            f"{counted(len(old), 'data file')} with {counted(old_bytes, 'byte')} written anew as"
+            f" {counted(len(new), 'data file')} with {counted(new_bytes, 'byte')}."
+        )
+        return committed
+
+    def _written(
+        self, table: PinnedTable, doomed: Sequence[_Doomed]
+    ) -> tuple[list[JavaObject], list[JavaObject]]:
+        """The old data files, and the successors of those that have rows left, as Java knows them."""
+        dropped = {(one.file.path, one.file.data_sequence_number): one.dropped for one in doomed}
+        for path, _ in dropped:
+            table.storage.io.check(path)
+        self._number += 1
+        java_table = loads_no_class(table.java_table, layout_of_new_rows(table.metadata))
+        with _told_as_unwritable():
+            paths = java_list(jvm_of(java_table), sorted({path for path, _ in dropped}))
+            source = java_object(
+                java_table, _SOURCE, "RewrittenFiles", java_table, str(table.snapshot_id), paths
+            )
+            old = list(source.files())
+            keys = [(str(file.location()), int(file.dataSequenceNumber())) for file in old]
+        if set(keys) != set(dropped):
+            raise UnwritableSuccessorError("the manifests do not name the data files that were looked up")
+        left = [n for n, file in enumerate(old) if len(dropped[keys[n]]) < file.recordCount()]
+        places = self._places(table)
+        names = [places.data_file(n, str(old[at].format()).lower()) for n, at in enumerate(left)]
+        for name in names:
+            table.storage.io.check(name)
+        self._names = names
+        if names:
+            self._announce(table)
+
+        def write(name: str, at: int) -> JavaObject:
+            with _told_as_unwritable():
+                return source.write(old[at], name, dropped[keys[at]].astype(">i8").tobytes())
+
+        new = []
+        with Threads(max(1, int(_FILES_AT_ONCE * self._job.memory_fraction)), "rewrite") as threads:
+            for file in threads.map(write, names, left):
+                new.append(file)
+                self._job.reporter.progress("rewrite", len(new), len(left), "files")
+        return old, new
+
+    def _places(self, table: PinnedTable) -> DeleteFileLocations:
+        assignment, plan = self._job.assignment, unannounced_plan(table, self._number)
+        return data_file_locations(assignment.job.id, assignment.attempt, plan)
+
+    def _announce(self, table: PinnedTable, removes: str | None = None) -> None:
+        """Lets whoever follows know what this plan may leave behind.
+
+        removes: the path of a data file without which it can't be committed.
+        """
+        plan = unannounced_plan(table, self._number)
+        announce(self._job, plan.model_copy(update={"data_files": len(self._names), "removes": removes}))
+        self._table = table
+
+    def _remove_written(self) -> None:
+        if self._table is not None and not self._may_be_committed:
+            delete_files(self._table.storage, self._names)
+            self._names = []
+
+
+def java_rewrite(
+    operation: JavaObject,
+    files: tuple[Sequence[JavaObject], Sequence[JavaObject], Sequence[JavaObject]],
+    properties: Mapping[str, str],
+    condemned: JavaObject,
+) -> JavaObject:
+    """A `RewriteFiles`, not yet committed. files: data and delete files that go, and new data files.
+
+    condemned: gets the manifests that Iceberg would delete.
+    """
+    old, deletes, new = files
+    for file in (*old, *deletes):
+        operation.deleteFile(file)
+    for file in new:
+        operation.addFile(file)
+    return _described(operation, properties, condemned)
+
+
+def java_manifest_rewrite(
+    operation: JavaObject, properties: Mapping[str, str], condemned: JavaObject
+) -> JavaObject:
+    """A `RewriteManifests` of those that name data files which were removed, not yet committed."""
+    predicate = java_object(operation, _SOURCE, "NamesRemovedFiles")
+    operation.rewriteIf(predicate).clusterBy(java_object(operation, _SOURCE, "ByManifest"))
+    return _described(operation, properties, condemned)
+
+
+def _described(operation: JavaObject, properties: Mapping[str, str], condemned: JavaObject) -> JavaObject:
+    for name, value in properties.items():
+        operation.set(name, value)
+    return operation.deleteWith(row_delta.collector(condemned))
+
+
+def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> CommittedSnapshot:
+    """A manifest that names a removed data file has the bounds of what was in it, until it is written anew.
+
+    totals: what the job has done so far, which the snapshot keeps: earlier ones of the job are to expire.
+    Raises CommitError.
+    """
+    snapshot_id = table.snapshot_id
+    assert snapshot_id is not None
+    with job.stage("commit"):
+        return commit_snapshot(
+            table.java_table,
+            job.assignment.table.branch,
+            snapshot_id,
+            _properties(job, MANIFESTS, totals.summary),
+            lambda properties, condemned, place: java_manifest_rewrite(
+                row_delta.guarded(table.java_table, place, "").rewriteManifests(), properties, condemned
+            ),
+            confirm_lease=job.reporter.confirm_lease,
+            check_location=table.storage.io.check,
+        )
+
+
+def _properties(job: Job, step: str, summary: Mapping[str, str]) -> dict[str, str]:
+    assignment = job.assignment
+    return {**summary, STEP: step, JOB_ID: assignment.job.id, ATTEMPT: str(assignment.attempt)}
+
+
+def _doomed(table: PinnedTable, snapshot: TableSnapshot, rows: Places) -> list[_Doomed]:
+    """The data files that hold invisible rows of the keys, as far as one commit can exchange them.
+
+    A commit gives all its new files one data sequence number. So these are files to which the same pending
+    equality deletes apply: those with a higher one.
+    """
+    dead = np.flatnonzero(~rows.is_live)
+    if not len(dead):
+        return []
+    ordinals, positions = rows.ordinals[dead], rows.positions[dead]
+    order = np.lexsort((positions, ordinals))
+    used, starts = np.unique(ordinals[order], return_index=True)
+    files = list(rows.data_files.select(used))
+    of_files = np.split(positions[order], starts[1:])
+    pending = np.sort([delete.data_sequence_number for delete in table.files.equality_deletes])
+    numbers = np.array([file.data_sequence_number for file in files], np.int64)
+    not_applied = np.searchsorted(pending, numbers, side="right")
+    chosen = np.flatnonzero(not_applied == not_applied.min()).tolist()
+    skipped = snapshot.skipped([files[at] for at in chosen])
+    return [
+        _Doomed(
+            files[at],
+            np.union1d(of_files[at], _NOTHING if found is None else positions_of(found[0])),
+            tuple(one for one in snapshot.deletes_of(files[at]) if one.referenced_data_file is not None),
+        )
+        for at, found in zip(chosen, skipped, strict=True)
+    ]
+
+
+def _check_pending(table: PinnedTable, doomed: Sequence[_Doomed]) -> None:
+    """Successors lack columns that were dropped, and with these whatever a pending delete compares."""
+    known = table.metadata.schema().field_ids
+    for delete in table.files.equality_deletes:
+        if not known.issuperset(delete.equality_ids) and any(
+            applies(delete, one.file, table.files.global_spec_ids) for one in doomed
+        ):
+            raise UnwritableSuccessorError(
+                f"the equality delete {delete.path} waits to be converted, and its column was dropped",
+                "Run a job of kind convert, and erase again.",
+            )
+
+
+@contextmanager
+def _told_as_unwritable() -> Iterator[None]:
+    try:
+        yield
+    except (Py4JError, CapturedException) as error:
+        raise_lack_of_memory(error)
+        raise UnwritableSuccessorError(java_message(error)) from None

@@ -1,0 +1,292 @@
+"""Jobs that erase: the rows of some keys go from the branch, from its data files, and from the past.
+
+delete -> rewrite -> index -> expire -> look -> report. Each step finds what was done already: an attempt goes
+on where a lost one ended. Invariant: the report never says more than was seen, and nothing tells a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from trust.locations import LocationNotAllowedError
+from worker.attempt.indexes import usable_index
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.erasure.expiry import Hold, delete_unneeded, expire, holds
+from worker.erasure.keys import ErasedKeys
+from worker.erasure.leftovers import (
+    is_in,
+    look_at_metadata,
+    look_at_unnamed,
+    metadata_files,
+    named_by_expired,
+    statistics_files,
+    unnamed_files,
+)
+from worker.erasure.look import Look, Traces
+from worker.erasure.report import Findings
+from worker.erasure.rewrite import Rewrite, rewrite_manifests
+from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
+from worker.index.key_set_index import drop_index_of, holds_only, indexed_key_sets
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.conversion import Conversion
+from worker.jobs.indexing import index_key_set
+from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.writing import RowWrite
+from worker.keys.key_set import KeyColumnError
+from worker.keys.schema_fields import resolve_key_set
+from worker.process.errors import Reason
+from worker.table.catalogs import CatalogUnreachableError
+from worker.table.commit import CommittedSnapshot, find_commits
+from worker.table.commit_errors import CommitError
+from worker.writes.live_rows import KeysInTable
+from worker.writes.plan import key_set_of
+from worker.writes.sent_rows import read_sent
+
+EXPIRY_ROUNDS = 3
+"""Others may commit snapshots meanwhile that reach old files, too."""
+SNAPSHOTS_TOLD = 1_000
+_MAIN = "main"
+
+
+def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Erases the rows of the keys of the assignment, and tells what of them is left."""
+    return _Erasure(job, table, warehouse).run(table)
+
+
+class _Erasure:
+    def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._key_set = key_set_of(job, table, warehouse)
+        with job.stage("read"):
+            self._keys = ErasedKeys(self._key_set, read_sent(job, table, self._key_set).keys)
+        index = usable_index(job, table, warehouse, self._key_set)
+        self._in_table = KeysInTable(job, self._key_set, self._keys.batch, index)
+        self._expired: list[int] = []
+        self._look = Look(job, self._keys)
+
+    def run(self, table: PinnedTable) -> Outcome:
+        self._delete_and_rewrite(table)
+        cleared = remove_orphan_files(self._job)  # of lost attempts, before anybody looks
+        table = self._pinned()
+        totals = Totals.of(self._commits(table))
+        self._clean_indexes(table)
+        self._expire(table)
+        table = self._pinned()
+        findings = self._looked(table)
+        report = {
+            "keys": len(self._keys.number_of),
+            "rows_deleted": totals.rows_deleted,
+            "snapshot_id_deleted": totals.snapshot_id_deleted or None,
+            "snapshot_id_rewritten": totals.snapshot_id_rewritten or None,
+            "data_files_rewritten": totals.data_files_rewritten,
+            "bytes_rewritten": totals.bytes_rewritten,
+            "bytes_written": totals.bytes_written,
+            "snapshots_expired": self._expired[:SNAPSHOTS_TOLD],
+            "snapshots_expired_count": len(self._expired),
+            "files_looked_through": len(self._look.traces),
+            "bytes_looked_through": sum(trace.size_bytes for trace in self._look.traces.values()),
+            "looked_at": datetime.now(UTC).isoformat(),
+            **findings.told(self._keys),
+        }
+        self._job.decide(_sentence(report["counts"]))
+        return outcome(
+            self._job,
+            table,
+            self._warehouse,
+            {"dry_run": False, "rows_deleted": totals.rows_deleted, "erasure": report},
+            table.files,
+            [],
+            table.snapshot_id,
+            cleared,
+        )
+
+    # delete and rewrite
+
+    def _delete_and_rewrite(self, table: PinnedTable) -> None:
+        """No row of the keys is visible then, and no data file of the branch's head has one that is not."""
+        job = self._job
+        number = 0
+        if not self._commits(table):
+            write = RowWrite(job, self._warehouse, {STEP: DELETE})
+            write.run(table)
+            number = write.plans
+            table = self._pinned()
+        if named := self._look.at_deletes(table.metadata, table.files.equality_deletes, table.storage):
+            conversion = Conversion(job, self._warehouse, number)
+            table = conversion.convert(table, named, commits_left=0)
+            number = conversion.plans + 1
+            table = self._pinned()
+        table = Rewrite(job, self._in_table, number).run(table)
+        commits = self._commits(table)
+        is_told = next((one.summary.get(STEP) == MANIFESTS for one in commits), True)
+        if not is_told and table.branch == _MAIN:
+            rewrite_manifests(job, table, Totals.of(commits))
+
+    def _commits(self, table: PinnedTable) -> list[CommittedSnapshot]:
+        """What this job has committed, the newest first: as far as its snapshots are there."""
+        assignment = self._job.assignment
+        try:
+            found = find_commits(table.java_table, table.branch, assignment.job.id)
+        except CommitError as error:
+            told = f"it can't be asked for what was committed: {error}"
+            raise CatalogUnreachableError(told) from error
+        return [one for one in found if STEP in one.summary]
+
+    def _pinned(self) -> PinnedTable:
+        with self._job.stage("plan"):
+            return pin_table(self._job)
+
+    # index
+
+    def _clean_indexes(self, table: PinnedTable) -> None:
+        """No file of an index of the branch has a key that is in no data file of its head.
+
+        Also of other key sets: an entry of theirs may be all that is left of a row.
+        """
+        job, warehouse, database = self._job, self._warehouse, table.index_database
+        live = table.files.data_files
+        for ids in indexed_key_sets(warehouse, database):
+            try:
+                key_set = resolve_key_set(table.metadata, ids)
+            except KeyColumnError:  # of no use to anybody
+                job.reporter.confirm_lease()
+                drop_index_of(warehouse, database, ids)
+                continue
+            index = usable_index(job, table, warehouse, key_set)
+            if index is None or not holds_only(warehouse, database, index, live):
+                index_key_set(job, table, warehouse, key_set, rebuild=True)
+                job.decide(f"Key set {key_set}: its index was built anew, without what is gone.")
+
+    # expire
+
+    def _expire(self, table: PinnedTable) -> None:
+        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some."""
+        job, metadata = self._job, table.metadata
+        for _ in range(EXPIRY_ROUNDS):
+            traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
+            may_expire = job.assignment.job.erase.expire_snapshots
+            held = holds(metadata, table.branch, may_expire=may_expire, now=datetime.now(UTC))
+            doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
+            if not doomed:
+                return
+            with job.stage("expire"):
+                expire(job, table, doomed)
+            self._expired += doomed
+            table = self._pinned()
+            metadata = table.metadata
+
+    # look
+
+    def _looked(self, table: PinnedTable) -> Findings:
+        """What holds which keys, of all that is left."""
+        findings = self._of_snapshots(table)
+        named = {path for one in table.metadata.snapshots for path in self._look.named_by(one)}
+        self._tell_of_metadata(table, findings)
+        self._tell_of_unnamed(table, named, findings)
+        return findings
+
+    def _of_snapshots(self, table: PinnedTable) -> Findings:
+        metadata = table.metadata
+        findings = Findings()
+        traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
+        may_expire = self._job.assignment.job.erase.expire_snapshots
+        held = holds(metadata, table.branch, may_expire=may_expire, now=datetime.now(UTC))
+        for snapshot_id, of_one in traces.items():
+            for path, trace in of_one:
+                if trace.why is not None:
+                    findings.miss(path, trace.why, snapshot_id)
+            if snapshot_id == table.snapshot_id:
+                self._tell_of_head(table, of_one, findings)
+            else:
+                hold = held.get(snapshot_id, _CAME_MEANWHILE)
+                findings.hold(of_one.keys, hold, snapshot_id)
+        return findings
+
+    def _tell_of_head(self, table: PinnedTable, traces: Traces, findings: Findings) -> None:
+        """Whatever the branch's head has of the keys came while the job ran."""
+        _, rows = self._in_table.rows(table)
+        visible = frozenset(np.unique(rows.keys[rows.is_live]).tolist())
+        written = frozenset(key for trace in traces.data_files.values() for key in trace.keys)
+        findings.invisible = written - visible
+        findings.hold(visible, _WRITTEN_MEANWHILE, table.snapshot_id)
+        findings.hold(findings.invisible, _DELETED_MEANWHILE, table.snapshot_id)
+        for path, trace in traces.delete_files.items():
+            findings.hold(trace.keys, replace(_PENDING, name=path), table.snapshot_id)
+        for path, trace in traces.metadata.items():
+            findings.hold(trace.keys, replace(_MANIFEST, name=path), table.snapshot_id)
+
+    def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
+        for path in metadata_files(table):
+            trace = self._look.traces[path] = look_at_metadata(table.storage, self._keys, path)
+            findings.hold(trace.keys, replace(_METADATA, name=path))
+            if trace.why is not None:
+                findings.miss(path, trace.why)
+
+    def _tell_of_unnamed(self, table: PinnedTable, named: set[str], findings: Findings) -> None:
+        """Of files that no snapshot names; what lost attempts left of snapshots that have expired goes."""
+        named |= {*metadata_files(table), *statistics_files(table.metadata)}
+        location = table.metadata.location
+        try:
+            with self._job.stage("look"):
+                files = unnamed_files(table, named)
+                traces = {file: look_at_unnamed(table, self._keys, file) for file in files}
+        except (OSError, LocationNotAllowedError) as error:
+            findings.miss(location, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
+            return
+        self._look.traces |= {file.location: trace for file, trace in traces.items()}
+        telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
+        if telling:
+            expired = named_by_expired(table)
+            unneeded = [file for file in telling if is_in(file, expired)]
+            if unneeded:
+                delete_unneeded(self._job, table, [file.location for file in unneeded])
+            telling = {file: trace for file, trace in telling.items() if table.storage.exists(file.location)}
+        for file, trace in telling.items():
+            findings.hold(trace.keys, replace(_ORPHAN, name=file.location))
+            if trace.why is not None:
+                findings.miss(file.location, trace.why)
+
+
+_WRITTEN_MEANWHILE = Hold(
+    "writer",
+    "A row of the key was written while the job ran, and is visible.",
+    "Erase again when nobody writes it.",
+)
+_DELETED_MEANWHILE = Hold(
+    "writer",
+    "A row of the key was written and deleted while the job ran.",
+    "Erase again when nobody writes it.",
+)
+_PENDING = Hold(
+    "writer",
+    "An equality delete names the key, and waits to be converted.",
+    "Run a job of kind convert, and erase again.",
+)
+_MANIFEST = Hold(
+    "metadata",
+    "A manifest names the key, as a bound of a file that was removed or as its partition.",
+    "Rewrite the table's manifests (rewrite_manifests), and erase again.",
+)
+_METADATA = Hold(
+    "metadata",
+    "Properties of the table, of its snapshots, or names of its branches and tags tell the key.",
+    "Remove or rename it; earlier metadata files go as write.metadata.delete-after-commit.enabled says.",
+)
+_ORPHAN = Hold(
+    "orphan_file",
+    "No snapshot names the file; somebody may be about to commit it.",
+    "Remove the table's orphan files (remove_orphan_files), and erase again.",
+)
+_LIST_REMEDY = "Let the worker list the table's location, and erase again."
+_CAME_MEANWHILE = Hold("snapshot", "It came while the job ran.", "Erase again.")
+
+
+def _sentence(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items()) + " of the keys."
