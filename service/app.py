@@ -35,6 +35,8 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.threads import CatalogThreads
 from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
+from service.erasures import endpoints as erasures_endpoints
+from service.erasures.receipt import check_secrets
 from service.errors import (
     DatabaseError,
     ForbiddenError,
@@ -88,6 +90,7 @@ _TAGS = [
         "tables": "Enrolled tables, and what holds for them.",
         "lookups": "Where the rows of given keys are, and what they hold.",
         "rows": "Rows that are written by key: upserts and deletes.",
+        "erasures": "Keys that are erased from tables, and the receipts about it.",
         "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
         "jobs": "What is done to tables: requests, progress, results and events.",
         "health": "How far a table's index and its conversion are behind, now and over time.",
@@ -108,6 +111,7 @@ def prepare(settings: Settings) -> None:
     Raises StartError, whose text says what to change, if the service must not start with these settings.
     """
     settings.check_bootstrap_keys()
+    check_secrets(settings)
     migrate(settings.database_url)
     database = Database(settings.database_url)
     try:
@@ -159,6 +163,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.catalog_threads = CatalogThreads(settings)
     app.state.lookup_servers, app.state.heads = LookupServers(settings), Heads()
     app.state.key_limits, app.state.lookup_figures = KeyLimits(settings), LookupFigures()
+    app.state.fingerprint_secret = _fingerprint_secret(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
@@ -317,6 +322,12 @@ def _answer_error(request: Request, error: Exception) -> Response:
     return problem_response(request, error)
 
 
+def _fingerprint_secret(settings: Settings) -> bytes:
+    """What keys the fingerprints of requests beside their Idempotency-Key; empty if there is none."""
+    secret = settings.erasure_secret
+    return secret.get_secret_value().encode() if secret is not None else b""
+
+
 def _complete(database: Database, settings: Settings) -> None:
     with database.write() as session:
         ensure_built_in(session)
@@ -336,6 +347,7 @@ def _every_route() -> APIRouter:
         policies_endpoints,
         jobs_endpoints,
         rows_endpoints,
+        erasures_endpoints,
         health_endpoints,
         workers_endpoints,
         webhooks_endpoints,

@@ -15,8 +15,11 @@ _JOB = "6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"
 _WORKER = "9d2c4b7a-1e5f-4a3b-8c6d-7e8f9a0b1c33"
 _POLICY = "b7e3d1c4-5a2f-4e6d-9b8c-1a2b3c4d5e44"
 _WEBHOOK = "2f1e0d9c-8b7a-4c6d-9e5f-4a3b2c1d0e55"
+_ERASURE = "5e4d3c2b-1a0f-4e9d-8c7b-6a5f4e3d2c99"
+_UUID = "7a6b5c4d-3e2f-4a1b-9c8d-0e1f2a3b4cbb"
 _LOCATION = "s3://lake/warehouse/sales/orders"
 _BELOW = "3 equality delete files (policy: 10), 120 equality deletes (policy: 1,000,000)."
+_GONE = {"gone": 1, "invisible": 0, "held": 0, "unknown": 0}
 _STANDARD = BUILT_IN[STANDARD][1]
 
 FIELDS: dict[str, Any] = {
@@ -174,6 +177,61 @@ FIELDS: dict[str, Any] = {
     },
     "EffectivePolicyView.effective": _STANDARD.model_dump(mode="json"),
     "Assignment.policy": _STANDARD.model_dump(mode="json"),
+    "ErasureView.requested_by": "dashboard",
+    "ErasureSummary.requested_by": "dashboard",
+    "Receipt.requested_by": "dashboard",
+    "Receipt.erasure_id": _ERASURE,
+    "Receipt.complete": True,
+    "Receipt.icestream_version": "1.0.0",
+    "Receipt.note": "ticket 4711",
+    "Receipt.key_columns": ["customer_id"],
+    "Receipt.files": [],
+    "ReceiptTable.table": "sales.orders",
+    "ReceiptTable.table_uuid": _UUID,
+    "ReceiptTable.status": "succeeded",
+    "ReceiptTable.cancelled_because": None,
+    "ReceiptKey.hash": "5d5b09f6dcb2d53a5fffc60c4ac0d55fabdf556069d6631545f42aa6e3500f2e",
+    "ReceiptKey.held_by": [],
+    "Receipt.keys": 1,
+    "ReceiptTable.counts": _GONE,
+    "ReceiptTable.report": {
+        "keys": 1,
+        "rows_deleted": 1,
+        "snapshot_id_deleted": 4_096_815_371_423,
+        "snapshot_id_rewritten": 4_096_815_371_424,
+        "data_files_rewritten": 1,
+        "bytes_rewritten": 3_000_000,
+        "bytes_written": 2_990_000,
+        "snapshots_expired": [4_096_815_371_422],
+        "snapshots_expired_count": 1,
+        "files_looked_through": 240,
+        "bytes_looked_through": 90_000_000,
+        "looked_at": _TIME,
+        "counts": _GONE,
+        "held": [],
+        "invisible": [],
+        "unknown": [],
+    },
+    "ErasureView.id": _ERASURE,
+    "ErasureView.jobs": {"succeeded": 1},
+    "ErasureView.key_columns": ["customer_id"],
+    "ErasureView.note": "ticket 4711",
+    "ErasureView.pattern": None,
+    "ErasureView.files": [],
+    "ErasureView.status": "succeeded",
+    "ErasureSummary.id": _ERASURE,
+    "ErasureSummary.jobs": {"succeeded": 1},
+    "ErasureSummary.key_columns": ["customer_id"],
+    "ErasureSummary.note": "ticket 4711",
+    "ErasureSummary.pattern": None,
+    "ErasureSummary.files": [],
+    "ErasureSummary.status": "succeeded",
+    "ErasureTableView.counts": _GONE,
+    "ErasureTableView.table": "sales.orders",
+    "ErasureTableView.table_uuid": _UUID,
+    "ErasureTableView.status": "succeeded",
+    "ErasureTableView.waiting_for": None,
+    "ErasureTableView.cancelled_because": None,
     "EventView.fields": {"job_kind": "convert", "dry_run": False, "status": "queued", "trigger": "request"},
     "EventView.id": 42,
     "EventView.kind": "job.queued",

@@ -194,6 +194,15 @@ PROBLEMS: dict[str, ProblemType] = {
         "A host that a catalog names cannot be resolved to an address.",
         "Check the spelling, and the name server of the machine that the service runs on.",
     ),
+    "erasure-not-found": ProblemType(
+        (404,), "No such erasure", "No erasure has the id in the path.", "List them: GET /api/v1/erasures."
+    ),
+    "erasures-not-set-up": ProblemType(
+        (409,),
+        "Nothing is erased here yet",
+        "The service lacks the secrets that keep what was erased secret, and that sign receipts.",
+        "Set ICESTREAM_ERASURE_SECRET and ICESTREAM_RECEIPT_SECRET, and start the service again.",
+    ),
     "http-error": ProblemType(
         (),
         "The request failed",
@@ -490,6 +499,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "The property would run code, read files of the service or name its own secrets.",
         "Leave it out; `detail` says which.",
     ),
+    "report-of-other-keys": ProblemType(
+        (422,),
+        "The report is of other keys",
+        "What a worker says of an erasure is about as many keys as its job was given.",
+        "Nothing to do: the attempt ends, and another one follows. Tell whoever wrote the worker.",
+    ),
     "rows-not-kept": ProblemType(
         (409,),
         "The rows of this job are not kept",
@@ -540,6 +555,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "What the question is about was replaced while it was answered, more often than it is looked for.",
         "Ask again.",
     ),
+    "table-ambiguous": ProblemType(
+        (422,),
+        "Several tables have this name",
+        "Tables of several catalogs, or several branches of one table, are enrolled by this name.",
+        "Give the ids of those that are meant, or their catalog.",
+    ),
     "table-exists": ProblemType(
         (409,),
         "The table is enrolled already",
@@ -550,7 +571,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "table-not-enrolled": ProblemType(
         (404, 422),
         "No such table",
-        "No enrolled table has this id: 404 if the path names it, 422 if the body does.",
+        "No enrolled table has this id or name: 404 if the path names it, 422 if the body does.",
         "List them: GET /api/v1/tables; or enrol it: POST /api/v1/tables.",
     ),
     "table-not-found": ProblemType(
@@ -572,8 +593,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-many-matches": ProblemType(
         (422,),
         "The pattern matches too many tables",
-        "One request reads and enrols 200 tables at most, since others wait meanwhile.",
-        "Make it a standing pattern (`POST /patterns`), which enrols them little by little, or narrow it.",
+        "One request enrols 200 tables at most, or erases from 100, since others wait meanwhile.",
+        "Narrow it. Tables can be enrolled little by little by a standing pattern (`POST /patterns`), too.",
         {"matched": "how many tables it matches"},
     ),
     "too-many-requests": ProblemType(

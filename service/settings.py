@@ -102,6 +102,12 @@ class Settings(BaseSettings):
     """What the service shows its lookup servers, of 16 characters or more."""
     lookup_keys_per_minute: int = Field(default=600_000, ge=0)
     """How many keys one caller may ask about in a minute. 0 is no limit."""
+    erasure_secret: SecretStr | None = Field(default=None, min_length=32)
+    """What turns erased keys into keyed hashes, of 32 characters or more: whoever has it can tell whether a
+    receipt is about a key. Without it and the next one, nothing can be erased."""
+    receipt_secret: SecretStr | None = None
+    """What signs the receipts of erasures, as webhooks are signed: `whsec_` and 24 to 64 bytes in base64.
+    Several, separated by spaces, all sign."""
     catalog_timeout_seconds: float = Field(default=30, gt=0)
     """How long a catalog may let the service wait between two bytes of an answer. All that a request asks of
     it may take four times as long, and a poll twenty times."""
@@ -281,7 +287,7 @@ class Settings(BaseSettings):
         lies, and what the service writes for itself."""
         return (
             *files_of(self.database_url),
-            *(str(self.data_dir / name) for name in ("cache", "lock", "logs")),
+            *(str(self.data_dir / name) for name in ("cache", "lock", "logs", "secrets")),
         )
 
     def is_control_database(self, uri: str, *, resolve: bool = False) -> bool:

@@ -24,6 +24,9 @@ DECISIONS: dict[str, set[str]] = {
     "viewer": {
         "GET /api/v1/catalogs",
         "GET /api/v1/catalogs/{catalog_id}",
+        "GET /api/v1/erasures",
+        "GET /api/v1/erasures/{erasure_id}",
+        "GET /api/v1/erasures/{erasure_id}/receipt",
         "GET /api/v1/events",
         "GET /api/v1/jobs",
         "GET /api/v1/jobs/{job_id}",
@@ -66,6 +69,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /api/v1/catalogs/{catalog_id}/check",
         "POST /api/v1/catalogs/{catalog_id}/pause",
         "POST /api/v1/catalogs/{catalog_id}/resume",
+        "POST /api/v1/erasures",
         "POST /api/v1/jobs/bulk",
         "POST /api/v1/jobs/{job_id}/cancel",
         "POST /api/v1/jobs/{job_id}/retry",

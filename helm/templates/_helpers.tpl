@@ -185,6 +185,15 @@ capabilities:
   value: http://{{ include "icestream.fullname" . }}-lookup:8020
 {{ include "icestream.lookupToken" . }}
 {{- end }}
+{{- if .Values.erasures.enabled }}
+{{- range $setting, $key := dict "ICESTREAM_ERASURE_SECRET" .Values.auth.erasureKey "ICESTREAM_RECEIPT_SECRET" .Values.auth.receiptKey }}
+- name: {{ $setting }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.auth.existingSecret }}
+      key: {{ $key }}
+{{- end }}
+{{- end }}
 {{- with .Values.auth.oidc }}
 {{- if .issuer }}
 - name: ICESTREAM_OIDC_ISSUER

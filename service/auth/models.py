@@ -24,6 +24,8 @@ class Scope(StrEnum):
     CATALOGS_WRITE = "catalogs:write"
     DISCOVERY_READ = "discovery:read"
     DISCOVERY_WRITE = "discovery:write"
+    ERASURES_READ = "erasures:read"
+    ERASURES_WRITE = "erasures:write"
     HEALTH_READ = "health:read"
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"

@@ -6,6 +6,7 @@ Everything lies in one data directory, and the next start goes on from there:
     catalog.db, warehouse/  the Iceberg catalog named `embedded`
     index/                  indexes
     cache/, logs/           what the worker may lose, and what it said
+    secrets/                what erased keys are hashed with, and what signs receipts
 
 Invariant: one `up` per data directory (a locked file), and no child outlives it (service.command.processes).
 """
@@ -28,6 +29,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -54,6 +56,7 @@ from service.records.keys import ApiKey, Role
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
+from service.webhooks.signing import new_secret
 from telemetry.logs import JsonFormatter, LogFormat
 
 logger = logging.getLogger(__name__)
@@ -83,6 +86,7 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
         _make_directories(settings.data_dir)
         _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None, settings.log_format)
         private_files.tighten_data_directory(settings.data_dir)
+        settings = _with_erasure_secrets(settings)
         prepare(settings)
         return _Up(settings, listener, browser=browser, demo=demo).run()
 
@@ -324,10 +328,24 @@ def _only_one(data_dir: Path) -> Iterator[IO[str]]:
 
 def _make_directories(data_dir: Path) -> None:
     with _can_be_written(data_dir):
-        for name in ("index", "cache", "logs"):
+        for name in ("index", "cache", "logs", "secrets"):
             (data_dir / name).mkdir(mode=0o700, exist_ok=True)
         (data_dir / "warehouse").mkdir(exist_ok=True)
         private_files.make_file(data_dir / "logs" / "service.log")
+
+
+def _with_erasure_secrets(settings: Settings) -> Settings:
+    """With those that the environment does not give: hashes and signatures hold as long as they are kept."""
+    makers: dict[str, Callable[[], str]] = {
+        "erasure_secret": partial(secrets.token_urlsafe, 32),
+        "receipt_secret": new_secret,
+    }
+    made = {}
+    with _can_be_written(settings.data_dir):
+        for name, make in makers.items():
+            if getattr(settings, name) is None:
+                made[name] = SecretStr(private_files.kept_text(settings.data_dir / "secrets" / name, make))
+    return settings.model_copy(update=made)
 
 
 @contextmanager

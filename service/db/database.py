@@ -143,7 +143,8 @@ class Database:
         else:
             # In memory, which has no pool to wait for.
             options = {}
-        self.engine: Engine = create_engine(url, **options)
+        # What a statement would write, such as keys to be erased, is told by no error, and so by no log.
+        self.engine: Engine = create_engine(url, hide_parameters=True, **options)
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure_sqlite)
             turn = _SqliteTurn()

@@ -1,12 +1,13 @@
 """Files and directories that nobody but this user may read, whatever the umask is and was.
 
 The control database holds hashes of secrets and all that is known of tables; logs and indexes may hold values
-of rows. Tables themselves, in `warehouse/`, keep the modes that their writers give them.
+of rows; `secrets/` has those that the service made. Tables themselves, in `warehouse/`, keep the modes that
+their writers give them.
 """
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +15,7 @@ _log = logging.getLogger("icestream.private_files")
 
 _DATABASES = ("icestream.db", "catalog.db")
 _FILES = ("lock", *(name + suffix for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")))
-_DIRECTORIES = ("cache", "index", "logs")
+_DIRECTORIES = ("cache", "index", "logs", "secrets")
 _OURS = frozenset({*_FILES, *_DIRECTORIES, "warehouse"})
 
 
@@ -27,6 +28,19 @@ def make_file(path: Path) -> None:
 def open_file(path: Path, mode: str) -> IO[Any]:
     make_file(path)
     return path.open(mode)
+
+
+def kept_text(path: Path, make: Callable[[], str]) -> str:
+    """What a file holds; the first time, it is made. Only one process at a time may ask."""
+    with open_file(path, "a+") as file:
+        file.seek(0)
+        text: str = file.read().strip()
+        if not text:
+            text = make()
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    return text
 
 
 def tighten(path: Path) -> None:
@@ -64,3 +78,4 @@ def _private_parts(data_dir: Path) -> Iterator[Path]:
     for name in (*_DIRECTORIES, *_FILES):
         yield data_dir / name
     yield from data_dir.glob("logs/*")
+    yield from data_dir.glob("secrets/*")

@@ -3,11 +3,14 @@
 The answer is stored by the session that did the work, so either both are committed or neither is.
 Only successful answers are stored: a refused request changed nothing and may simply be sent again.
 They are sealed with the Idempotency-Key, of which only a hash is stored: an answer may hold a new API key,
-and whoever reads the database must not learn it.
+and whoever reads the database must not learn it. Nor may he find out by trying what a request has said, such
+as whose rows were erased, so its fingerprint is keyed: with the Idempotency-Key, and with a secret of the
+service if it has one, since a key may be easy to guess.
 """
 
 import base64
 import hashlib
+import hmac
 import secrets
 from collections.abc import Callable, Coroutine
 from datetime import datetime
@@ -49,7 +52,7 @@ class IdempotentAnswer(SQLModel, table=True):
     key: str = Field(primary_key=True)
     """Hash of the Idempotency-Key."""
     fingerprint: str
-    """Of method, path, query and body: the same key with another request is a mistake."""
+    """Keyed hash of method, path, query and body: the same key with another request is a mistake."""
     status_code: int
     content_type: str
     headers: dict[str, str] = Field(default_factory=dict, sa_type=Json)
@@ -93,7 +96,7 @@ class ApiRoute(APIRoute):
             _check_key(key)
             caller = await run_in_threadpool(guard.check, request)
             owner = caller.key
-            fingerprint = _fingerprint(request, await request.body())
+            fingerprint = _fingerprint(request, await request.body(), key)
             database = get_database(request)
             stored = await run_in_threadpool(_find, database, owner, key, fingerprint)
             if stored is not None:
@@ -138,9 +141,10 @@ def _check_key(key: str) -> None:
         )
 
 
-def _fingerprint(request: Request, body: bytes) -> str:
+def _fingerprint(request: Request, body: bytes, key: str) -> str:
+    of_service: bytes = request.app.state.fingerprint_secret
     parts = (request.method.encode(), request.url.path.encode(), request.url.query.encode(), body)
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+    return hmac.new(_digest("fingerprint", key) + of_service, b"\0".join(parts), hashlib.sha256).hexdigest()
 
 
 def _find(database: Database, owner: str, key: str, fingerprint: str) -> Response | None:

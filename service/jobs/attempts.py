@@ -25,10 +25,12 @@ from service.jobs.contract import (
 )
 from service.jobs.events import record_job_event
 from service.jobs.ownership import check_owner
-from service.jobs.queue import attempts_of, change_status, forget_rows, lock_job, rfc3339
+from service.jobs.queue import attempts_of, change_status, end_job, lock_job, rfc3339, rows_of
 from service.jobs.reports import apply_report
 from service.jobs.status import backoff_seconds, status_after
+from service.quantities import counted
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
+from service.records.reports import ErasureReport
 from service.records.tables import AddressCounter, EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
@@ -148,6 +150,8 @@ def finish(
         # The answer to the first report got lost.
         return job
     running = _check_current(session, job, attempt)
+    if report.result is not None and report.result.erasure is not None:
+        _check_erasure(session, job, report.result.erasure)
     if report.health is not None:
         job.seen_snapshot_id = report.health.iceberg_snapshot_id
         is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
@@ -159,7 +163,9 @@ def finish(
             has_indexed=is_done and job.kind in _INDEXING,
             has_verified=is_done and job.kind == JobKind.VERIFY.value,
         )
-    job.result = report.result.model_dump(exclude_unset=True) if report.result is not None else None
+    job.result = (
+        report.result.model_dump(mode="json", exclude_unset=True) if report.result is not None else None
+    )
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
         if cleared is None or not _is_of_the_same_table(session, job, session.get_one(Job, one.job_id)):
@@ -176,6 +182,17 @@ def finish(
     running.rows, running.bytes = report.rows, report.bytes
     end_attempt(session, job, running, outcome, report.error, now)
     return job
+
+
+def _check_erasure(session: Session, job: Job, report: ErasureReport) -> None:
+    """Raises InvalidError unless a report is of the keys that the job was given; its files are not read."""
+    keys = rows_of(session, job)
+    if job.kind != JobKind.ERASE.value or (keys is not None and report.keys != len(keys)):
+        given = "no keys" if keys is None else counted(len(keys), "key")
+        raise InvalidError(
+            "report-of-other-keys",
+            f"It is about {counted(report.keys, 'key')}; job {job.id} was given {given}.",
+        )
 
 
 def leases(session: Session) -> dict[RunningAttempt, int]:
@@ -269,8 +286,7 @@ def end_attempt(
     change_status(job, after)
     session.add_all((job, running))
     if after is not JobStatus.QUEUED:
-        job.ended_at = now
-        forget_rows(session, job)
+        end_job(session, job, now)
         level = "error" if after is JobStatus.FAILED else "info"
         record_job_event(
             session,

@@ -43,7 +43,9 @@ from service.records.workers import Worker
 from service.settings import Settings
 from telemetry.traces import record_span
 
-_CLEARING = (JobKind.CONVERT.value, JobKind.COMPACT.value, JobKind.UPSERT.value, JobKind.DELETE.value)
+_CLEARING = tuple(
+    kind.value for kind in JobKind if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.COMPACT)
+)
 _CUT_OFF = ErrorReport(
     code="worker_cut_off",
     title="The worker could not report this attempt",

@@ -17,6 +17,7 @@ from service.jobs.events import record_job_event
 from service.jobs.models import AttemptView
 from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
+from service.records.erasures import ErasureTable
 from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobRows, JobStatus
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
@@ -121,11 +122,12 @@ def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
     status = JobStatus(job.status)
     if status is JobStatus.QUEUED:
         change_status(job, JobStatus.CANCELLED)
-        job.ended_at = now
-        forget_rows(session, job)
+        end_job(session, job, now, reason)
         record_job_event(session, job, "job.cancelled", f"Cancelled before it ran: {reason}.", now)
     elif status is JobStatus.RUNNING and job.cancel_requested_at is None:
         job.cancel_requested_at = now
+        if part := _part_of_erasure(session, job):
+            part.cancelled_because = reason
         record_job_event(session, job, "job.cancel_requested", f"Asked to stop: {reason}.", now)
     session.add(job)
 
@@ -136,10 +138,26 @@ def rows_of(session: Session, job: Job) -> list[dict[str, Any]] | None:
     return None if found is None else found.rows
 
 
-def forget_rows(session: Session, job: Job) -> None:
-    """Of a job that has ended: nobody needs them any more."""
+def end_job(session: Session, job: Job, now: datetime, cancelled_because: str | None = None) -> None:
+    """Of a job that has ended, nobody needs the rows any more; its erasure keeps what it came to."""
+    job.ended_at = now
     if JobKind(job.kind).writes_rows:
         session.execute(delete(JobRows).where(col(JobRows.job_id) == job.id))
+    part = _part_of_erasure(session, job)
+    if part is not None:
+        status = JobStatus(job.status)
+        part.status, part.started_at, part.ended_at, part.error = status.value, job.started_at, now, job.error
+        is_cancelled = status is JobStatus.CANCELLED
+        part.cancelled_because = (cancelled_because or part.cancelled_because) if is_cancelled else None
+        # What an attempt says that did not succeed may be of an earlier one.
+        part.report = (job.result or {}).get("erasure") if status is JobStatus.SUCCEEDED else None
+        session.add(part)
+
+
+def _part_of_erasure(session: Session, job: Job) -> ErasureTable | None:
+    if job.kind != JobKind.ERASE.value:
+        return None
+    return session.exec(select(ErasureTable).where(ErasureTable.job_id == job.id)).first()
 
 
 def cancel_jobs_of_table(session: Session, table_id: str, reason: str, now: datetime) -> None:

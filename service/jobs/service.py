@@ -214,6 +214,12 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         raise ConflictError(
             "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
         )
+    if job.kind == JobKind.ERASE.value:
+        raise ConflictError(
+            "job-not-retryable",
+            f"Job {job_id} belongs to erasure {job.parameters.get('erasure_id')}, which stays as it was.",
+            "Make a new erasure of its table, with the same keys.",
+        )
     if JobKind(job.kind).writes_rows and "files" not in job.parameters:
         raise ConflictError(
             "rows-not-kept",

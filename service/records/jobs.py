@@ -21,6 +21,8 @@ class JobKind(StrEnum):
     REPORT_DUPLICATES = "report_duplicates"
     UPSERT = "upsert"
     DELETE = "delete"
+    ERASE = "erase"
+    """Not requested by itself: each belongs to an erasure."""
     DROP_INDEX = "drop_index"
     """Not requested by itself: it follows the removal of its table."""
 
@@ -30,12 +32,12 @@ class JobKind(StrEnum):
         A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong. So
         does a report of duplicates, which writes beside the index and deletes what earlier ones left there.
         """
-        return not (dry_run and (self is JobKind.CONVERT or self.writes_rows))
+        return not (dry_run and self in (JobKind.CONVERT, JobKind.UPSERT, JobKind.DELETE))
 
     @property
     def writes_rows(self) -> bool:
-        """Whether such a job writes rows that came with its request: no two of them are the same."""
-        return self in (JobKind.UPSERT, JobKind.DELETE)
+        """Whether such a job goes by rows or keys that came with its request: no two of them are the same."""
+        return self in (JobKind.UPSERT, JobKind.DELETE, JobKind.ERASE)
 
     @property
     def persists(self) -> bool:
@@ -44,7 +46,7 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        return self in (JobKind.CONVERT, JobKind.VERIFY) or self.writes_rows
+        return self in (JobKind.CONVERT, JobKind.VERIFY, JobKind.UPSERT, JobKind.DELETE)
 
 
 class JobStatus(StrEnum):
@@ -92,7 +94,7 @@ class AttemptStatus(StrEnum):
 
 
 _RUNNING_WRITER = text("status = 'running' AND writes")
-_NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')")
+_NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
 
 

@@ -31,7 +31,7 @@ class ReportedObject(TypeDecorator[dict[str, Any]]):
         except ValidationError as error:
             wrong = {one["loc"][0] for one in error.errors()}
             told = self.message.model_validate({key: value[key] for key in value.keys() - wrong})
-        return told.model_dump(exclude_unset=True)
+        return told.model_dump(mode="json", exclude_unset=True)
 
 
 class ReportedList(TypeDecorator[list[dict[str, Any]]]):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, AwareDatetime, model_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message
@@ -239,6 +239,93 @@ class KeySetResult(Message):
     """The first of these keys are listed in their order."""
 
 
+KeyNumbers = Annotated[list[Amount], ModelField(max_length=10_000)]
+"""Keys by their numbers in the request, or in its files, from 0."""
+
+
+class KeyCounts(Message):
+    """How many keys are in which state."""
+
+    gone: Amount = 0
+    """So many keys are in no file that is left: each was looked through."""
+    invisible: Amount = 0
+    """So many keys have no row that the branch shows; more is not known of them."""
+    held: Amount = 0
+    """So many keys have no row that the branch shows, and are in a file that something holds."""
+    unknown: Amount = 0
+    """So many keys may be in a file that could not be looked through."""
+
+    @property
+    def total(self) -> int:
+        return self.gone + self.invisible + self.held + self.unknown
+
+
+class HeldKeys(Message):
+    """What holds some keys, or keeps it from being known whether they are gone."""
+
+    holder: Name
+    """What holds them: a `tag`, `branch`, `retention`, `snapshot`, `writer`, `orphan_file`, `metadata`,
+    `unreadable_file` or `index`."""
+    name: Place | None = None
+    """The holder has this name, such as that of a tag."""
+    snapshot_id: SnapshotId | None = None
+    """The snapshot that reaches the file with the keys."""
+    until: AwareDatetime | None = None
+    """Retention lets go at this time."""
+    reason: Words
+    """Why it holds them."""
+    remedy: Words
+    """What to do about it."""
+    keys: KeyNumbers
+    """The keys that are held, by their numbers."""
+
+
+class ErasureReport(Message):
+    """What became of the keys of an erasure in one table: never more than was seen."""
+
+    keys: Amount
+    """So many keys were asked for."""
+    rows_deleted: Amount = 0
+    """So many rows that the branch had shown were deleted."""
+    snapshot_id_deleted: SnapshotId | None = None
+    """The snapshot that deleted them; null if there were none."""
+    snapshot_id_rewritten: SnapshotId | None = None
+    """The snapshot that put new data files in the place of those that had held rows of the keys."""
+    data_files_rewritten: Amount = 0
+    """So many data files were replaced."""
+    bytes_rewritten: Amount = 0
+    """The data files that were replaced had so many bytes."""
+    bytes_written: Amount = 0
+    """The data files in their place have so many bytes."""
+    snapshots_expired: list[SnapshotId] = ModelField(default_factory=list, max_length=1000)
+    """The first of the snapshots that were expired."""
+    snapshots_expired_count: Amount = 0
+    """So many snapshots were expired."""
+    files_looked_through: Amount = 0
+    """So many files that are left were looked through for the keys."""
+    bytes_looked_through: Amount = 0
+    """The files that were looked through have so many bytes."""
+    looked_at: AwareDatetime
+    """The look through all files ended at this time."""
+    counts: KeyCounts
+    """So many keys are in which state."""
+    held: list[HeldKeys] = ModelField(default_factory=list, max_length=1000)
+    """What holds keys, or could not be looked through."""
+    invisible: KeyNumbers = ModelField(default_factory=list)
+    """The keys that are invisible, by their numbers."""
+    unknown: KeyNumbers = ModelField(default_factory=list)
+    """The keys of which too little is known, by their numbers."""
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.counts.total != self.keys:
+            raise ValueError("the counts of an erasure should have its number of keys as their sum")
+        named = (self.invisible, self.unknown, *(one.keys for one in self.held))
+        if any(number >= self.keys for numbers in named for number in numbers):
+            raise ValueError("the numbers of an erasure's keys should be less than their number")
+        return self
+
+
 class JobResult(Message):
     """What a job did, or a dry run would do: each kind tells some of this, and other fields are ignored."""
 
@@ -278,6 +365,8 @@ class JobResult(Message):
     """The rows that were left out, by their numbers in the request, from 0."""
     data_files_added: Amount = 0
     """So many data files were added."""
+    erasure: ErasureReport | None = None
+    """What a job of an erasure has done and seen."""
     commits: Amount = 0
     """Snapshots that a conversion made."""
     estimated_seconds: Seconds | None = None

@@ -57,7 +57,7 @@ def _write(
     for location in request.files or ():
         check_location(settings, location)
     refuse_paused(session, table)
-    _refuse_too_many(session, table)
+    refuse_too_many(session, table)
     options = request.model_dump(
         exclude={"rows", "keys", "files", "dry_run", "priority"}, exclude_defaults=True
     )
@@ -76,7 +76,8 @@ def _write(
     return view(session, job)
 
 
-def _refuse_too_many(session: Session, table: EnrolledTable) -> None:
+def refuse_too_many(session: Session, table: EnrolledTable) -> None:
+    """Raises ConflictError while too many jobs with rows wait for a table."""
     kinds = [kind.value for kind in JobKind if kind.writes_rows]
     of_table = select(func.count()).where(Job.table_id == table.id, col(Job.kind).in_(kinds))
     number = session.exec(of_table.where(Job.status == JobStatus.QUEUED.value)).one()

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import secrets
 from datetime import datetime
 
 from standardwebhooks import Webhook as Signer
@@ -23,6 +24,11 @@ def signers_of(secret: str) -> list[Signer]:
             f'print("{PREFIX}" + base64.b64encode(secrets.token_bytes(32)).decode())\'',
         )
     return [Signer(key) for key in keys if key]
+
+
+def new_secret() -> str:
+    """One that `signers_of` takes."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def signature(signers: list[Signer], message_id: str, at: datetime, body: bytes) -> str:

@@ -10,6 +10,8 @@ SECRETS = {
     "admin-key": "admin-key-of-these-tests-0123456789",
     "worker-key": "worker-key-of-these-tests-0123456789",
     "lookup-token": "lookup-token-of-these-tests-0123456789",
+    "erasure-secret": "erasure-secret-of-these-tests-0123456789",
+    "receipt-secret": "whsec_" + "QUJD" * 12,
     "password": "p@ss:w/rd",
     "url": "postgresql+psycopg://user:password@host/name",
 }

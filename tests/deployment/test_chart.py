@@ -8,6 +8,7 @@ import yaml
 
 from service import __version__
 from service.command import serving
+from service.erasures.receipt import secrets_of
 from service.records.keys import Role
 from service.settings import Settings
 from tests.deployment.chart import (
@@ -120,6 +121,7 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str) -> None:
         ({"lookup": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "than lookup.autoscaling.max"),
         ({"lookup": {"settings": {}}}, "at '/lookup': additional properties 'settings' not allowed"),
         ({"service": {"settings": {"ICESTREAM_LOOKUP_TOKEN": "k"}}}, "must not lie in values"),
+        ({"service": {"settings": {"ICESTREAM_ERASURE_SECRET": "k"}}}, "must not lie in values"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(values: Manifest, complaint: str) -> None:
@@ -272,7 +274,7 @@ def test_the_programs_know_every_setting_that_the_chart_gives(
     example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that they do not know they would ignore."""
-    manifests = render(example, lookup={"enabled": True})
+    manifests = render(example, lookup={"enabled": True}, erasures={"enabled": True})
     service = given(pod(manifests, "service"), {}, {})
     facts = {"metadata.name": "p", "status.podIP": "127.0.0.1", "limits.cpu": "2"}
     worker, lookup = (given(pod(manifests, name), facts, {}) for name in ("worker", "lookup"))
@@ -288,6 +290,8 @@ def test_the_programs_know_every_setting_that_the_chart_gives(
         monkeypatch.setenv(name, value)
     settings = Settings()
     settings.check_bootstrap_keys()
+    hashing, signers = secrets_of(settings)
+    assert (hashing.get_secret_value(), len(signers)) == (SECRETS["erasure-secret"], 1)
     assert settings.is_public
     settings.places.check(settings.index_warehouse)
     assert WorkerSettings().api_key == SECRETS["worker-key"]

@@ -13,6 +13,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from schemathesis.checks import CheckContext, not_a_server_error
 from schemathesis.core import NOT_SET
 from schemathesis.core.parameters import ParameterLocation
@@ -117,6 +118,10 @@ class Known:
         body = {"kind": "convert", "priority": 100}
         self._ids["job_id"] = self._post(f"/tables/{self._ids['table_id']}/jobs", body)["id"]
 
+    def _make_erasure_id(self, number: str) -> None:
+        body = {"keys": [{"id": 1}], "tables": [self.id("table_id")]}
+        self._ids["erasure_id"] = self._post("/erasures", body)["id"]
+
     def _make_attempt(self, number: str) -> None:
         """A running one, of a job that no request before has ended."""
         self._make_job_id(number)
@@ -169,6 +174,8 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         background=False,
         requests_per_minute=0,
         failed_logins_per_minute=0,
+        erasure_secret=SecretStr("e" * 32),
+        receipt_secret=SecretStr(f"whsec_{'a' * 32}"),
         allowed_hosts=("hooks.example", "catalog.example.com"),
         # Those of the document's examples, and of the catalog here.
         allowed_locations=("s3://lake/", "file:///data/", f"file://{directory}/"),
@@ -213,6 +220,9 @@ def test_what_is_there_is_answered_with_success_as_documented(
     for body in bodies or [NOT_SET]:
         if operation.label == "POST /api/v1/catalogs":
             body = body | {"name": f"new-{body['name']}"}  # these are there, for the other examples
+        if operation.label == "POST /api/v1/erasures":
+            body = {name: said for name, said in body.items() if name not in ("pattern", "catalog")}
+            body |= {"tables": [known.id("table_id")]}  # which there is
         # PUT may have nothing before it that a version could name.
         case = operation.Case(
             headers={"If-Match": "*"} if operation.method == "patch" else {},

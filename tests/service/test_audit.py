@@ -4,10 +4,12 @@ import base64
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from sqlmodel import col, select
 
 from service.records.audit import AuditEntry
 from service.records.jobs import Job, JobStatus
+from service.settings import Settings
 from tests.access import DECISIONS
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -45,6 +47,13 @@ class Written:
         assert answer.is_success, answer.text
         assert self.read() == [(each, "allowed") for each in (action, *further)], route
         return answer.json() if answer.content else None
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    receipt = "whsec_" + base64.b64encode(bytes(32)).decode()
+    known = {"erasure_secret": SecretStr("e" * 32), "receipt_secret": SecretStr(receipt)}
+    return settings.model_copy(update=known)
 
 
 def test_each_write_leaves_one_entry(
@@ -92,6 +101,7 @@ def test_each_write_leaves_one_entry(
     assert write("POST /jobs/bulk", "job.cancel", body=unknown)["refused"] == 1
     write("POST /tables/{table_id}/rows/upsert", "rows.upsert", body={"rows": [{"id": 1}]}, **table)
     write("POST /tables/{table_id}/rows/delete", "rows.delete", body={"keys": [{"id": 1}]}, **table)
+    write("POST /erasures", "erasure.create", body={"keys": [{"id": 1}], "tables": ["db.t"]})
     write("POST /system/pause", "system.pause")
     write("POST /system/resume", "system.resume")
 

@@ -31,6 +31,8 @@ TABLES = (
     "job_rows",
     "attempts",
     "events",
+    "erasures",
+    "erasure_tables",
 )
 """Each after those that it names."""
 APPEND_ONLY = ("events", "audit_entries")
@@ -407,13 +409,14 @@ def _create_tables() -> None:
     op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"], unique=False)
     op.create_index("ix_jobs_status_available_at", "jobs", ["status", "available_at"], unique=False)
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
+    never_started = sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
     op.create_index(
         "uq_jobs_queued_kind",
         "jobs",
         ["table_id", "kind", "dry_run"],
         unique=True,
-        sqlite_where=sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')"),
-        postgresql_where=sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete')"),
+        sqlite_where=never_started,
+        postgresql_where=never_started,
     )
     op.create_index(
         "uq_jobs_running_writer",
@@ -574,3 +577,41 @@ def _create_tables() -> None:
     )
     op.create_index("ix_events_job_id_id", "events", ["job_id", "id"], unique=False)
     op.create_index("ix_events_table_id_id", "events", ["table_id", "id"], unique=False)
+    op.create_table(
+        "erasures",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("requested_by", sa.String(), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.Column("note", sa.String(), nullable=True),
+        sa.Column("pattern", sa.String(), nullable=True),
+        sa.Column("files", JSON, nullable=False),
+        sa.Column("key_columns", JSON, nullable=True),
+        sa.Column("key_hashes", JSON, nullable=False),
+        sa.Column("expire_snapshots", sa.Boolean(), nullable=False),
+        sa.Column("receipt", sa.String(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_erasures_created_at", "erasures", ["created_at"], unique=False)
+    op.create_table(
+        "erasure_tables",
+        sa.Column("erasure_id", sa.String(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("table_uuid", sa.String(), nullable=False),
+        sa.Column("table", sa.String(), nullable=False),
+        sa.Column("catalog", sa.String(), nullable=False),
+        sa.Column("branch", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=True),
+        sa.Column("started_at", AT, nullable=True),
+        sa.Column("ended_at", AT, nullable=True),
+        sa.Column("cancelled_because", sa.String(), nullable=True),
+        sa.Column("error", JSON, nullable=True),
+        sa.Column("report", JSON, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["erasure_id"],
+            ["erasures.id"],
+        ),
+        sa.PrimaryKeyConstraint("erasure_id", "number"),
+    )
+    op.create_index("ix_erasure_tables_job_id", "erasure_tables", ["job_id"], unique=True)

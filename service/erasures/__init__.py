@@ -1,0 +1,1 @@
+"""Keys that are erased from tables, with a receipt."""

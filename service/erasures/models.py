@@ -1,0 +1,213 @@
+"""What is asked and told about erasures, and what a receipt says."""
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, model_validator
+from pydantic import Field as ModelField
+
+from service.http.messages import Message, example
+from service.records.jobs import JobStatus
+from service.records.reports import Amount, ErasureReport, KeyCounts
+from service.rows.models import DeleteRequest
+
+TABLES_AT_MOST = 100
+"""Of one request: each of them has the keys until its job has ended."""
+TableName = Annotated[str, ModelField(min_length=1, max_length=1_000)]
+KeyState = Literal["gone", "invisible", "held", "unknown"]
+
+
+class ErasureRequest(DeleteRequest):
+    """Keys to be erased from tables."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example(
+            {"keys": [{"customer_id": 17}], "key_columns": ["customer_id"], "tables": ["sales.orders"]},
+            {"keys": [{"customer_id": 17}], "pattern": "sales.*", "catalog": "local", "dry_run": True},
+        ),
+    )
+
+    tables: list[TableName] | None = ModelField(default=None, min_length=1, max_length=TABLES_AT_MOST)
+    """The keys are erased from these enrolled tables, by id or by name: `sales.orders`, or with its catalog
+    `local.sales.orders`."""
+    pattern: TableName | None = None
+    """The keys are erased from every enrolled table whose dotted name matches this, such as `sales.*`."""
+    catalog: TableName | None = None
+    """Only tables of this catalog are meant, which is given by name or id."""
+    expire_snapshots: bool = True
+    """Expire the snapshots that still reach the rows and that nobody holds. If false, the receipt only says
+    which they are."""
+    note: str | None = ModelField(default=None, max_length=1_000)
+    """The receipt repeats it, such as a ticket's number. It is kept: write no personal data."""
+    dry_run: bool = False
+    """Do nothing, and keep no keys: say which tables are meant."""
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        if (self.tables is None) == (self.pattern is None):
+            raise ValueError("tables are named one by one, or by a pattern")
+        return self
+
+
+class PlannedTable(Message):
+    """A table that an erasure would be of."""
+
+    table_id: str
+    """The id names the enrolment."""
+    table: str
+    """The table's name is written with dots."""
+    catalog: str
+    """The catalog has this name."""
+    branch: str
+    """The branch whose rows are deleted; snapshots of others only hold them."""
+    refused_because: str | None
+    """Why the erasure would be refused because of this table; null if it would not."""
+
+
+class ErasurePlan(Message):
+    """What an erasure would be: nothing was queued, and no key is kept."""
+
+    dry_run: Literal[True] = True
+    """It is a dry run's answer."""
+    tables: list[PlannedTable]
+    """Each of these would have a job."""
+
+
+class ErasureTableView(Message):
+    """What becomes of an erasure in one table."""
+
+    table_id: str
+    """The id names the enrolment."""
+    table_uuid: str
+    """Iceberg's own id of the table."""
+    table: str
+    """The table's name is written with dots."""
+    catalog: str
+    """The catalog has this name."""
+    branch: str
+    """The branch whose rows are deleted."""
+    job_id: str
+    """The job that does it."""
+    status: JobStatus
+    """How far the job has come."""
+    waiting_for: str | None
+    """Why a queued job does not run yet, in words."""
+    cancelled_because: str | None
+    """Why the job was cancelled, or is to stop; null if it is not."""
+    started_at: datetime | None
+    """The time at which its first attempt was started; null before."""
+    ended_at: datetime | None
+    """When it ended; null before."""
+    error: dict[str, object] | None
+    """Why it failed: code, title, detail and remedy; null if it did not."""
+    counts: KeyCounts | None
+    """How many keys are in which state, as the worker saw; null as long as it has not told."""
+
+
+class ErasureSummary(Message):
+    """An erasure, and how far it has come."""
+
+    id: str
+    """The id names the erasure."""
+    requested_by: str
+    """Name of who asked for it."""
+    created_at: datetime
+    """When it was asked for."""
+    note: str | None
+    """The note is as it was given."""
+    pattern: str | None
+    """The pattern that the tables matched; null if they were named."""
+    keys: int | None
+    """So many keys came with the request; null if they are in files."""
+    files: list[str]
+    """The files that have the keys, if they did not come with the request."""
+    key_columns: list[str] | None
+    """These columns make the key; null for what each table says."""
+    expire_snapshots: bool
+    """Whether snapshots are expired that nobody holds."""
+    status: JobStatus
+    """How far its jobs have come. Once all have ended: `succeeded` if each has; else `failed` if one has, or
+    `cancelled`."""
+    jobs: dict[JobStatus, int]
+    """So many of its jobs have which status; those that none has are left out."""
+
+
+class ErasureView(ErasureSummary):
+    """An erasure with its tables."""
+
+    tables: list[ErasureTableView]
+    """Each table has a job of its own."""
+
+
+class ReceiptKey(Message):
+    """What became of one key in one table."""
+
+    hash: str
+    """HMAC-SHA256 of the key as it was sent, with ICESTREAM_ERASURE_SECRET, in hexadecimal digits."""
+    state: KeyState
+    """What is known of it."""
+    held_by: list[int]
+    """By their numbers in `held`, from 0: what holds it, or keeps it from being known."""
+
+
+class ReceiptTable(Message):
+    """What became of the keys in one table, as its worker reported."""
+
+    table_id: str
+    """The id names the enrolment."""
+    table_uuid: str
+    """Iceberg's own id of the table."""
+    table: str
+    """The table's name is written with dots."""
+    catalog: str
+    """The catalog has this name."""
+    branch: str
+    """The branch whose rows were deleted."""
+    job_id: str
+    """The job that did it."""
+    status: JobStatus
+    """How the job has ended, or how far it is."""
+    cancelled_because: str | None
+    """Why the job was cancelled; null if it was not."""
+    error: dict[str, object] | None
+    """Why it failed; null if it did not."""
+    started_at: datetime | None
+    """The time at which its first attempt was started; null before."""
+    ended_at: datetime | None
+    """When it ended; null before."""
+    counts: KeyCounts | None
+    """How many keys are in which state; null if nothing is known, as of a job that has not succeeded."""
+    report: ErasureReport | None
+    """What the worker did and saw, with snapshot ids and times; null if nothing is known."""
+    keys: list[ReceiptKey]
+    """Each key of the request, in its order; none if the keys were in files."""
+
+
+class Receipt(Message):
+    """What an erasure came to, as far as was seen, and no more."""
+
+    erasure_id: str
+    """The id of the erasure that it is about."""
+    complete: bool
+    """Whether all jobs had ended; only then it stays as it is."""
+    issued_at: datetime
+    """The time at which it was made."""
+    icestream_version: str
+    """The service that made it has this version."""
+    requested_by: str
+    """Name of who asked for the erasure."""
+    requested_at: datetime
+    """When the erasure was asked for."""
+    note: str | None
+    """The note is as it was given."""
+    expire_snapshots: bool
+    """Whether snapshots were to be expired that nobody held."""
+    key_columns: list[str] | None
+    """These columns make the key; null for what each table says."""
+    keys: Amount | None
+    """So many keys came with the request; null if they were in files."""
+    files: list[str]
+    """The files that had the keys: the service does not read them, so keys are told by number alone."""
+    tables: list[ReceiptTable]
+    """What became of the keys in each table."""

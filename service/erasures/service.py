@@ -1,0 +1,307 @@
+"""Erasures: a job for each table, and a receipt that is kept when the jobs' history has ended."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from sqlmodel import Session, col, select
+
+from service.auth.models import Principal
+from service.auth.service import authorize
+from service.catalogs.egress import check_location
+from service.catalogs.service import find_catalog
+from service.db.database import FOR_UPDATE, Database, utc_now
+from service.erasures.models import (
+    TABLES_AT_MOST,
+    ErasurePlan,
+    ErasureRequest,
+    ErasureSummary,
+    ErasureTableView,
+    ErasureView,
+    PlannedTable,
+    Receipt,
+)
+from service.erasures.receipt import key_hash, make_receipt, secrets_of, sign
+from service.errors import ConflictError, InvalidError, NotFoundError
+from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.jobs import queue
+from service.jobs.models import JobView
+from service.jobs.service import refuse_paused, views
+from service.policies.service import effective_policy
+from service.records.catalogs import Catalog
+from service.records.erasures import Erasure, ErasureTable
+from service.records.jobs import Job, JobKind, JobStatus
+from service.records.keys import Role
+from service.records.reports import KeyCounts
+from service.records.tables import EnrolledTable, get_table
+from service.rows.service import refuse_too_many
+from service.settings import Settings
+
+SORTING = Sorting({"created_at": Erasure.created_at}, key=Erasure.id, default="-created_at")
+
+
+def create_erasure(
+    session: Session, settings: Settings, caller: Principal, request: ErasureRequest
+) -> ErasureView | ErasurePlan:
+    """Queue a job for each table, or none at all; a dry run says which tables are meant.
+
+    Raises InvalidError for tables that are not there or too many, and for files at places that are not
+    allowed; ConflictError without the secrets, while a table, its catalog or the system are paused, or if too
+    many writes wait for a table.
+
+    Neither the audit log nor the jobs tell the keys.
+    """
+    target = request.pattern or ", ".join(request.tables or ())
+    told = {"keys": len(request.keys)} if request.keys is not None else {"files": request.files}
+    authorize(session, caller, Role.OPERATOR, "erasure.create", target, **told, dry_run=request.dry_run)
+    secret, _ = secrets_of(settings)
+    for location in request.files or ():
+        check_location(settings, location)
+    found = _tables_of(session, request)
+    if request.dry_run:
+        return ErasurePlan(tables=[_planned(session, table, catalog) for table, catalog in found])
+    now = utc_now()
+    erasure = Erasure(
+        requested_by=caller.name,
+        created_at=now,
+        key_hashes=[key_hash(secret, key) for key in request.keys or ()],
+        files=request.files or [],
+        **request.model_dump(include={"note", "pattern", "key_columns", "expire_snapshots"}),
+    )
+    session.add(erasure)
+    session.flush()
+    parameters = {
+        "erasure_id": erasure.id,
+        "key_columns": request.key_columns,
+        "files": erasure.files,
+        "expire_snapshots": erasure.expire_snapshots,
+    }
+    # In one order, so that no two requests wait for each other; whoever removes a table waits for this one.
+    for table_id in sorted(table.id for table, _ in found):
+        get_table(session, table_id, for_update=True)
+    for number, (table, catalog) in enumerate(found):
+        _refuse(session, table)
+        job, _ = queue.enqueue(
+            session,
+            table,
+            JobKind.ERASE,
+            effective_policy(session, table),
+            now,
+            parameters=parameters,
+            requested_by=caller.name,
+            priority=request.priority,
+            rows=request.keys,
+        )
+        part = ErasureTable(
+            erasure_id=erasure.id,
+            number=number,
+            job_id=job.id,
+            table_id=table.id,
+            table_uuid=table.table_uuid,
+            table=table.name,
+            catalog=catalog.name,
+            branch=table.branch,
+        )
+        session.add(part)
+    session.flush()
+    return view(session, erasure)
+
+
+def list_erasures(session: Session, page: PageRequest) -> Page[ErasureSummary]:
+    return read_page(session, select(Erasure), page, SORTING, lambda rows: _summaries(session, rows))
+
+
+def get_erasure(session: Session, erasure_id: str, *, for_update: bool = False) -> Erasure:
+    """Raises NotFoundError."""
+    row = session.get(Erasure, erasure_id, with_for_update=FOR_UPDATE if for_update else None)
+    if row is None:
+        raise NotFoundError(
+            "erasure-not-found", f"There is no erasure {erasure_id!r}.", "Look in the list of erasures."
+        )
+    return row
+
+
+def view(session: Session, erasure: Erasure) -> ErasureView:
+    (summary,) = _summaries(session, [erasure])
+    parts = _parts(session, erasure)
+    jobs = _jobs(session, parts)
+    tables = [_table_view(part, jobs.get(part.job_id)) for part in parts]
+    return ErasureView(**summary.model_dump(), tables=tables)
+
+
+def read_receipt(database: Database, settings: Settings, erasure_id: str) -> tuple[bytes, dict[str, str]]:
+    """The receipt as it was issued, or as it is as long as jobs go on; and the headers that sign it.
+
+    Raises NotFoundError, and ConflictError without the secrets.
+    """
+    with database.read() as session:
+        erasure = get_erasure(session, erasure_id)
+        _, signers = secrets_of(settings)
+        kept = erasure.receipt
+        receipt = None if kept is not None else receipt_now(session, erasure)
+    if receipt is not None:
+        kept = receipt.model_dump_json()
+        if receipt.complete:
+            kept = _keep(database, erasure_id, kept)
+    body = (kept or "").encode()
+    return body, sign(signers, erasure_id, utc_now(), body)
+
+
+def receipt_now(session: Session, erasure: Erasure) -> Receipt:
+    """What a receipt would say now."""
+    parts = _parts(session, erasure)
+    statuses = _statuses(session, parts)
+    return make_receipt(erasure, [(part, statuses[part.job_id]) for part in parts], utc_now())
+
+
+def _keep(database: Database, erasure_id: str, receipt: str) -> str:
+    """Issue a receipt, or get the one that somebody else was faster to issue."""
+    with database.write() as session:
+        erasure = get_erasure(session, erasure_id, for_update=True)
+        if erasure.receipt is None:
+            erasure.receipt = receipt
+            session.add(erasure)
+        return erasure.receipt
+
+
+def _tables_of(session: Session, request: ErasureRequest) -> list[tuple[EnrolledTable, Catalog]]:
+    """What a request names, each once, by catalogs and names. Raises InvalidError."""
+    query = (
+        select(EnrolledTable, Catalog)
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .where(col(EnrolledTable.deleted_at).is_(None))
+        .order_by(col(Catalog.name), col(EnrolledTable.name), col(EnrolledTable.branch))
+    )
+    if request.catalog is not None:
+        catalog = find_catalog(session, request.catalog)
+        if catalog is None:
+            raise InvalidError(
+                "catalog-not-found", f"There is no catalog {request.catalog!r}.", "Name one of the list."
+            )
+        query = query.where(EnrolledTable.catalog_id == catalog.id)
+    enrolled = session.exec(query).all()
+    if request.pattern is not None:
+        matched = [pair for pair in enrolled if fnmatchcase(pair[0].name, request.pattern)]
+        _check_number(matched, request.pattern)
+        return matched
+    chosen = {_named(enrolled, name) for name in request.tables or ()}
+    return [pair for pair in enrolled if pair[0].id in chosen]
+
+
+def _check_number(matched: Sequence[object], pattern: str) -> None:
+    if not matched:
+        raise InvalidError(
+            "table-not-enrolled", f"No enrolled table matches {pattern!r}.", "Look in the list of tables."
+        )
+    if len(matched) > TABLES_AT_MOST:
+        raise InvalidError(
+            "too-many-matches",
+            f"It matches {len(matched):,} tables; one request erases from {TABLES_AT_MOST} at most.",
+            "Narrow it, and make several erasures.",
+            matched=len(matched),
+        )
+
+
+def _named(enrolled: Iterable[tuple[EnrolledTable, Catalog]], name: str) -> str:
+    """The id of the one table that has an id or a name."""
+    found = [
+        (table, catalog)
+        for table, catalog in enrolled
+        if name in (table.id, table.name, f"{catalog.name}.{table.name}")
+    ]
+    if not found:
+        raise InvalidError(
+            "table-not-enrolled",
+            f"There is no enrolled table {name!r}.",
+            "Look in the list of tables, or enrol it.",
+        )
+    if len(found) > 1:
+        ids = "; ".join(
+            f"{table.id} is {catalog.name}.{table.name}, branch {table.branch}" for table, catalog in found
+        )
+        raise InvalidError("table-ambiguous", f"{len(found)} tables are named {name!r}.", f"Give ids: {ids}.")
+    return found[0][0].id
+
+
+def _refuse(session: Session, table: EnrolledTable) -> None:
+    """Raises ConflictError if no job can be queued for a table."""
+    refuse_paused(session, table)
+    refuse_too_many(session, table)
+
+
+def _planned(session: Session, table: EnrolledTable, catalog: Catalog) -> PlannedTable:
+    refused_because = None
+    try:
+        _refuse(session, table)
+    except ConflictError as error:
+        refused_because = error.detail
+    return PlannedTable(
+        table_id=table.id,
+        table=table.name,
+        catalog=catalog.name,
+        branch=table.branch,
+        refused_because=refused_because,
+    )
+
+
+def _parts(session: Session, erasure: Erasure) -> Sequence[ErasureTable]:
+    of_erasure = select(ErasureTable).where(ErasureTable.erasure_id == erasure.id)
+    return session.exec(of_erasure.order_by(col(ErasureTable.number))).all()
+
+
+def _jobs(session: Session, parts: Sequence[ErasureTable]) -> Mapping[str, JobView]:
+    """The jobs that have not ended, by their ids."""
+    ids = [part.job_id for part in parts if part.status is None]
+    return {
+        job.id: job for job in views(session, session.exec(select(Job).where(col(Job.id).in_(ids))).all())
+    }
+
+
+def _statuses(session: Session, parts: Sequence[ErasureTable]) -> Mapping[str, JobStatus]:
+    ids = [part.job_id for part in parts if part.status is None]
+    going = session.exec(select(Job.id, Job.status).where(col(Job.id).in_(ids))).all()
+    ended = {part.job_id: JobStatus(part.status) for part in parts if part.status is not None}
+    return ended | {job_id: JobStatus(status) for job_id, status in going}
+
+
+def _table_view(part: ErasureTable, job: JobView | None) -> ErasureTableView:
+    known = part.model_dump(exclude={"status", "started_at", "report", "erasure_id", "number"})
+    return ErasureTableView(
+        **known,
+        status=JobStatus(part.status or "") if job is None else job.status,
+        started_at=part.started_at if job is None else job.started_at,
+        waiting_for=None if job is None else job.waiting_for,
+        counts=None if part.report is None else KeyCounts.model_validate(part.report["counts"]),
+    )
+
+
+def _summaries(session: Session, erasures: Sequence[Erasure]) -> list[ErasureSummary]:
+    ids = [erasure.id for erasure in erasures]
+    query = (
+        select(ErasureTable.erasure_id, ErasureTable.status, Job.status)
+        .join(Job, col(Job.id) == col(ErasureTable.job_id), isouter=True)
+        .where(col(ErasureTable.erasure_id).in_(ids))
+    )
+    jobs: dict[str, Counter[JobStatus]] = {erasure_id: Counter() for erasure_id in ids}
+    for erasure_id, ended, going in session.exec(query):
+        jobs[erasure_id][JobStatus(ended or going)] += 1
+    return [
+        ErasureSummary(
+            **erasure.model_dump(exclude={"receipt", "key_hashes"}),
+            keys=len(erasure.key_hashes) or None,
+            status=_status_of(jobs[erasure.id]),
+            jobs=dict(jobs[erasure.id]),
+        )
+        for erasure in erasures
+    ]
+
+
+def _status_of(jobs: Mapping[JobStatus, int]) -> JobStatus:
+    """Of an erasure, by how many of its jobs have which."""
+    statuses = set(jobs)
+    if statuses == {JobStatus.QUEUED}:
+        return JobStatus.QUEUED
+    if any(not status.is_final for status in statuses):
+        return JobStatus.RUNNING
+    gravest = (JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.SUCCEEDED)
+    return next(status for status in gravest if status in statuses)
