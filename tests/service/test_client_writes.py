@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
@@ -25,6 +26,7 @@ from tests.service.iceberg_tables import IcebergCatalog
 from worker.writes.rows import rows_of_json
 
 database_kind = alike_on_both
+PAGE = (Path(__file__).parents[2] / "docs" / "writes.md").read_text()
 
 
 @pytest.fixture
@@ -74,6 +76,26 @@ def test_rows_are_written_whatever_they_come_as(service: Running, table: icestre
     assert worker.assignment["job"]["parameters"] == {"rows": 2, "key_columns": ["id"], "insert_only": True}
     job_id = worker.assignment["job"]["id"]
     assert written == icestream.Written(job_id, 7, **counts, dry_run=False)
+
+
+def test_the_program_of_the_page_writes_and_deletes_rows(
+    service: Running,
+    iceberg: IcebergCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ICESTREAM_URL", service.url)
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    service.register(iceberg)
+    iceberg.create("sales.customers")
+    service.enroll("sales.customers", key_sets=[["id"]])
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    counts: dict[str, Any] = {"rows_added": 1, "rows_deleted": 3, "iceberg_snapshot_id_after": 7}
+    with Worker(service, result=counts) as first, Worker(service, result=counts) as second:
+        exec(program, {})
+    written = sorted((one.assignment["job"]["kind"], one.assignment["rows"]) for one in (first, second))
+    assert written == [("delete", [{"id": 18}]), ("upsert", [{"id": 17, "region": "eu"}])]
+    assert capsys.readouterr().out == "7 1 3\n"
 
 
 MANY = pa.table({"id": range(1_001), "name": [f"n{n}" for n in range(1_001)]})
