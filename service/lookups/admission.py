@@ -9,10 +9,12 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 from fastapi.concurrency import run_in_threadpool
+from sqlmodel import Session
 
 from service.auth.access import Access
 from service.auth.models import Principal
 from service.db.database import get_database
+from service.errors import IcestreamError
 from service.lookups import service
 from service.lookups.limits import KeyLimits
 from service.records.catalogs import Catalog
@@ -22,16 +24,26 @@ from service.records.tables import EnrolledTable
 
 @dataclass(frozen=True)
 class _AccessToTable(Access):
-    """Reads the table that the path names as well: waiting for another thread takes as long."""
+    """Reads the table that the path names as well: waiting for another thread takes as long.
+
+    That it is not there, or for others, `admitted` says: after all that is wrong with the call itself.
+    """
 
     def check(self, request: Request) -> Principal:
-        """Raises also NotFoundError, and ForbiddenError for a caller who may ask about other tables alone."""
         principal = super().check(request)
         if not hasattr(request.state, "asked_about"):
             with get_database(request).read() as session:
-                table_id = request.path_params["table_id"]
-                request.state.asked_about = service.asked_about(session, principal, table_id)
+                request.state.asked_about = _asked_about(session, principal, request.path_params["table_id"])
         return principal
+
+
+def _asked_about(
+    session: Session, caller: Principal, table_id: str
+) -> tuple[EnrolledTable, Catalog] | IcestreamError:
+    try:
+        return service.asked_about(session, caller, table_id)
+    except IcestreamError as error:
+        return error
 
 
 Asking = Annotated[Principal, Depends(_AccessToTable(Role.VIEWER, reads=True))]
@@ -50,11 +62,13 @@ async def admitted(
     caller: let in as `Asking`. limited: how many keys count for the caller's limit. counts: what the audit
     log tells.
 
-    Raises a 429.
+    Raises a 429, NotFoundError, or ForbiddenError for a caller who may ask about other tables alone.
     """
     limits: KeyLimits = request.app.state.key_limits
     limits.take(caller, limited)
-    table, catalog = request.state.asked_about
+    if isinstance(found := request.state.asked_about, IcestreamError):
+        raise found
+    table, catalog = found
 
     def record() -> None:
         with get_database(request).write() as session:
