@@ -4,17 +4,26 @@ import base64
 import hashlib
 import hmac
 import json
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import text
+from sqlalchemy import insert, text
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import select
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
 
+from service.app import prepare
+from service.db.database import utc_now
+from service.errors import StartError
+from service.http.routing import IdempotentAnswer
+from service.records.jobs import JobRows
+from service.scheduling.retention import forget
 from service.settings import Settings
-from tests.service.conftest import ON_BOTH, Running, alike_on_both
+from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 
 database_kind = alike_on_both
@@ -275,3 +284,225 @@ def test_keys_are_nowhere_once_the_jobs_have_ended(
 
     assert SECRET not in stored(service)
     assert SECRET not in caplog.text
+
+
+def test_the_same_request_with_an_idempotency_key_makes_one_erasure(service: Running, erase: Any) -> None:
+    first, again = (erase(headers={"Idempotency-Key": "erase-17"}) for _ in range(2))
+    assert (first.json(), again.headers["Idempotency-Replayed"]) == (again.json(), "true")
+    assert len(service.admin.get("/jobs").json()["items"]) == 2
+    other = erase(keys=KEYS[:1], headers={"Idempotency-Key": "erase-17"})
+    assert (other.status_code, other.json()["type"]) == (422, "/problems/idempotency-key-reused")
+
+
+@pytest.mark.parametrize("path", ["/tables/{}/rows/delete", "/tables/{}/rows/upsert", "/erasures"])
+def test_what_a_request_said_can_not_be_found_by_trying(
+    service: Running, tables: list[str], path: str
+) -> None:
+    """Of a body with few possible values, by whoever reads the database and guesses the Idempotency-Key."""
+    body = {"rows" if path.endswith("upsert") else "keys": [{"id": 17}]}
+    body |= {"tables": tables[:1]} if path == "/erasures" else {}
+    content = json.dumps(body).encode()
+    headers = {"Idempotency-Key": "guessed", "Content-Type": "application/json"}
+    whole = path.format(tables[0])
+    assert service.admin.post(whole, content=content, headers=headers).status_code == 202
+    with service.database.read() as session:
+        (kept,) = session.exec(select(IdempotentAnswer)).all()
+    said = b"\0".join((b"POST", f"/api/v1{whole}".encode(), b"", content))
+    guessed = hashlib.sha256(b"icestream idempotent fingerprint\0guessed").digest()
+    tried = {hashlib.sha256(said).hexdigest(), hmac.new(guessed, said, hashlib.sha256).hexdigest()}
+    assert kept.fingerprint not in tried
+    secret = guessed + ERASURE_SECRET.encode()
+    assert kept.fingerprint == hmac.new(secret, said, hashlib.sha256).hexdigest()
+
+
+def test_a_dry_run_says_which_tables_are_meant_and_keeps_no_key(
+    service: Running, tables: list[str], erase: Any
+) -> None:
+    service.admin.post(f"/tables/{tables[1]}/pause")
+    plan = erase(dry_run=True).json()
+    assert [(one["table"], one["refused_because"]) for one in plan["tables"]] == [
+        ("db.t", None),
+        ("db.u", "No job was queued: table db.u is paused."),
+    ]
+    assert service.admin.get("/jobs").json()["items"] == []
+    assert service.admin.get("/erasures").json()["items"] == []
+    assert SECRET not in stored(service)
+
+
+@ON_BOTH
+def test_all_tables_are_taken_or_none(service: Running, tables: list[str], erase: Any) -> None:
+    service.admin.post(f"/tables/{tables[1]}/pause")
+    for chosen, status, problem in (
+        ({"pattern": "db.*"}, 409, "paused"),
+        ({"tables": [tables[0], "db.nope"]}, 422, "table-not-enrolled"),
+        ({"pattern": "nope.*"}, 422, "table-not-enrolled"),
+        ({"tables": ["db.t"], "catalog": "nope"}, 422, "catalog-not-found"),
+    ):
+        answer = erase(**chosen)
+        assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{problem}")
+    assert service.admin.get("/jobs").json()["items"] == []
+    assert service.admin.get("/erasures").json()["items"] == []
+    assert SECRET not in stored(service)
+
+
+def test_tables_are_named_by_id_by_name_and_with_their_catalog(
+    service: Running, tables: list[str], erase: Any
+) -> None:
+    named = ["local.other.t", tables[0], "db.t"]
+    erasure = erase(tables=named, catalog="local").json()
+    assert [one["table_id"] for one in erasure["tables"]] == [tables[0], tables[2]], "each once"
+
+
+def test_a_name_that_several_tables_have_is_refused_with_their_ids(
+    service: Running, iceberg: IcebergCatalog, tables: list[str], erase: Any
+) -> None:
+    table = iceberg.catalog.load_table("db.t")
+    table.manage_snapshots().create_branch(iceberg.head("db.t"), "audit").commit()
+    branch = service.enroll(branch="audit")["id"]
+    answer = erase(tables=["db.t"])
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/table-ambiguous")
+    assert tables[0] in answer.json()["remedy"]
+    assert branch in answer.json()["remedy"]
+    assert len(erase(pattern="db.t").json()["tables"]) == 2, "a pattern takes both branches"
+
+
+def test_keys_of_the_scope_erase_and_of_no_other(service: Running, erase: Any) -> None:
+    def key(**fields: Any) -> httpx.Client:
+        made = service.admin.post("/api-keys", json={"name": "k", **fields}).json()
+        return service.client_with({"Authorization": f"Bearer {made['key']}"})
+
+    made = erase(client=key(role="operator", scopes=["erasures:write"]))
+    assert made.status_code == 202
+    for refused in (key(role="operator", scopes=["rows:write", "jobs:write"]), key(role="viewer")):
+        assert erase(client=refused).status_code == 403
+    receipt = f"/erasures/{made.json()['id']}/receipt"
+    assert key(role="viewer", scopes=["erasures:read"]).get(receipt).status_code == 200
+    assert key(role="viewer", scopes=["jobs:read"]).get(receipt).status_code == 403
+
+
+def test_the_audit_log_says_how_many_keys_of_which_tables(service: Running, erase: Any) -> None:
+    erase(note="about Ada")
+    (entry,) = service.admin.get("/audit?action=erasure.create").json()["items"]
+    assert (entry["target"], entry["fields"]) == ("db.*", {"keys": 2, "dry_run": False})
+
+
+def test_a_table_that_is_removed_or_paused_and_a_job_that_is_cancelled_are_told(
+    service: Running, tables: list[str], erase: Any
+) -> None:
+    erasure = erase(tables=tables).json()
+    service.admin.delete(f"/tables/{tables[0]}")
+    service.admin.post(f"/tables/{tables[1]}/pause")
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.admin.post(f"/jobs/{assignment['job']['id']}/cancel")
+    told = service.admin.get(f"/erasures/{erasure['id']}").json()
+    assert told["status"] == "running"
+    removed, paused, stopping = told["tables"]
+    assert (removed["status"], removed["cancelled_because"]) == (
+        "cancelled",
+        "the table was removed by bootstrap",
+    )
+    assert (paused["status"], paused["waiting_for"]) == ("queued", "Waits: table db.u is paused.")
+    assert (stopping["status"], stopping["cancelled_because"]) == ("running", "requested by bootstrap")
+
+    service.finish(assignment, status="cancelled", result=report())
+
+    _, receipt = read_receipt(service, erasure)
+    assert [(one["status"], one["report"]) for one in receipt["tables"]][2] == ("cancelled", None)
+    assert {key["state"] for key in receipt["tables"][2]["keys"]} == {"unknown"}
+
+
+def test_a_failed_table_is_erased_anew_and_the_old_erasure_stays(
+    service: Running, tables: list[str], erase: Any
+) -> None:
+    erasure = erase(tables=tables[:1]).json()
+    told = {"code": "catalog_unreachable", "title": "No.", "detail": "Nobody.", "remedy": "Start it."}
+    failed = finish_next(service, service.start_worker(), status="failed", error=told).json()
+    answer = service.admin.post(f"/jobs/{failed['id']}/retry")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-not-retryable")
+    before, receipt = read_receipt(service, erasure)
+    assert (receipt["complete"], receipt["tables"][0]["status"]) == (True, "failed")
+    assert receipt["tables"][0]["error"] == told | {"retryable": False}
+
+    again = erase(tables=tables[:1]).json()
+    finish_next(service, service.start_worker(), result=report())
+
+    _, receipt = read_receipt(service, again)
+    assert [key["state"] for key in receipt["tables"][0]["keys"]] == ["gone", "gone"]
+    assert read_receipt(service, erasure)[0].content == before.content
+    assert service.admin.get(f"/erasures/{erasure['id']}").json()["status"] == "failed"
+
+
+def test_of_files_of_keys_the_receipt_has_numbers(service: Running, tables: list[str], erase: Any) -> None:
+    file = str(service.settings.data_dir / "keys.parquet")
+    refused = erase(files=["/etc/passwd"])
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/location-not-allowed")
+    erasure = erase(files=[file], tables=tables[:1]).json()
+    assert (erasure["keys"], erasure["files"]) == (None, [file])
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert (assignment["rows"], assignment["job"]["parameters"]["files"]) == (None, [file])
+    counts = {"gone": 2_000_000, "held": 1}
+    told = report(keys=2_000_001, counts=counts, held=[holder(1_999_999)])
+    service.finish(assignment, result=told)
+    _, receipt = read_receipt(service, erasure)
+    (table,) = receipt["tables"]
+    assert (receipt["keys"], receipt["files"], table["keys"]) == (None, [file], [])
+    assert table["counts"] == {"gone": 2_000_000, "invisible": 0, "held": 1, "unknown": 0}
+    assert table["report"]["held"][0]["keys"] == [1_999_999]
+
+
+@ON_BOTH
+def test_the_end_of_job_history_loses_no_receipt(service: Running, tables: list[str], erase: Any) -> None:
+    first, second = (erase(tables=tables[:1]).json() for _ in range(2))
+    worker = service.start_worker()
+    for _ in range(2):
+        finish_next(service, worker, result=report())
+    later = utc_now() + timedelta(days=service.settings.job_history_days + 1)
+    forget(service.database, service.settings, later)
+    assert len(service.admin.get("/jobs").json()["items"]) == 1, "the last one tells policies the time"
+    for erasure in (first, second):
+        _, receipt = read_receipt(service, erasure)
+        assert [key["state"] for key in receipt["tables"][0]["keys"]] == ["gone", "gone"]
+        assert service.admin.get(f"/erasures/{erasure['id']}").json()["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"keys": []},
+        {"keys": [{"id": 1}] * 1_001},
+        {"keys": [1]},
+        {"tables": []},
+        {"tables": ["db.t"], "pattern": "db.*"},
+        {"tables": ["t"] * 101},
+        {"keys": [{"id": 1}], "files": ["/a"]},
+        {"keys": None},
+        {"note": "n" * 1_001},
+        {"rows": [{"id": 1}]},
+    ],
+)
+def test_a_malformed_erasure_is_refused_field_by_field(service: Running, body: dict[str, Any]) -> None:
+    chosen = {} if "tables" in body else {"tables": ["db.t"]}
+    answer = service.admin.post("/erasures", json={"keys": [{"id": 1}]} | chosen | body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+
+
+def test_nothing_is_erased_without_the_secrets(settings: Settings) -> None:
+    for missing in ("erasure_secret", "receipt_secret"):
+        with running(settings.model_copy(update={missing: None})) as service:
+            answer = service.admin.post("/erasures", json={"keys": KEYS, "pattern": "*"})
+            assert (answer.status_code, answer.json()["type"]) == (409, "/problems/erasures-not-set-up")
+            assert f"ICESTREAM_{missing.upper()}" in answer.json()["detail"]
+    unusable = settings.model_copy(update={"receipt_secret": SecretStr("whsec_short")})
+    with pytest.raises(StartError, match="ICESTREAM_RECEIPT_SECRET"):
+        prepare(unusable)
+
+
+def test_an_error_of_the_database_shows_no_key(service: Running, tables: list[str], erase: Any) -> None:
+    erase(tables=tables[:1])
+    with service.database.write() as session:
+        (row,) = session.exec(select(JobRows)).all()
+        with pytest.raises(IntegrityError) as caught:
+            session.connection().execute(insert(JobRows), row.model_dump())
+    assert SECRET not in str(caught.value)
