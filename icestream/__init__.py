@@ -1,4 +1,5 @@
-"""Icestream's client: where the rows of keys are, asked of the service, and writes by key.
+"""Icestream's client: where the rows of keys are, asked of the service; writes by key, and
+erasures with receipts.
 
     from icestream import Client
 
@@ -10,6 +11,7 @@
 """
 
 from icestream.client import Answer, Client, Table
+from icestream.erasures import Erasure, Receipt, ReceiptForgedError
 from icestream.errors import (
     BusyError,
     ConflictError,
@@ -30,11 +32,14 @@ __all__ = [
     "BusyError",
     "Client",
     "ConflictError",
+    "Erasure",
     "ForbiddenError",
     "IcestreamError",
     "InvalidError",
     "NotFoundError",
     "ProblemError",
+    "Receipt",
+    "ReceiptForgedError",
     "SetupError",
     "Table",
     "UnauthenticatedError",

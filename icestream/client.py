@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icestream.connection import WHERE, Connection, Json
+from icestream.erasures import Erasure, ask
 from icestream.errors import UnreachableError
 from icestream.staging import SparkFrame
 from icestream.values import in_arrow, json_value
-from icestream.writes import Written, sent, write
+from icestream.writes import Written, json_rows, sent, write
 
 if TYPE_CHECKING:
     import pandas
@@ -107,6 +108,37 @@ class Client:
         if is_id(name):
             return Table(self._connection, name)
         return Table(self._connection, str(self._connection.find("/tables", "name", name)["id"]))
+
+    def erase(
+        self,
+        keys: pa.Table | pa.RecordBatch | pandas.DataFrame | Rows | None = None,
+        *,
+        files: Sequence[str] | None = None,
+        tables: Sequence[str] | None = None,
+        pattern: str | None = None,
+        catalog: str | None = None,
+        key_columns: Sequence[str] | None = None,
+        expire_snapshots: bool = True,
+        note: str | None = None,
+    ) -> Erasure:
+        """Erases keys from tables, all of them or none; `wait` for it, and ask for its `receipt`.
+
+        keys: a column for each of the key's, or a mapping for each key, of which there are at most 1,000; or
+        files: of more keys, in Parquet or Arrow IPC, at places that the service allows. tables: names or ids;
+        or pattern: of names. expire_snapshots: whether those go that reach the rows and that nobody holds.
+
+        Raises IcestreamError, ValueError for no keys or too many, and TypeError for what is no key.
+        """
+        listed = {"files": files, "tables": tables, "key_columns": key_columns}
+        body: Json = {name: None if value is None else list(value) for name, value in listed.items()}
+        body |= {"pattern": pattern, "catalog": catalog, "note": note, "expire_snapshots": expire_snapshots}
+        if keys is not None:
+            body["keys"] = json_rows(in_arrow(keys))
+        return Erasure(self._connection, str(ask(self._connection, body)["id"]))
+
+    def erasure(self, erasure_id: str) -> Erasure:
+        """One that was asked for before."""
+        return Erasure(self._connection, erasure_id)
 
 
 class Table:

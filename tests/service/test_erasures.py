@@ -299,7 +299,7 @@ def test_what_a_request_said_can_not_be_found_by_trying(
     service: Running, tables: list[str], path: str
 ) -> None:
     """Of a body with few possible values, by whoever reads the database and guesses the Idempotency-Key."""
-    body = {"rows" if path.endswith("upsert") else "keys": [{"id": 17}]}
+    body: dict[str, Any] = {"rows" if path.endswith("upsert") else "keys": [{"id": 17}]}
     body |= {"tables": tables[:1]} if path == "/erasures" else {}
     content = json.dumps(body).encode()
     headers = {"Idempotency-Key": "guessed", "Content-Type": "application/json"}
