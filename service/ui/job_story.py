@@ -280,6 +280,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return []
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
+    if result.get("erasure"):
+        return _erasure_figures(result["erasure"])
     if "rows_added" in result:
         return _write_figures(result)
     kind = _kind_of(result)
@@ -304,6 +306,27 @@ def _write_figures(result: dict[str, Any]) -> list[Figure]:
         Figure("Rows deleted", count(result.get("rows_deleted")), f"in {plural(touched, 'data file')}"),
         *([Figure("Rows left out", count(left_out), "they exist, or are no newer")] if left_out else []),
         Figure("Delete files written", count(result.get("delete_files_added"))),
+    ]
+
+
+def _erasure_figures(report: dict[str, Any]) -> list[Figure]:
+    counts = report.get("counts") or {}
+    of_all = f"of {count(report.get('keys'))}"
+    states = [state for state in ("gone", "held", "invisible", "unknown") if counts.get(state)]
+    return [
+        *(Figure(f"Keys {state}", count(counts[state]), of_all) for state in states),
+        Figure("Rows deleted", count(report.get("rows_deleted"))),
+        Figure(
+            "Data files rewritten",
+            count(report.get("data_files_rewritten")),
+            f"{size(report.get('bytes_rewritten'))}, now {size(report.get('bytes_written'))}",
+        ),
+        Figure("Snapshots expired", count(report.get("snapshots_expired_count"))),
+        Figure(
+            "Files looked through",
+            count(report.get("files_looked_through")),
+            size(report.get("bytes_looked_through")),
+        ),
     ]
 
 

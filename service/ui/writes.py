@@ -59,7 +59,7 @@ def _asked(typed: Form) -> Any:
         "files": (files := typed.lines("files") or None),
         "dry_run": typed["dry_run"] != "false",
     }
-    sent = None if files and not typed["rows"].strip() else _parsed(typed["rows"])
+    sent = None if files and not typed["rows"].strip() else parsed_json(typed["rows"], "rows")
     if typed["kind"] == "delete":
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
         return partial(rows.delete_rows, request=deletion)
@@ -69,16 +69,17 @@ def _asked(typed: Form) -> Any:
     return partial(rows.upsert_rows, request=upsert)
 
 
-def _parsed(text: str) -> Any:
+def parsed_json(text: str, field: str) -> Any:
+    """What a field of a form says in JSON. Raises InvalidError, which does not repeat it."""
     try:
         body = text.encode()
         check_shape(body)
         check_body(body)
         return json.loads(body)
     except (ValueError, RecursionError):
-        finding = {"field": "rows", "message": "This is no JSON."}
+        finding = {"field": field, "message": "This is no JSON."}
         raise InvalidError(
-            "validation-error", "rows: this is no JSON.", "Write a list of objects.", errors=[finding]
+            "validation-error", f"{field}: this is no JSON.", "Write a list of objects.", errors=[finding]
         ) from None
 
 

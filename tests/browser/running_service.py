@@ -19,6 +19,7 @@ import httpx
 from service.auth.service import create_login_link
 from service.db.database import Database, migrate
 from service.records.keys import Role
+from service.webhooks.signing import new_secret
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP, listening
 from tests.service.iceberg_tables import IcebergCatalog
@@ -200,6 +201,29 @@ def convert_result(*, dry_run: bool = False) -> dict[str, Any]:
     }
 
 
+def erasure_result(*, held: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Of two keys, the first of which is held, if anything holds it."""
+    return {
+        "rows_deleted": 31,
+        "erasure": {
+            "keys": 2,
+            "rows_deleted": 31,
+            "snapshot_id_deleted": 6051911820938456713,
+            "snapshot_id_rewritten": 6051911820938456714,
+            "data_files_rewritten": 4,
+            "bytes_rewritten": 512_000_000,
+            "bytes_written": 511_000_000,
+            "snapshots_expired": [5781947118336215154],
+            "snapshots_expired_count": 1,
+            "files_looked_through": 312,
+            "bytes_looked_through": 9_800_000_000,
+            "looked_at": "2026-03-01T12:00:00Z",
+            "counts": {"gone": 1, "held": 1} if held else {"gone": 2},
+            "held": list(held),
+        },
+    }
+
+
 def index_result() -> dict[str, Any]:
     return {
         "iceberg_snapshot_id": 5781947118336215154,
@@ -289,6 +313,8 @@ def _running_service(directory: Path, lookups: dict[str, str]) -> Iterator[Runni
         # Most tests wait for the first look at a table.
         "ICESTREAM_POLL_INTERVAL_SECONDS": "0.3",
         "ICESTREAM_LEASE_SECONDS": "300",
+        "ICESTREAM_ERASURE_SECRET": secrets.token_urlsafe(32),
+        "ICESTREAM_RECEIPT_SECRET": new_secret(),
         **lookups,
     }
     log = directory / "service.log"

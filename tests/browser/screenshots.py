@@ -29,6 +29,7 @@ from tests.browser.running_service import (
     PlayedWorker,
     RunningService,
     convert_result,
+    erasure_result,
     index_report,
     index_result,
     running_service,
@@ -111,6 +112,7 @@ def furnish(service: RunningService) -> Pages:
     second.report("read", 9, 9, "files", decisions=["Key set (id) is looked up in its index"])
     second.log("Planned 9 equality delete files against 96 data files")
     second.report("lookup", 120, 298, "tasks")
+    erasure = erase(service, worker)
     past = write_past(service, orders, dry_run, done, indexed)
     pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
     wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11, "all tables to be there")
@@ -132,6 +134,9 @@ def furnish(service: RunningService) -> Pages:
             "job-index": f"/jobs/{past[indexed]}",
             "job-failed": f"/jobs/{failed}",
             "jobs": "/jobs",
+            "erasures": "/erasures",
+            "erasure": f"/erasures/{erasure}",
+            "erasure-new": "/erasures/new",
             "jobs-none": "/jobs?status=cancelled",
             "workers": "/workers",
             "policies": "/policies",
@@ -157,6 +162,28 @@ def furnish(service: RunningService) -> Pages:
         },
         {"login": "/login", "problem": "/problems/catalog-unreachable"},
     )
+
+
+def erase(service: RunningService, worker: PlayedWorker) -> str:
+    """An erasure of three tables: keys are gone, held, and not yet looked for."""
+    erasure = service.post(
+        "/erasures",
+        keys=[{"id": 7}, {"id": 8}],
+        tables=["sales.customers", "logistics.shipments", "finance.invoices"],
+        note="ticket 4711",
+        priority=100,
+    )
+    worker.claim().succeed(erasure_result())
+    tag = {
+        "holder": "tag",
+        "name": "audit-2025",
+        "snapshot_id": 5781947118336215154,
+        "reason": "The tag reaches 2 data files that hold rows of the key.",
+        "remedy": "Drop the tag if nobody needs it, then erase again.",
+        "keys": [0],
+    }
+    worker.claim().succeed(erasure_result(held=[tag]))
+    return str(erasure["id"])
 
 
 def make_webhook(service: RunningService) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from service.settings import Settings
+from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -21,6 +23,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> 
         database_url=f"sqlite:///{directory / 'icestream.db'}",
         bootstrap_key=ADMIN_KEY,
         background=False,
+        erasure_secret=SecretStr("what hashes the keys of these pages"),
+        receipt_secret=SecretStr(new_secret()),
     )
     with running(settings) as service:
         yield service
