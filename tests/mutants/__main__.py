@@ -4,7 +4,7 @@ Cosmic Ray makes the mistakes. Each is tried in a copy below build/mutants with 
 run its line, until one fails: those without Spark first, and the shortest; with all of the area, if none
 does, as of lines that run in processes of Spark alone. Only tests that `make test` runs count. Left out is
 what means nothing by itself: annotations, constants that benchmarks chose, caches, frozen dataclasses,
-`strict` of zip, `is` for `==`, and what is no Python.
+`strict` of zip, `is` for `==`, what is no Python, and what `equivalent.py` lists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import ast
 import json
 import multiprocessing
 import os
-import random
 import re
 import shutil
 import signal
@@ -28,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from difflib import unified_diff
 from enum import Enum
+from hashlib import sha256
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -46,7 +46,6 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 COPIES = 2
 WANTED = 0.95
-_SEED = 1
 _PACKAGES = ("service", "worker", "telemetry", "stores", "trust", "icestream", "tests")
 _SLOW_IMPORTS = (
     "alembic.command",
@@ -145,7 +144,7 @@ def main() -> None:
                 unchanged[area].longest_seconds,
             )
             for area in areas
-            for mutation in sample(area, round(area.sample * given.share))
+            for mutation in to_try(area, given.share)
         ]
         pending = {pool.submit(_try, trial): trial for trial in trials}
         results: list[tuple[Trial, Result]] = []
@@ -168,26 +167,54 @@ def _report(areas: Sequence[Area], results: Sequence[tuple[Trial, Result]]) -> N
     sys.exit(killed < WANTED * len(results))
 
 
-def sample(area: Area, size: int) -> list[MutationSpec]:
-    """Mutations at `size` places of the area's modules, the same ones each time."""
+def to_try(area: Area, share: float) -> list[MutationSpec]:
+    """What the sample begins with, but for equivalent mutants. What is listed as one has to be one still."""
+    possible = list(_possible(area))
+    listed = {(one.module, one.line, one.mutated) for one in area.equivalent}
+    lines = {(module, line) for module, line, _ in listed}
+    here = {_change(one) for one in possible if (str(one.module_path), _line(one).strip()) in lines}
+    if gone := listed - here:
+        raise SystemExit(f"{area.name} has no such mutants any more, take them from equivalent.py: {gone}")
+    chosen = islice(_sample(possible), round(area.sample * share))
+    return [mutation for mutation in chosen if _change(mutation) not in listed]
+
+
+def _sample(mutations: Sequence[MutationSpec]) -> Iterator[MutationSpec]:
+    """One at each place, in an order by chance that is the same each time.
+
+    It depends on nothing but the line itself: whatever changes elsewhere, the same ones are tried.
+    """
+    at: dict[tuple[str, str, int], list[MutationSpec]] = {}
+    for mutation in mutations:
+        line = _line(mutation)
+        place = (str(mutation.module_path), line.lstrip(), mutation.start_pos[1] - len(line))
+        at.setdefault(place, []).append(mutation)
+    for place in sorted(at, key=_by_chance):
+        # Of those that are the same in equal lines, the first.
+        ordered = sorted(at[place], key=lambda one: one.occurrence)
+        chosen = min(ordered, key=lambda one: _by_chance((place, one.operator_name, one.operator_args)))
+        if _is_python(chosen):
+            yield chosen
+
+
+def _by_chance(what: object) -> bytes:
+    return sha256(repr(what).encode()).digest()
+
+
+def _line(mutation: MutationSpec) -> str:
+    return str(mutation.module_path.read_text().splitlines()[mutation.start_pos[0] - 1])
+
+
+def _possible(area: Area) -> Iterator[MutationSpec]:
     paths = sorted(path.relative_to(ROOT) for pattern in area.modules for path in ROOT.glob(pattern))
     with use_db(":memory:", WorkDB.Mode.create) as session:
         init(paths, session, {})
         found = [item.mutations[0] for item in session.work_items]
     written = {path: list(_meaningless((ROOT / path).read_text())) for path in paths}
-    at: dict[tuple[Path, Position], list[MutationSpec]] = {}
     for mutation in found:
         operator = mutation.operator_name.removeprefix("core/").removeprefix("ReplaceComparisonOperator_")
-        if _SAME.fullmatch(operator) or _is_within(mutation, written[mutation.module_path]):
-            continue
-        at.setdefault((mutation.module_path, mutation.start_pos), []).append(mutation)
-    chance = random.Random(_SEED)
-    places = chance.sample(sorted(at), len(at))
-    chosen = (
-        chance.choice(sorted(at[place], key=lambda one: (one.operator_name, one.occurrence)))
-        for place in places
-    )
-    return list(islice(filter(_is_python, chosen), size))
+        if not _SAME.fullmatch(operator) and not _is_within(mutation, written[mutation.module_path]):
+            yield mutation
 
 
 def _is_python(mutation: MutationSpec) -> bool:
@@ -205,6 +232,18 @@ def _mutated(mutation: MutationSpec) -> str:
     operator = get_operator(mutation.operator_name)(**mutation.operator_args)
     source = mutation.module_path.read_text()
     return str(MutationVisitor.mutate_code(source, operator, mutation.occurrence))
+
+
+def _change(mutation: MutationSpec) -> tuple[str, str, str]:
+    """Its module, the line that it changes, and what becomes of it."""
+    changes = list(_diff(mutation.module_path.read_text(), _mutated(mutation), context_lines=0))[1:]
+    before, after = ([line[1:].strip() for line in changes if line[0] == sign] for sign in "-+")
+    return str(mutation.module_path), "\n".join(before), "\n".join(after)
+
+
+def _diff(before: str, after: str, *, context_lines: int) -> Iterator[str]:
+    lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context_lines)
+    return islice(lines, 2, None)  # without the names of files
 
 
 def _meaningless(source: str) -> Iterator[tuple[Position, Position]]:
@@ -307,7 +346,7 @@ def _try(trial: Trial) -> Result:
     module.write_text(after)
     code, said = _pytest(*trial.tests, longest_seconds=trial.longest_seconds)
     module.write_text(before)
-    diff = "\n".join(list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:])
+    diff = "\n".join(_diff(before, after, context_lines=2))
     if code is None:
         code, _ = _pytest(*trial.tests, longest_seconds=trial.longest_seconds)
         return Result(Outcome.TIMED_OUT if code is None else Outcome.HUNG, diff, "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.mutants.equivalent import Equivalent
+
 
 @dataclass(frozen=True)
 class Area:
@@ -13,7 +15,8 @@ class Area:
     tests: tuple[str, ...]
     """What finds most of them first: a mutant is left at its first failure."""
     sample: int
-    """How many mutants are tried."""
+    """How many mutants are tried, with the equivalent ones."""
+    equivalent: tuple[Equivalent, ...] = ()
 
 
 AREAS = (
