@@ -154,6 +154,19 @@ def test_a_rule_allows_what_it_names_and_nothing_else(
 
 
 @pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("lake.example", "'lake.example' is"),
+        ("127.0.0.1", "'127.0.0.1' is"),
+        ("127.1", "'127.1', which is 127.0.0.1, is"),
+    ],
+)
+def test_who_is_refused_is_told_the_address_that_was_written_otherwise(host: str, told: str) -> None:
+    with pytest.raises(HostNotAllowedError, match=f"^{told} not among"):
+        Egress(()).check_host(host)
+
+
+@pytest.mark.parametrize(
     ("error", "words"),
     [(socket.gaierror(-2, "no such name"), "no such name"), (OSError("no server"), "no server")],
 )
@@ -175,6 +188,17 @@ def test_a_warehouse_is_a_place_but_where_a_rest_catalog_gives_it_a_name(tmp_pat
     for kind, warehouse in ((CatalogType.REST, "s3://other"), (CatalogType.GLUE, "prod")):
         with pytest.raises(InvalidError, match=warehouse):
             check_record(settings, kind, {"warehouse": warehouse})
+
+
+def test_each_address_of_a_metastore_is_judged(tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, data_dir=tmp_path, allowed_hosts=("*.example",))
+    one = "thrift://one.example:9083"
+    check_record(settings, CatalogType.HIVE, {"uri": f"{one},thrift://two.example:9083"})
+    for other in ("http://two.example", "thrift://", "thrift://elsewhere.test:9083"):
+        with pytest.raises(
+            InvalidError, match=r"has one of thrift, and a host|'elsewhere.test' is not among"
+        ):
+            check_record(settings, CatalogType.HIVE, {"uri": f"{one},{other}"})
 
 
 def _guarded(properties: dict[str, str], tmp_path: Path) -> FileIO:

@@ -23,7 +23,12 @@ AREAS = (
     Area(
         "egress",
         ("trust/egress.py", "trust/locations.py", "trust/addresses.py", "service/catalogs/egress.py"),
-        ("tests/test_hosts.py", "tests/test_locations.py", "tests/service/test_egress.py"),
+        (
+            "tests/test_hosts.py",
+            "tests/test_locations.py",
+            "tests/service/test_control_database.py",
+            "tests/service/test_egress.py",
+        ),
         30,
     ),
     Area(

@@ -97,6 +97,14 @@ def test_another_name_of_its_host_is_noticed_before_it_is_connected_to(
         check_reachable(settings, CatalogType.SQL, properties)
 
 
+def test_a_record_names_any_other_database_of_its_server(tmp_path: Path) -> None:
+    own, other = "postgresql://db.internal/icestream", "postgresql://db.internal/lake"
+    settings = Settings(data_dir=tmp_path, database_url=own)
+    check_record(settings, CatalogType.SQL, {"uri": other})
+    with pytest.raises(InvalidError, match="keeps its own tables"):
+        check_record(settings, CatalogType.SQL, {"uri": own})
+
+
 def test_a_sqlite_file_is_known_by_each_of_its_spellings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
