@@ -72,4 +72,4 @@ def set_session_cookie(response: Response, request: Request, token: str) -> None
 
 
 def clear_session_cookie(response: Response) -> None:
-    response.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
+    response.delete_cookie(SESSION_COOKIE)
