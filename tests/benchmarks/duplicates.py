@@ -45,9 +45,9 @@ def measure_duplicates(dataset: Dataset, rounds: int) -> DuplicatesMeasurement:
     try:
         indexed = dataset.jobs.run("index", key_sets=[dataset.kind.key]).health["key_sets"][0]
         assert indexed["coverage"] == 1
-        in_driver = _report(dataset, count, rounds, local_rows=2 * dataset.rows)
+        in_driver = _report(dataset, count, rounds, dataset.jobs.runner.local_rows)
         by_duckdb = _duckdb(dataset, count, rounds)
-        on_spark = _report(dataset, count, rounds, local_rows=0)
+        on_spark = _report(dataset, count, rounds, 0)
         return DuplicatesMeasurement(
             dataset.rows, count, indexed["sorted_runs"], in_driver, on_spark, by_duckdb
         )
@@ -55,7 +55,7 @@ def measure_duplicates(dataset: Dataset, rounds: int) -> DuplicatesMeasurement:
         dataset.rewind()
 
 
-def _report(dataset: Dataset, expected: int, rounds: int, *, local_rows: int) -> Figure:
+def _report(dataset: Dataset, expected: int, rounds: int, local_rows: int) -> Figure:
     seconds = []
     for _ in range(rounds):
         with patch.object(dataset.jobs.runner, "local_rows", local_rows):
@@ -87,7 +87,7 @@ def section(measured: DuplicatesMeasurement, about: str) -> str:
 
 A table of {measured.rows:,} rows with int64 keys, of which {measured.duplicates:,} were appended once more.
 A job `report_duplicates` lists them and their rows from the index ({measured.sorted_runs} sorted runs);
-its tasks run in the worker, or on Spark if there are more than 50 million rows. DuckDB lists the keys
+its tasks run in the worker, or on Spark if there are more than 200 million rows. DuckDB lists the keys
 alone, from the data files, by `GROUP BY id HAVING count(*) > 1`. Whole jobs and queries, the median
 (least-most) of {len(measured.duckdb.seconds)}, on {about}
 

@@ -110,11 +110,16 @@ class Job:
             known = self.usage.stage(name)
             known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
 
-    def run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> list[Any]:
-        return list(self.each_task(stage, tasks, shared, planned_rows))
+    def run_tasks(
+        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, row_cost: float = 1.0
+    ) -> list[Any]:
+        return list(self.each_task(stage, tasks, shared, planned_rows, row_cost))
 
-    def each_task(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
-        """Results as they come. planned_rows: what all tasks together may read.
+    def each_task(
+        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, row_cost: float = 1.0
+    ) -> Iterator[Any]:
+        """Results as they come. planned_rows: what all tasks together may read. row_cost: see
+        `TaskRunner.run`.
 
         Progress is told in rows, as each task comes to its share of them.
         """
@@ -134,6 +139,7 @@ class Job:
             tasks,
             shared,
             planned_rows=planned_rows,
+            row_cost=row_cost,
             on_progress=on_progress,
             on_work=counter.count,
             about=self._about(stage),

@@ -162,8 +162,11 @@ class TaskRunner:
         on_progress: Callable[[float], None],
         on_work: OnWork = lambda _: None,
         about: str = "",
+        row_cost: float = 1.0,
     ) -> Iterator[R]:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
+
+        row_cost: how long a row takes, in comparison with one of a lookup.
 
         `on_progress` is told the number of tasks done, with the shares that running ones have told of
         themselves (`tell_share`), about once a second at least, and may raise
@@ -171,7 +174,7 @@ class TaskRunner:
         about: how Spark's jobs are described in its UI and event log.
         A task's own error is raised as it is locally, and as Spark wraps it otherwise.
         """
-        if planned_rows <= self.local_rows or not tasks:
+        if planned_rows * row_cost <= self.local_rows or not tasks:
             yield from self._run_locally(tasks, shared, on_progress, on_work)
         else:
             yield from self._run_on_spark(tasks, shared, on_progress, on_work, about)

@@ -19,6 +19,7 @@ from worker.index import sorted_runs
 from worker.jobs import duplicate_rows
 from worker.jobs.report_duplicates import UndecidedRowsError
 from worker.process.errors import JobCancelledError, JobError
+from worker.spark.tasks import TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -142,6 +143,20 @@ def test_ranges_of_keys_and_files_sorted_anew_make_no_difference(
     assert reported(found) == by_spark(spark, table.identifier, ["id"])
     assert len(list(jobs.index.glob("*.db/duplicates/*.parquet"))) > 2
     assert [*jobs.index.glob("*.db/duplicates/bucket-0/*")] == []
+
+
+def test_keys_are_compared_in_the_worker_up_to_more_rows_than_are_looked_up_there(
+    table: TableBuilder, jobs: Jobs, spark: SparkSession
+) -> None:
+    jobs.run("index", key_sets=[["id"]])
+    for local_rows, is_on_spark in ((20, False), (1, True)):  # of 21 rows
+        jobs.runner = TaskRunner(spark, local_rows=local_rows)
+        stages = {stage["name"]: stage for stage in jobs.run("report_duplicates").result["stages"]}
+        of_ranges = stages["find_duplicates"]
+        assert (of_ranges["tasks_on_spark"] > 0, of_ranges["tasks_in_driver"] > 0) == (
+            is_on_spark,
+            not is_on_spark,
+        )
 
 
 def test_a_data_file_that_is_live_twice_has_each_row_twice(
