@@ -57,7 +57,7 @@ async def admitted(
     request: Request, caller: Principal, limited: int, **counts: int
 ) -> AsyncIterator[tuple[EnrolledTable, Catalog]]:
     """The table and its catalog, while the question about it is asked. The audit entry is written meanwhile,
-    which takes as long as a lookup of one key; without it, nothing is answered.
+    which takes as long as a lookup of one key; without it, nothing is answered nor refused.
 
     caller: let in as `Asking`. limited: how many keys count for the caller's limit. counts: what the audit
     log tells.
@@ -72,10 +72,17 @@ async def admitted(
 
     def record() -> None:
         with get_database(request).write() as session:
-            service.record(session, caller, table, **counts)
+            service.record(session, caller, catalog, table, **counts)
 
     recording = asyncio.create_task(run_in_threadpool(record))
+    is_given_up = False
     try:
         yield table, catalog
+    except asyncio.CancelledError:
+        is_given_up = True
+        raise
     finally:
-        await recording
+        await asyncio.wait([recording])
+        failure = recording.exception()
+        if failure is not None and not is_given_up:
+            raise failure

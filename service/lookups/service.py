@@ -1,6 +1,6 @@
 """Who asks about which keys of which table, and where that is."""
 
-from fnmatch import fnmatchcase
+import re
 from typing import Any
 
 from sqlmodel import Session
@@ -25,20 +25,26 @@ def asked_about(session: Session, caller: Principal, table_id: str) -> tuple[Enr
     """
     table = get_table(session, table_id)
     catalog = session.get_one(Catalog, table.catalog_id)
-    _check_tables(caller, f"{catalog.name}.{table.name}")
+    _check_tables(caller, _full_name(catalog, table))
     return table, catalog
 
 
-def record(session: Session, caller: Principal, table: EnrolledTable, **counts: int) -> None:
+def record(
+    session: Session, caller: Principal, catalog: Catalog, table: EnrolledTable, **counts: int
+) -> None:
     """In the audit log: who asks about how many keys, and never which.
 
     counts: of keys, and what else the audit log tells.
     """
-    audit.record(session, caller, "table.look_up", table.name, "allowed", **counts)
+    audit.record(session, caller, "table.look_up", _full_name(catalog, table), "allowed", **counts)
+
+
+def _full_name(catalog: Catalog, table: EnrolledTable) -> str:
+    return f"{catalog.name}.{table.name}"
 
 
 def _check_tables(caller: Principal, table: str) -> None:
-    if caller.tables is None or any(fnmatchcase(table, pattern) for pattern in caller.tables):
+    if caller.tables is None or any(_means(pattern, table) for pattern in caller.tables):
         return
     raise ForbiddenError(
         "out-of-scope",
@@ -47,6 +53,11 @@ def _check_tables(caller: Principal, table: str) -> None:
         action="table.look_up",
         target=table,
     )
+
+
+def _means(pattern: str, table: str) -> bool:
+    """Only `*` stands for other text: what else is a sign to `fnmatch` may be in a name."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), table, re.DOTALL) is not None
 
 
 def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: EnrolledTable) -> str:

@@ -1,14 +1,22 @@
 """Who may ask about keys, how much, and what is remembered of it."""
 
+import asyncio
+from threading import Event
+from types import SimpleNamespace
+
 import httpx
 import pytest
+from fastapi import Request
 from sqlalchemy.exc import OperationalError
 
 from service.auth.models import Principal
+from service.db.database import Database
 from service.errors import IcestreamError
+from service.lookups.admission import admitted
 from service.lookups.limits import KeyLimits
 from service.records.keys import Role
 from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import (
     Running,
     alike_on_both,
@@ -22,7 +30,7 @@ def test_the_audit_log_tells_how_many_keys_and_never_which(service: Running, tab
     service.admin.post(table, json={"keys": keys, "key_columns": ["id"]})
     entries = service.admin.get("/audit", params={"action": "table.look_up"})
     entry = entries.json()["items"][0]
-    assert (entry["fields"], entry["target"]) == ({"keys": 2}, "db.t")
+    assert (entry["fields"], entry["target"]) == ({"keys": 2}, "local.db.t")
     assert entry["principal"]
     service.admin.post(f"{table}/history", json={"key": keys[0], "key_columns": ["id"], "snapshots": 7})
     newest = service.admin.get("/audit", params={"action": "table.look_up"}).json()["items"][0]
@@ -40,6 +48,44 @@ def test_what_the_audit_log_cannot_tell_is_not_answered(
     for path, asked in ((table, {"keys": [{"id": 3}]}), (f"{table}/history", {"key": {"id": 3}})):
         answer = service.admin.post(path, json={**asked, "key_columns": ["id"]})
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/database-unavailable")
+
+
+def test_a_question_that_is_refused_is_in_the_audit_log(service: Running, table: str) -> None:
+    for status, key in ((422, "x"), (404, 3)):
+        asked = {"keys": [{"id": key}], "key_columns": ["id"], "branch": "gone" if status == 404 else None}
+        assert service.admin.post(table, json=asked).status_code == status
+    entries = service.admin.get("/audit", params={"action": "table.look_up"}).json()["items"]
+    assert [entry["fields"] for entry in entries] == [{"keys": 1}] * 2
+
+
+async def _ask_until_given_up(request: Request, caller: Principal) -> None:
+    async with admitted(request, caller, 1, keys=1):
+        await asyncio.sleep(PATIENCE_SECONDS)
+
+
+def test_a_question_that_is_given_up_ends_as_such_whatever_the_audit_log_says(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Event()
+
+    def fail(*_: object, **__: object) -> None:
+        recorded.set()
+        raise OperationalError("INSERT", {}, Exception("database is locked"))
+
+    monkeypatch.setattr("service.auth.audit.record", fail)
+    state = SimpleNamespace(key_limits=KeyLimits(settings), database=database)
+    request = Request({"type": "http", "app": SimpleNamespace(state=state), "state": {}})
+    request.state.asked_about = (SimpleNamespace(name="t"), SimpleNamespace(name="c"))
+
+    async def give_up() -> asyncio.Task[None]:
+        caller = Principal("api_key", "one", "one", Role.VIEWER)
+        asking = asyncio.create_task(_ask_until_given_up(request, caller))
+        await asyncio.to_thread(recorded.wait, PATIENCE_SECONDS)
+        asking.cancel()
+        await asyncio.wait([asking])
+        return asking
+
+    assert asyncio.run(give_up()).cancelled()
 
 
 def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(
@@ -62,7 +108,12 @@ def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: s
 
     asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
     of_one = {"key": {"id": 3}, "key_columns": ["id"]}
-    cases = [(["local.db.*"], True), (["other.*", "local.db.t"], True), (["local.db"], False)]
+    cases = [
+        (["local.db.*"], True),
+        (["other.*", "local.db.t"], True),
+        (["local.db.[t]", "local.db.?"], False),
+        (["local.db"], False),
+    ]
     for tables, is_let in cases:
         made = key(*tables).json()
         assert made["tables"] == tables
@@ -70,6 +121,7 @@ def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: s
         answers = [client.post(table, json=asked), client.post(f"{table}/history", json=of_one)]
         assert [answer.status_code for answer in answers] == [200 if is_let else 403] * 2
     assert answers[0].json()["type"] == "/problems/out-of-scope"
+    assert 'lookups_total{status="refused"} 4.0' in service.admin.get(f"{service.url}/metrics").text
     denied = service.admin.get("/audit", params={"action": "table.look_up", "outcome": "denied"}).json()
     assert {entry["target"] for entry in denied["items"]} == {"local.db.t"}
     for refused in (key(), key("x", scopes=("lookups:read", "tables:read")), key("x", scopes=())):
