@@ -1,4 +1,4 @@
-"""A worker that dies at its commit, in the process of a test."""
+"""A worker that dies at some point, in the process of a test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,13 @@ class Death:
 @contextmanager
 def killed_at_its_commit(when: str) -> Iterator[Death]:
     """The next commit does not return; `after`: it has happened."""
-    death = Death()
+    with killed_at_commit_of(row_delta, "java_row_delta", when) as death:
+        yield death
+
+
+@contextmanager
+def killed_at_commit_of(module: Any, maker: str, when: str) -> Iterator[Death]:
+    """The same of an operation that a function of a module makes."""
 
     class Commit:
         def __init__(self, operation: Any) -> None:
@@ -34,9 +40,29 @@ def killed_at_its_commit(when: str) -> Iterator[Death]:
                 self._operation.commit()
             raise _Killed
 
-    real = row_delta.java_row_delta
-    with patch.object(row_delta, "java_row_delta", lambda *arguments: Commit(real(*arguments))):
-        try:
-            yield death
-        except _Killed:
-            death.happened = True
+    real = getattr(module, maker)
+    with patch.object(module, maker, lambda *arguments: Commit(real(*arguments))), _death() as death:
+        yield death
+
+
+@contextmanager
+def killed_at_call_of(module: Any, function: str, when: str) -> Iterator[Death]:
+    """The next call of a function does not return; `after`: it was done."""
+    real = getattr(module, function)
+
+    def call(*arguments: Any, **named: Any) -> None:
+        if when == "after":
+            real(*arguments, **named)
+        raise _Killed
+
+    with patch.object(module, function, call), _death() as death:
+        yield death
+
+
+@contextmanager
+def _death() -> Iterator[Death]:
+    death = Death()
+    try:
+        yield death
+    except _Killed:
+        death.happened = True

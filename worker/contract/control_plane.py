@@ -158,10 +158,9 @@ class AnnouncedPlan(Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
-    removes: the path of an equality delete file, or of a data file, that the commit removes; None as long as
-    none is about to be made. only_on: instead of that, the head of the branch that the commit needs.
-    data_files: so many new ones have names. location, properties: of the table, as far as the files' names
-    depend on them.
+    removes: the path of an equality delete file that the commit removes; None as long as none is about to be
+    made. only_on: instead of that, the head of the branch that the commit needs. data_files: so many new ones
+    have names. location, properties: of the table, as far as the files' names depend on them.
     """
 
     number: int

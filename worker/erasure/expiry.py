@@ -6,7 +6,7 @@ streaming writer looks for when it starts again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,7 +24,7 @@ from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.table import row_delta
 from worker.table.catalogs import java_message, jvm_of
-from worker.table.commit import check_clock
+from worker.table.commit import JOB_ID, check_clock
 from worker.table.commit_errors import prepared
 from worker.table.row_delta import ANY_FILE
 
@@ -58,27 +58,24 @@ class Hold:
     until: datetime | None = None
 
 
-def holds(metadata: TableMetadata, branch: str, *, may_expire: bool, now: datetime) -> dict[int, Hold]:
-    """What holds the snapshots of a table, by their ids; the others may expire.
-
-    branch: of the job. may_expire: whether the request lets snapshots expire at all.
-    """
+def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
+    """What holds the snapshots of a table, by their ids; the others may expire."""
     found: dict[int, Hold] = {}
-    for snapshot_id, hold in _holds(metadata, branch, may_expire=may_expire, now=now):
+    for snapshot_id, hold in _holds(job, metadata, datetime.now(UTC)):
         found.setdefault(snapshot_id, hold)
     return found
 
 
-def _holds(
-    metadata: TableMetadata, branch: str, *, may_expire: bool, now: datetime
-) -> Iterator[tuple[int, Hold]]:
+def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
     """The most telling first."""
+    assignment = job.assignment
+    others = {left.job_id for left in assignment.leftovers} - {assignment.job.id}
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is SnapshotRefType.TAG:
             yield ref.snapshot_id, _of_tag(metadata, name, ref)
         else:
             why, remedy = f"It is the head of branch {name}.", f"Erase on branch {name}, or drop it, {_AGAIN}"
-            if name == branch:
+            if name == assignment.table.branch:
                 remedy = "Erase again."
             yield ref.snapshot_id, Hold("branch", why, remedy, name)
     if metadata.properties.get(_GC, "true").lower() == "false":
@@ -96,8 +93,8 @@ def _holds(
         yield from _of_retention(metadata, name, ref, ancestors, now)
     yield from _of_age(metadata, now)
     for name, (_, ancestors) in branches.items():
-        yield from _of_writers(name, ancestors)
-    if not may_expire:
+        yield from _of_writers(name, ancestors, others)
+    if not assignment.job.erase.expire_snapshots:
         why, remedy = (
             "The request lets no snapshot expire.",
             "Let this one expire, or erase again and let snapshots expire.",
@@ -141,18 +138,25 @@ def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]
             yield snapshot.snapshot_id, Hold("retention", why, remedy, until=until)
 
 
-def _of_writers(branch: str, ancestors: Iterable[Snapshot]) -> Iterator[tuple[int, Hold]]:
-    """Without its last snapshot, a streaming writer would commit once more what it has committed."""
-    seen = set()
-    remedy = f"Wait until that writer has committed again, {_AGAIN}"
-    for snapshot in ancestors:
+def _of_writers(
+    branch: str, ancestors: Sequence[Snapshot], jobs: Collection[str]
+) -> Iterator[tuple[int, Hold]]:
+    """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
+    would commit it once more, as would jobs of Icestream that go on after an attempt was lost.
+
+    jobs: those that may.
+    """
+    last, writers = 0, set[tuple[str | None, ...]]()
+    for number, snapshot in enumerate(ancestors, start=1):
         told = snapshot.summary.additional_properties if snapshot.summary else {}
-        for names in _WRITERS:
-            writer = tuple(told.get(name) for name in names)
-            if writer[0] is not None and writer not in seen:
-                seen.add(writer)
-                why = f"A streaming writer looks for its last snapshot, which this is, when it starts ({names[0]})."
-                yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
+        of_snapshot = {tuple(told.get(name) for name in names) for names in _WRITERS if names[0] in told}
+        if not of_snapshot <= writers or told.get(JOB_ID) in jobs:
+            last = number
+        writers |= of_snapshot
+    why = "A writer looks for its last snapshot when it goes on, which is this one or lies behind it."
+    remedy = f"Wait until that writer has ended or committed again, {_AGAIN}"
+    for snapshot in ancestors[:last]:
+        yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
 
 
 def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:

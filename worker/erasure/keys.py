@@ -22,6 +22,7 @@ from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.table.manifests import EntryValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
+_IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 
 
@@ -83,6 +84,22 @@ class ErasedKeys:
                 is_value = self._is_text or text.startswith(_PARTITION_COUNTS)
                 found |= self._words.get(unquote_plus(part), set()) if is_value else set()
         return frozenset(found)
+
+    def redacted(self, text: str) -> str:
+        """Without values of keys in what names places of partitions."""
+        return _IN_PLACES.sub(lambda part: self._without_value(*part.groups()), text)
+
+    def _without_value(self, name: str, value: str) -> str:
+        return f"{name}=..." if unquote_plus(value) in self._values_as_words else f"{name}={value}"
+
+    @cached_property
+    def _values_as_words(self) -> set[str]:
+        return {
+            str(to_words(value, column))
+            for column, values in zip(self.key_set.columns, self._values, strict=True)
+            for value in values
+            if value is not None
+        }
 
     def in_bytes(self, content: bytes) -> frozenset[int] | None:
         """The keys whose text stands in a file of unknown form; None where keys have no text."""

@@ -49,24 +49,26 @@ class Findings:
         self.held.append({"keys": keys, "hold": hold, "snapshot_id": snapshot_id})
 
     def told(self, keys: ErasedKeys) -> dict[str, Any]:
-        """counts and held, as a job's result has them: of the keys as they were sent."""
+        """counts, and keys by their states, as a job's result has them: of the keys as they were sent."""
         states = np.full(len(keys), "gone" if self._is_all_known else "unknown", object)
         states[sorted(self._held)] = "held"
         states[sorted(self.invisible)] = "invisible"
         of_sent = states[keys.number_of]
         names = ("gone", "invisible", "held", "unknown")
-        not_known = frozenset(np.flatnonzero(states == "unknown").tolist())
+        unknown = frozenset(np.flatnonzero(states == "unknown").tolist())
         return {
             "counts": {name: int((of_sent == name).sum()) for name in names},
+            "invisible": _sent(keys, self.invisible),
+            "unknown": _sent(keys, unknown),
             "held": [
                 {
                     "holder": one["hold"].holder,
-                    "name": one["hold"].name,
+                    "name": None if one["hold"].name is None else keys.redacted(one["hold"].name),
                     "snapshot_id": one["snapshot_id"],
                     "until": _iso(one["hold"].until),
-                    "reason": one["hold"].reason,
+                    "reason": keys.redacted(one["hold"].reason),
                     "remedy": one["hold"].remedy,
-                    "keys": _sent(keys, not_known if one["keys"] is None else one["keys"]),
+                    "keys": _sent(keys, unknown if one["keys"] is None else one["keys"]),
                 }
                 for one in self.held[:HELD_AT_MOST]
             ],

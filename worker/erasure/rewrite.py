@@ -2,13 +2,16 @@
 
 rows of the keys -> successors of their data files -> commit -> manifests. Invariants: the visible rows are
 the same before and after. A successor has the rows of its data file in their order, with their ids, and a
-data sequence number at which the same pending equality deletes apply to it (apache/iceberg#10962). New
-deletes of the data files meanwhile are a conflict, as Iceberg sees to: then all is planned anew.
+data sequence number at which the same pending equality deletes apply to it. The commit happens on the very
+head that was looked at, or not at all.
+
+Iceberg forgets what it commits here when it drops equality deletes that are older than all data files
+(apache/iceberg#10962): those that a successor would need are converted first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +44,8 @@ from worker.table.plan import applies
 from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
 from worker.writes.live_rows import KeysInTable
 
-PLANNING_ATTEMPTS = 5
+LOOKS = 200
+"""Heads that one attempt looks at, as writes by key do; successors that are still right are kept."""
 _FILES_AT_ONCE = 4
 """Each holds a row group of its successor, which is 128 MiB unless the table says otherwise."""
 _NOTHING = np.empty(0, np.int64)
@@ -67,17 +71,33 @@ class _Doomed:
     dropped: Int64Array
     deletes: tuple[DeleteFile, ...]
 
+    @property
+    def name(self) -> tuple[str, int, bytes]:
+        """Those with the same have the same successor."""
+        return self.file.path, self.file.data_sequence_number, self.dropped.tobytes()
+
 
 class Rewrite:
     """The data files of one job that are written anew."""
 
-    def __init__(self, job: Job, in_table: KeysInTable, number: int) -> None:
-        """number: of this attempt's plans, before which there are others; it takes further ones."""
+    def __init__(
+        self,
+        job: Job,
+        in_table: KeysInTable,
+        next_number: Callable[[], int],
+        convert: Callable[[PinnedTable, Sequence[DeleteFile]], PinnedTable],
+    ) -> None:
+        """next_number: of this attempt's plans. convert: makes something better of equality deletes, as far
+        as it can, and returns the table as it is then."""
         self._job = job
         self._in_table = in_table
-        self._number = number
+        self._next_number = next_number
+        self._number = 0
+        self._convert = convert
+        self._converted: set[str] = set()
         self._table: PinnedTable | None = None
         self._names: list[str] = []
+        self._successors: tuple[list[object], list[JavaObject], list[JavaObject]] = [], [], []
         self._may_be_committed = False
 
     def run(self, table: PinnedTable) -> PinnedTable:
@@ -87,34 +107,52 @@ class Rewrite:
         Raises CommitConflictError when others always come first, UnwritableSuccessorError, or as
         `KeysInTable.rows`.
         """
-        conflicts = 0
-        while True:
+        for _ in range(LOOKS):
             with self._job.stage("lookup"):
                 snapshot, rows = self._in_table.rows(table)
                 doomed = _doomed(table, snapshot, rows)
             if not doomed:
+                self._remove_written()
                 return table
+            if needed := _needed(table, doomed):
+                table = self._without(table, needed)
+                continue
             try:
                 self._exchange(table, doomed)
             except CommitConflictError as error:
-                self._remove_written()
-                conflicts += 1
-                if conflicts == PLANNING_ATTEMPTS:
-                    raise CommitConflictError(f"the plan was overtaken {conflicts} times") from error
-                self._job.decide(f"The table changed while this job ran, so it plans again: {error}.")
+                told = f"The table changed while this job ran, so it looks at what is new: {error}."
+                if told not in self._job.decisions:
+                    self._job.decide(told)
             except Exception:
                 self._remove_written()
                 raise
             with self._job.stage("plan"):
                 table = pin_table(self._job)
+        self._remove_written()
+        remedy = "The rows are deleted, and still in data files. Erase when whoever commits here is idle."
+        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+
+    def _without(self, table: PinnedTable, needed: Sequence[DeleteFile]) -> PinnedTable:
+        left = next((one.path for one in needed if one.path in self._converted), None)
+        if left is not None:
+            raise UnwritableSuccessorError(
+                f"the equality delete {left} hits rows in data files that are to be written anew, and can't"
+                " be converted",
+                "Run a job of kind convert, which tells why, and erase again.",
+            )
+        self._converted |= {one.path for one in needed}
+        return self._convert(table, needed)
 
     def _exchange(self, table: PinnedTable, doomed: Sequence[_Doomed]) -> CommittedSnapshot:
-        """Writes successors and commits them."""
+        """Writes successors, unless an earlier look has, and commits them."""
         job = self._job
-        _check_pending(table, doomed)
-        with job.stage("rewrite"):
-            old, new = self._written(table, doomed)
         layout = layout_of_new_rows(table.metadata)
+        names: list[object] = [layout, *(one.name for one in doomed)]
+        if self._successors[0] != names:
+            self._remove_written()
+            with job.stage("rewrite"):
+                self._successors = names, *self._written(table, doomed)
+        _, old, new = self._successors
         new_bytes = sum(int(file.fileSizeInBytes()) for file in new)
         old_bytes = sum(int(file.fileSizeInBytes()) for file in old)
         summary = Totals(
@@ -123,19 +161,15 @@ class Rewrite:
         job.usage.bytes += old_bytes + new_bytes
         deletes = [delete for one in doomed for delete in one.deletes]
         sequence_number = max(one.file.data_sequence_number for one in doomed)
-        paths = [one.file.path for one in doomed]
         snapshot_id = table.snapshot_id
         assert snapshot_id is not None
         with prepared():
-            referenced = java_list(jvm_of(table.java_table), paths)
-            validator = row_delta.nothing_added_again(
-                table.java_table, snapshot_id, referenced, [file.path for file in deletes]
-            )
+            validator = row_delta.head_unmoved(table.java_table, snapshot_id)
             java_deletes = list(row_delta.java_delete_files(table.java_table, deletes))
 
         def confirm_lease() -> None:
             self._may_be_committed = False
-            self._announce(table, removes=paths[0])
+            self._announce(table, only_on=snapshot_id)
             self._may_be_committed = True
 
         try:
@@ -162,7 +196,7 @@ class Rewrite:
         except (CommitError, LocationNotAllowedError) as error:
             self._may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
-        self._names = []
+        self._names, self._successors = [], ([], [], [])
         job.decide(
             f"{counted(len(old), 'data file')} with {counted(old_bytes, 'byte')} written anew as"
             f" {counted(len(new), 'data file')} with {counted(new_bytes, 'byte')}."
@@ -176,7 +210,7 @@ class Rewrite:
         dropped = {(one.file.path, one.file.data_sequence_number): one.dropped for one in doomed}
         for path, _ in dropped:
             table.storage.io.check(path)
-        self._number += 1
+        self._number = self._next_number()
         java_table = loads_no_class(table.java_table, layout_of_new_rows(table.metadata))
         with _told_as_unwritable():
             paths = java_list(jvm_of(java_table), sorted({path for path, _ in dropped}))
@@ -211,19 +245,19 @@ class Rewrite:
         assignment, plan = self._job.assignment, unannounced_plan(table, self._number)
         return data_file_locations(assignment.job.id, assignment.attempt, plan)
 
-    def _announce(self, table: PinnedTable, removes: str | None = None) -> None:
+    def _announce(self, table: PinnedTable, only_on: int | None = None) -> None:
         """Lets whoever follows know what this plan may leave behind.
 
-        removes: the path of a data file without which it can't be committed.
+        only_on: the head that a commit needs.
         """
         plan = unannounced_plan(table, self._number)
-        announce(self._job, plan.model_copy(update={"data_files": len(self._names), "removes": removes}))
+        announce(self._job, plan.model_copy(update={"data_files": len(self._names), "only_on": only_on}))
         self._table = table
 
     def _remove_written(self) -> None:
         if self._table is not None and not self._may_be_committed:
             delete_files(self._table.storage, self._names)
-            self._names = []
+            self._names, self._successors = [], ([], [], [])
 
 
 def java_rewrite(
@@ -315,17 +349,27 @@ def _doomed(table: PinnedTable, snapshot: TableSnapshot, rows: Places) -> list[_
     ]
 
 
-def _check_pending(table: PinnedTable, doomed: Sequence[_Doomed]) -> None:
-    """Successors lack columns that were dropped, and with these whatever a pending delete compares."""
+def _needed(table: PinnedTable, doomed: Sequence[_Doomed]) -> list[DeleteFile]:
+    """The pending equality deletes that the successors would need and not have.
+
+    Iceberg drops those that are older than all other data files. And what a delete of a dropped column
+    compares is in no successor.
+    """
+    data_files, pending = table.files.data_files, table.files.equality_deletes
+    if not pending:
+        return []
+    values, counts = np.unique(data_files.data_sequence_numbers, return_counts=True)
+    exchanged = data_files.with_paths({one.file.path for one in doomed})
+    np.subtract.at(counts, np.searchsorted(values, exchanged.data_sequence_numbers), 1)
+    newest = max(delete.data_sequence_number for delete in pending)
+    oldest = min(values[counts > 0].tolist(), default=newest + 1)
     known = table.metadata.schema().field_ids
-    for delete in table.files.equality_deletes:
-        if not known.issuperset(delete.equality_ids) and any(
-            applies(delete, one.file, table.files.global_spec_ids) for one in doomed
-        ):
-            raise UnwritableSuccessorError(
-                f"the equality delete {delete.path} waits to be converted, and its column was dropped",
-                "Run a job of kind convert, and erase again.",
-            )
+    return [
+        delete
+        for delete in pending
+        if (delete.data_sequence_number < oldest or not known.issuperset(delete.equality_ids))
+        and any(applies(delete, one.file, table.files.global_spec_ids) for one in doomed)
+    ]
 
 
 @contextmanager

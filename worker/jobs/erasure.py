@@ -6,17 +6,18 @@ on where a lost one ended. Invariant: the report never says more than was seen, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import usable_index
-from worker.attempt.job import Job
+from worker.attempt.job import Job, Reporter
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.contract.control_plane import AnnouncedPlan
 from worker.erasure.expiry import Hold, delete_unneeded, expire, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
@@ -40,10 +41,11 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.writing import RowWrite
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
-from worker.process.errors import Reason
+from worker.process.errors import JobError, Reason
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitError
+from worker.table.files import DeleteFile
 from worker.writes.live_rows import KeysInTable
 from worker.writes.plan import key_set_of
 from worker.writes.sent_rows import read_sent
@@ -56,18 +58,53 @@ _MAIN = "main"
 
 def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Erases the rows of the keys of the assignment, and tells what of them is left."""
-    return _Erasure(job, table, warehouse).run(table)
+    key_set = key_set_of(job, table, warehouse)
+    with job.stage("read"):
+        keys = ErasedKeys(key_set, read_sent(job, table, key_set).keys)
+    job.reporter = _Discreet(job.reporter, keys)
+    try:
+        return _Erasure(job, table, warehouse, keys).run(table)
+    except JobError as error:
+        error.detail = keys.redacted(error.detail)
+        error.args = (error.detail,)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Discreet:
+    """Tells no value of a key, where a place of a partition has one."""
+
+    reporter: Reporter
+    keys: ErasedKeys
+
+    @property
+    def seconds_ahead(self) -> float:
+        return self.reporter.seconds_ahead
+
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
+        self.reporter.progress(stage, done, total, unit, message)
+
+    def decide(self, sentence: str) -> None:
+        self.reporter.decide(self.keys.redacted(sentence))
+
+    def confirm_lease(self) -> None:
+        self.reporter.confirm_lease()
+
+    def announce(self, plan: AnnouncedPlan) -> None:
+        self.reporter.announce(plan)
+
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
+        return self.reporter.grant_row_addresses(rows, at_least)
 
 
 class _Erasure:
-    def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> None:
+    def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, keys: ErasedKeys) -> None:
         self._job = job
         self._warehouse = warehouse
-        self._key_set = key_set_of(job, table, warehouse)
-        with job.stage("read"):
-            self._keys = ErasedKeys(self._key_set, read_sent(job, table, self._key_set).keys)
-        index = usable_index(job, table, warehouse, self._key_set)
-        self._in_table = KeysInTable(job, self._key_set, self._keys.batch, index)
+        self._keys = keys
+        index = usable_index(job, table, warehouse, keys.key_set)
+        self._in_table = KeysInTable(job, keys.key_set, keys.batch, index)
+        self._plans = 0
         self._expired: list[int] = []
         self._look = Look(job, self._keys)
 
@@ -112,22 +149,29 @@ class _Erasure:
     def _delete_and_rewrite(self, table: PinnedTable) -> None:
         """No row of the keys is visible then, and no data file of the branch's head has one that is not."""
         job = self._job
-        number = 0
         if not self._commits(table):
             write = RowWrite(job, self._warehouse, {STEP: DELETE})
             write.run(table)
-            number = write.plans
+            self._plans = write.plans
             table = self._pinned()
         if named := self._look.at_deletes(table.metadata, table.files.equality_deletes, table.storage):
-            conversion = Conversion(job, self._warehouse, number)
-            table = conversion.convert(table, named, commits_left=0)
-            number = conversion.plans + 1
-            table = self._pinned()
-        table = Rewrite(job, self._in_table, number).run(table)
+            table = self._convert(table, named)
+        table = Rewrite(job, self._in_table, self._next_plan, self._convert).run(table)
         commits = self._commits(table)
         is_told = next((one.summary.get(STEP) == MANIFESTS for one in commits), True)
         if not is_told and table.branch == _MAIN:
             rewrite_manifests(job, table, Totals.of(commits))
+
+    def _convert(self, table: PinnedTable, deletes: Sequence[DeleteFile]) -> PinnedTable:
+        """What can't be converted stays, and is told by the conversion."""
+        conversion = Conversion(self._job, self._warehouse, self._plans)
+        conversion.convert(table, deletes, commits_left=0)
+        self._plans = conversion.plans + 1
+        return self._pinned()
+
+    def _next_plan(self) -> int:
+        self._plans += 1
+        return self._plans - 1
 
     def _commits(self, table: PinnedTable) -> list[CommittedSnapshot]:
         """What this job has committed, the newest first: as far as its snapshots are there."""
@@ -171,8 +215,7 @@ class _Erasure:
         job, metadata = self._job, table.metadata
         for _ in range(EXPIRY_ROUNDS):
             traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
-            may_expire = job.assignment.job.erase.expire_snapshots
-            held = holds(metadata, table.branch, may_expire=may_expire, now=datetime.now(UTC))
+            held = holds(job, metadata)
             doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
             if not doomed:
                 return
@@ -196,8 +239,7 @@ class _Erasure:
         metadata = table.metadata
         findings = Findings()
         traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
-        may_expire = self._job.assignment.job.erase.expire_snapshots
-        held = holds(metadata, table.branch, may_expire=may_expire, now=datetime.now(UTC))
+        held = holds(self._job, metadata)
         for snapshot_id, of_one in traces.items():
             for path, trace in of_one:
                 if trace.why is not None:
@@ -220,7 +262,7 @@ class _Erasure:
         for path, trace in traces.delete_files.items():
             findings.hold(trace.keys, replace(_PENDING, name=path), table.snapshot_id)
         for path, trace in traces.metadata.items():
-            findings.hold(trace.keys, replace(_MANIFEST, name=path), table.snapshot_id)
+            findings.hold(trace.keys - written, replace(_MANIFEST, name=path), table.snapshot_id)
 
     def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
         for path in metadata_files(table):

@@ -219,17 +219,15 @@ def _consumer(
 def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
     """What says, of each head that Iceberg is about to build on, whether the delta still holds there."""
     if delta.layout:
-        return _guard(java_table, "HeadUnmoved", str(delta.starting_snapshot_id))
-    removed = [file.path for file in delta.removed]
-    return nothing_added_again(java_table, delta.starting_snapshot_id, referenced, removed)
+        return head_unmoved(java_table, delta.starting_snapshot_id)
+    removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])
+    starting = str(delta.starting_snapshot_id)
+    return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
 
 
-def nothing_added_again(
-    java_table: JavaObject, starting_snapshot_id: int, data_files: JavaObject, delete_files: Sequence[str]
-) -> JavaObject:
-    """What says whether later snapshots leave alone some paths, which operations go by."""
-    deletes = java_list(jvm_of(java_table), delete_files)
-    return _guard(java_table, "NothingAddedAgain", java_table, str(starting_snapshot_id), data_files, deletes)
+def head_unmoved(java_table: JavaObject, snapshot_id: int) -> JavaObject:
+    """What says whether a branch still has a head; -1 for an empty table."""
+    return _guard(java_table, "HeadUnmoved", str(snapshot_id))
 
 
 def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import TableBuilder, visible_rows
+from tests.deaths import killed_at_call_of, killed_at_commit_of
+from tests.factories import TableBuilder, equality_delete_files, garble, visible_rows
 from tests.jobs import Jobs
-from tests.thorough import V2_FIRST
+from tests.thorough import V2_FIRST, thorough_unless
+from worker.erasure import expiry, rewrite
+from worker.jobs import erasure
+from worker.table import row_delta
 
 pytestmark = pytest.mark.integration
 NewTable = Callable[..., TableBuilder]
@@ -130,3 +135,260 @@ def test_no_file_of_the_table_or_its_index_has_an_erased_key(
 
 def _data(table: TableBuilder) -> list[Path]:
     return [place_of(table) / "data"]
+
+
+@V2_FIRST
+def test_rows_that_are_left_keep_their_order_and_their_ids(
+    new_table: NewTable, erase: Erase, format_version: int
+) -> None:
+    table = new_table(format_version=format_version)
+    table.append([row(n) for n in (5, 3, 9, 1, 7)])
+    table.append([row(n) for n in (2, 4)])
+    columns = "id, value" + (", _row_id, _last_updated_sequence_number" if format_version == 3 else "")
+    before = table.spark.sql(f"SELECT {columns} FROM {table.identifier}").collect()
+
+    erase(3, 2)
+
+    after = table.spark.sql(f"SELECT {columns} FROM {table.identifier}").collect()
+    assert sorted(after) == sorted(one for one in before if one["id"] not in (key(3), key(2)))
+    (longest,) = [pq.read_table(one) for one in _parquet(table) if pq.read_metadata(one).num_rows == 4]
+    assert longest.column("value").to_pylist() == [5, 9, 1, 7]
+
+
+def _parquet(table: TableBuilder) -> list[Path]:
+    return list((place_of(table) / "data").rglob("*.parquet"))
+
+
+@V2_FIRST
+@pytest.mark.parametrize("is_oldest", [True, False])
+def test_deletes_that_wait_hit_what_they_hit_before_and_nothing_else(
+    new_table: NewTable, jobs: Jobs, erase: Erase, format_version: int, is_oldest: bool
+) -> None:
+    """A successor that seemed newer than a pending equality delete would bring its rows back; one that seemed
+    older would lose those that were written since (apache/iceberg#10962)."""
+    table = new_table(format_version=format_version)
+    if not is_oldest:
+        table.append([row(8)])
+    table.append([row(n) for n in range(6)])
+    table.delete_keys([{"id": key(5)}])
+    (named,) = table.delete_keys([{"id": key(3)}])
+    table.append([row(5), row(6), row(7)])
+
+    report = erase(3, 4, 6)
+
+    assert report["counts"] == {"gone": 3, "invisible": 0, "held": 0, "unknown": 0}, report
+    left = [0, 1, 2, 5, 7] + [8] * (not is_oldest)
+    assert numbers_of(table) == left
+    assert files_with([3, 4, 6], place_of(table), jobs.index) == []
+    assert not Path(named.removeprefix("file:")).exists(), "it named an erased key"
+    # Iceberg would drop one that is older than all data files but the successor.
+    assert len(equality_delete_files(table.spark, table.identifier)) == (0 if is_oldest else 1)
+    jobs.run("convert")
+    assert numbers_of(table) == left
+
+
+def test_what_holds_rows_is_told_with_its_keys(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    table.append([row(2)])
+    table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
+    table.append([row(3)])
+
+    report = erase(3, 0, 2)
+
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 2, "unknown": 0}
+    assert holders(report) == [("branch", "work", [1, 2]), ("tag", "audit", [1])]
+    assert numbers_of(table) == [1]
+    assert numbers_of(table, branch="audit") == [0, 1], "what is held stays whole"
+    assert files_with([3], place_of(table)) == []
+    table.java.manageSnapshots().removeTag("audit").removeBranch("work").commit()
+    assert erase(3, 0, 2)["counts"]["gone"] == 3
+    assert files_with([0, 2, 3], place_of(table)) == []
+
+
+@pytest.mark.parametrize(
+    ("properties", "until"),
+    [
+        ({"history.expire.min-snapshots-to-keep": "20"}, False),
+        ({"history.expire.max-snapshot-age-ms": "3600000"}, True),
+        ({"gc.enabled": "false"}, False),
+    ],
+)
+def test_snapshots_that_the_table_retains_are_not_expired(
+    new_table: NewTable, erase: Erase, properties: dict[str, str], until: bool
+) -> None:
+    table = new_table(properties={**PLAIN, **properties})
+    table.append([row(0), row(1)])
+    before = table.snapshot_id
+
+    report = erase(0)
+
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 1, "unknown": 0}
+    assert (report["snapshots_expired"], {one["holder"] for one in report["held"]}) == ([], {"retention"})
+    assert before in [one["snapshot_id"] for one in report["held"]]
+    assert all((one["until"] is not None) == until for one in report["held"])
+    assert numbers_of(table) == [1]
+
+
+def test_nothing_expires_unless_the_request_says_so(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    report = erase(0, expire_snapshots=False)
+    assert {one["holder"] for one in report["held"]} == {"snapshot"}
+    assert (report["counts"]["held"], report["snapshots_expired_count"]) == (1, 0)
+    assert erase(0)["counts"] == ALL_GONE
+    assert files_with([0], place_of(table)) == []
+
+
+def test_a_streaming_writer_finds_its_last_snapshot_without_a_gap(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0)])
+    update = table.java.newAppend().set("flink.job-id", "f").set("flink.operator-id", "o")
+    (file,) = table.data_files([row(1)])
+    update.appendFile(table.parsed(file)).commit()
+
+    report = erase(0)
+
+    assert report["snapshots_expired_count"] == 1, "what lies before that"
+    assert {(one["holder"], *one["keys"]) for one in report["held"]} == {("writer", 0)}
+    kept = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
+    assert kept == ancestors_of(table)
+    assert len(kept) == 4
+
+    (file,) = table.data_files([row(2)])
+    update = table.java.newAppend().set("flink.job-id", "f").set("flink.operator-id", "o")
+    update.appendFile(table.parsed(file)).commit()
+    assert erase(0)["counts"] == ALL_GONE
+    assert files_with([0], place_of(table)) == []
+
+
+def ancestors_of(table: TableBuilder) -> list[int]:
+    """From the first one that is known to the head."""
+    metadata, found = table.metadata, []
+    snapshot = metadata.current_snapshot()
+    while snapshot is not None:
+        found.append(snapshot.snapshot_id)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+    return found[::-1]
+
+
+@V2_FIRST
+def test_of_the_touched_files_little_more_is_written_than_there_was(
+    new_table: NewTable, erase: Erase, format_version: int
+) -> None:
+    table = new_table(format_version=format_version, properties={})
+    table.parquet = {"compression": "zstd"}
+    (touched,) = table.append([row(n) for n in range(100_000)])
+    table.append([row(n) for n in range(100_000, 110_000)])
+    size_bytes = Path(touched.removeprefix("file:")).stat().st_size
+
+    report = erase(17, 99_000)
+
+    assert (report["data_files_rewritten"], report["bytes_rewritten"]) == (1, size_bytes)
+    assert report["bytes_written"] <= 1.1 * report["bytes_rewritten"]
+
+
+def test_a_file_that_can_not_be_read_leaves_its_keys_unknown(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    (old,) = table.append([row(0), row(1), row(2)])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    table.compact()
+    garble(Path(old.removeprefix("file:")))
+
+    report = erase(1, 7)
+
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 0, "unknown": 2}
+    assert report["unknown"] == [0, 1]
+    assert holders(report) == [("unreadable_file", old, [0, 1])]
+
+
+def test_what_nobody_names_is_looked_through_and_told(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    (lost,) = table.data_files([row(0), row(7)])
+    report = erase(0, 7, 8)
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 2, "unknown": 0}
+    ((holder, name, keys),) = holders(report)
+    assert (holder, keys) == ("orphan_file", [0, 1])
+    assert str(name).rpartition("/")[2] == lost.path.rpartition("/")[2]
+
+
+def test_a_row_that_is_written_meanwhile_is_told(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.append([row(5)])
+    calls = count()
+
+    def write() -> None:
+        if next(calls) == 2:  # after the delete, and before the commit of data files
+            table.append([row(0), row(2)])
+
+    jobs.reporter.before_commit = write
+    report = erase(0, 5)
+
+    assert numbers_of(table) == [0, 1, 2]
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+    assert {(one["holder"], *one["keys"]) for one in report["held"]} == {("writer", 0)}
+    assert any("is visible" in one["reason"] for one in report["held"])
+    assert files_with([5], place_of(table)) == []
+
+
+@V2_FIRST
+def test_who_changes_the_data_files_meanwhile_loses_nothing(
+    new_table: NewTable, jobs: Jobs, erase: Erase, format_version: int
+) -> None:
+    table = new_table(format_version=format_version)
+    table.append([row(n) for n in range(6)])
+    calls = count()
+
+    def write() -> None:
+        if next(calls) == 1:
+            table.spark.sql(f"DELETE FROM {table.identifier} WHERE value = 4")
+
+    jobs.reporter.before_commit = write
+    report = erase(1)
+    assert numbers_of(table) == [0, 2, 3, 5]
+    assert report["counts"] == ALL_GONE
+    assert any("what is new" in one for one in jobs.reporter.decisions)
+    assert files_with([1], place_of(table)) == []
+
+
+_DEATHS = [
+    (module, name, when)
+    for module, name in [
+        (row_delta, "java_row_delta"),
+        (rewrite, "java_rewrite"),
+        (rewrite, "java_manifest_rewrite"),
+        (erasure, "index_key_set"),
+        (expiry, "java_expiry"),
+        (expiry, "delete_unneeded"),
+        (erasure, "outcome"),
+    ]
+    for when in ("before", "after")
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "when"),
+    thorough_unless(lambda case: case[1:] in [("java_rewrite", "after"), ("java_expiry", "after")], _DEATHS),
+)
+def test_a_killed_attempt_is_gone_on_with(
+    new_table: NewTable, jobs: Jobs, erase: Erase, module: Any, name: str, when: str
+) -> None:
+    table = new_table()
+    table.append([row(n) for n in range(6)], files=2)
+    table.append([row(7)])
+    jobs.run("index", key_sets=[["id"]])
+    killed = killed_at_commit_of if name.startswith("java_") else killed_at_call_of
+    with killed(module, name, when) as death:
+        erase(1, 7, job_id="killed")
+    assert death.happened
+
+    report = erase(1, 7, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+
+    assert report["counts"] == {"gone": 2, "invisible": 0, "held": 0, "unknown": 0}
+    assert files_with([1, 7], place_of(table), jobs.index) == []
+    assert numbers_of(table) == [0, 2, 3, 4, 5]
+    assert (report["rows_deleted"], report["data_files_rewritten"]) == (2, 2)
