@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from py4j.java_gateway import JavaObject
@@ -279,11 +280,21 @@ def java_rewrite(
 
 
 def java_manifest_rewrite(
-    operation: JavaObject, properties: Mapping[str, str], condemned: JavaObject
+    operation: JavaObject,
+    delete_manifests: Sequence[tuple[JavaObject, JavaObject | None]],
+    properties: Mapping[str, str],
+    condemned: JavaObject,
 ) -> JavaObject:
-    """A `RewriteManifests` of those that name data files which were removed, not yet committed."""
+    """A `RewriteManifests` of those that name files which were removed, not yet committed.
+
+    delete_manifests: with the successor of each, if anything in it is live.
+    """
     predicate = java_object(operation, _SOURCE, "NamesRemovedFiles")
     operation.rewriteIf(predicate).clusterBy(java_object(operation, _SOURCE, "ByManifest"))
+    for old, new in delete_manifests:
+        operation.deleteManifest(old)
+        if new is not None:
+            operation.addManifest(new)
     return _described(operation, properties, condemned)
 
 
@@ -294,25 +305,70 @@ def _described(operation: JavaObject, properties: Mapping[str, str], condemned: 
 
 
 def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> CommittedSnapshot:
-    """A manifest that names a removed data file has the bounds of what was in it, until it is written anew.
+    """A manifest that names a removed file has the bounds of what was in it, until it is written anew.
 
     totals: what the job has done so far, which the snapshot keeps: earlier ones of the job are to expire.
     Raises CommitError.
     """
+    for _ in range(LOOKS):
+        successors = _delete_manifests(job, table)
+        try:
+            return _commit_manifests(job, table, totals, successors)
+        except CommitConflictError:  # one of them is gone
+            delete_files(table.storage, [str(new.path()) for _, new in successors if new is not None])
+            with job.stage("plan"):
+                table = pin_table(job)
+    raise CommitConflictError(f"others committed first {LOOKS:,} times", "Erase again when they are idle.")
+
+
+def _commit_manifests(
+    job: Job, table: PinnedTable, totals: Totals, successors: Sequence[tuple[JavaObject, JavaObject | None]]
+) -> CommittedSnapshot:
     snapshot_id = table.snapshot_id
     assert snapshot_id is not None
     with job.stage("commit"):
         return commit_snapshot(
             table.java_table,
-            job.assignment.table.branch,
+            table.branch,
             snapshot_id,
             _properties(job, MANIFESTS, totals.summary),
             lambda properties, condemned, place: java_manifest_rewrite(
-                row_delta.guarded(table.java_table, place, "").rewriteManifests(), properties, condemned
+                row_delta.guarded(table.java_table, place, "").rewriteManifests(),
+                successors,
+                properties,
+                condemned,
             ),
             confirm_lease=job.reporter.confirm_lease,
             check_location=table.storage.io.check,
         )
+
+
+def _delete_manifests(job: Job, table: PinnedTable) -> list[tuple[JavaObject, JavaObject | None]]:
+    """The delete manifests of the head that name removed files, with the successor of each."""
+    java_table, assignment = table.java_table, job.assignment
+    names = [
+        f"{file.path} {-1 if file.content_offset is None else file.content_offset}"
+        for file in table.files.delete_files
+    ]
+    ids = [str(file.added_snapshot_id) for file in table.files.delete_files]
+    found = []
+    with prepared():
+        jvm = jvm_of(java_table)
+        source = java_object(
+            java_table,
+            _SOURCE,
+            "DeleteManifests",
+            java_table,
+            str(table.snapshot_id),
+            java_list(jvm, names),
+            java_list(jvm, ids),
+        )
+        for number, old in enumerate(source.manifests()):
+            name = f"icestream-{assignment.job.id}-{assignment.attempt}-{uuid4()}-{number}.avro"
+            place = java_table.operations().metadataFileLocation(name)
+            table.storage.io.check(place)
+            found.append((old, source.write(old, place)))
+    return found
 
 
 def _properties(job: Job, step: str, summary: Mapping[str, str]) -> dict[str, str]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests import erased
 from tests.deaths import killed_at_call_of, killed_at_commit_of
-from tests.factories import TableBuilder, equality_delete_files, garble, visible_rows
+from tests.factories import TableBuilder, equality_delete_files, garble, live_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST, thorough_unless
 from worker.erasure import expiry, rewrite
@@ -73,24 +72,9 @@ def numbers_of(table: TableBuilder, **how: Any) -> list[int]:
     return sorted(int(one[0].removeprefix("person-")) for one in rows)
 
 
-def files_with(keys: Collection[int], *places: Path) -> list[str]:
-    """An independent look: every file below the places that has a key, in its bytes or decoded."""
-    words = [key(number).encode() for number in keys]
-    found = []
-    for place in places:
-        for file in filter(Path.is_file, place.rglob("*")):
-            texts = [file.read_bytes(), *_decoded(file)]
-            if any(word in text for word in words for text in texts):
-                found.append(str(file))
-    return found
-
-
-def _decoded(file: Path) -> Iterator[bytes]:
-    content = file.read_bytes()
-    if content[:4] == b"PAR1":
-        yield repr(pq.read_table(file).to_pylist()).encode()
-    elif content[:3] == b"Obj":
-        yield repr(list(fastavro.reader(io.BytesIO(content)))).encode()
+def files_with(numbers: Collection[int], *places: Path) -> list[str]:
+    """Of an independent look."""
+    return erased.files_with([key(number) for number in numbers], *places)
 
 
 def place_of(table: TableBuilder) -> Path:
@@ -114,15 +98,15 @@ def test_no_file_of_the_table_or_its_index_has_an_erased_key(
     jobs.run("index", key_sets=[["id"]])
     # The first and the last of a file are bounds in manifests; 99 has no row any more.
     jobs.run("delete", rows=[{"id": key(99)}], parameters={"key_columns": ["id"]})
-    erased = [0, 7, 99, 200, 201, 900]
-    assert len(files_with(erased, place_of(table), jobs.index)) > 5
+    gone = [0, 7, 99, 200, 201, 900]
+    assert len(files_with(gone, place_of(table), jobs.index)) > 5
 
-    report = erase(*erased)
+    report = erase(*gone)
 
-    assert files_with(erased, place_of(table), jobs.index) == []
+    assert files_with(gone, place_of(table), jobs.index) == []
     assert report["counts"] == {"gone": 6, "invisible": 0, "held": 0, "unknown": 0}
     assert (report["rows_deleted"], report["held"]) == (6, [])
-    left = [n for n in range(100) if n not in erased]
+    left = [n for n in range(100) if n not in gone]
     assert numbers_of(table) == sorted(left * 2 + [300, 301])
     assert set(untouched) <= set(table.data_file_paths)
     assert report["data_files_rewritten"] == len(files_with(left, *_data(table))) + 1, "one has no successor"
@@ -392,3 +376,26 @@ def test_a_killed_attempt_is_gone_on_with(
     assert files_with([1, 7], place_of(table), jobs.index) == []
     assert numbers_of(table) == [0, 2, 3, 4, 5]
     assert (report["rows_deleted"], report["data_files_rewritten"]) == (2, 2)
+
+
+@V2_FIRST
+def test_manifests_of_deletes_forget_the_bounds_of_what_was_converted(
+    new_table: NewTable, jobs: Jobs, erase: Erase, format_version: int
+) -> None:
+    """As a streaming writer leaves them: equality deletes beside deletes of positions, which stay."""
+    table = new_table(format_version=format_version)
+    (kept, other) = table.append([row(n) for n in range(8)], files=2)
+    positions = table.position_deletes if format_version == 2 else table.deletion_vectors
+    table.commit(*table.equality_deletes([{"id": key(6)}]), *positions({kept: [0]}))
+    jobs.run("convert")
+    table.append([row(9)])
+    assert files_with([6], place_of(table) / "metadata")
+
+    assert erase(6)["counts"] == ALL_GONE
+
+    assert files_with([6], place_of(table)) == []
+    assert numbers_of(table) == [1, 2, 3, 4, 5, 7, 9]
+    assert {kept} == {one["referenced_data_file"] for one in live_delete_files(table.spark, table.identifier)}
+    assert other not in table.data_file_paths
+    jobs.run("delete", rows=[{"id": key(1)}], parameters={"key_columns": ["id"]})
+    assert numbers_of(table) == [2, 3, 4, 5, 7, 9]
