@@ -86,7 +86,7 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
         _make_directories(settings.data_dir)
         _log_in_short_lines(settings.data_dir / "logs" / "service.log" if demo else None, settings.log_format)
         private_files.tighten_data_directory(settings.data_dir)
-        settings = _with_erasure_secrets(settings)
+        settings = with_erasure_secrets(settings)
         prepare(settings)
         return _Up(settings, listener, browser=browser, demo=demo).run()
 
@@ -334,7 +334,7 @@ def _make_directories(data_dir: Path) -> None:
         private_files.make_file(data_dir / "logs" / "service.log")
 
 
-def _with_erasure_secrets(settings: Settings) -> Settings:
+def with_erasure_secrets(settings: Settings) -> Settings:
     """With those that the environment does not give: hashes and signatures hold as long as they are kept."""
     makers: dict[str, Callable[[], str]] = {
         "erasure_secret": partial(secrets.token_urlsafe, 32),

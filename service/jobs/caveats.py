@@ -1,4 +1,5 @@
-"""What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed.
+"""What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed,
+keys that are not gone.
 
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
@@ -22,6 +23,8 @@ def caveat_of(kind: JobKind, result: Mapping[str, Any] | None, *, dry_run: bool)
             return _of_indexing(result or {})
         case JobKind.VERIFY:
             return _of_verification(_key_sets(result), dry_run=dry_run)
+        case JobKind.ERASE:
+            return _of_erasure((result or {}).get("erasure"))
         case _:
             return None
 
@@ -75,6 +78,27 @@ def _of_verification(key_sets: list[Mapping[str, Any]], *, dry_run: bool) -> Cav
         remedy="Request a verification, which rebuilds a wrong index."
         if dry_run
         else "The index was rebuilt. If that happens again, find out what writes to the index's place.",
+        did_nothing=False,
+    )
+
+
+def _of_erasure(report: object) -> Caveat | None:
+    if not isinstance(report, Mapping):
+        return Caveat(
+            title="What has become of the keys is not known",
+            detail="The worker has not said what it saw.",
+            remedy="Look at its log, and send the keys again as a new erasure.",
+            did_nothing=False,
+        )
+    counts, keys = report.get("counts"), _number(report, "keys")
+    left = keys - (_number(counts, "gone") if isinstance(counts, Mapping) else 0)
+    if left <= 0:
+        return None
+    held = _objects(report.get("held"))
+    return Caveat(
+        title=f"{left:,} of {counted(keys, 'key')} {'is' if left == 1 else 'are'} not known to be gone",
+        detail=str(held[0].get("reason")) if held else "The erasure's receipt says more.",
+        remedy=str((held[0].get("remedy") if held else None) or "Go by the erasure's receipt."),
         did_nothing=False,
     )
 

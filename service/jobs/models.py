@@ -152,6 +152,8 @@ class JobView(Message):
     Of a job that writes rows by key: `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows
     in the request (`left_out`, from 0), and the snapshots before and after.
 
+    Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
+
     Of a conversion: counts, `bytes_read` (of index, data files and equality deletes) and `bytes_written` (of
     new delete files), both in bytes, and of its dry run also `estimated_seconds`: how long the conversion
     would take, as the dry run measured it, and for its commits as measured elsewhere; none if it would

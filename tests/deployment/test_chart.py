@@ -382,6 +382,14 @@ def test_lookup_servers_come_with_a_value_and_leave_nothing_without() -> None:
     assert of_lookups(enabled=True) == {"ICESTREAM_LOOKUP_URL", "ICESTREAM_LOOKUP_TOKEN", *objects}
 
 
+def test_the_secrets_of_erasures_come_with_a_value_and_only_to_the_service() -> None:
+    given = {"ICESTREAM_ERASURE_SECRET", "ICESTREAM_RECEIPT_SECRET"}
+    for enabled in (False, True):
+        manifests = render(erasures={"enabled": enabled}, lookup={"enabled": True})
+        having = {component(one) for one in pods(manifests) if given & environment(one).keys()}
+        assert having == ({"service", "migration"} if enabled else set())
+
+
 def test_lookup_servers_know_the_stores_and_nothing_of_the_database() -> None:
     lookup = pod(render("production"), "lookup")
     names = set(environment(lookup))

@@ -20,7 +20,8 @@ from service.app import prepare
 from service.db.database import utc_now
 from service.errors import StartError
 from service.http.routing import IdempotentAnswer
-from service.records.jobs import JobRows
+from service.jobs.caveats import caveat_of
+from service.records.jobs import JobKind, JobRows
 from service.scheduling.retention import forget
 from service.settings import Settings
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
@@ -506,3 +507,22 @@ def test_an_error_of_the_database_shows_no_key(service: Running, tables: list[st
         with pytest.raises(IntegrityError) as caught:
             session.connection().execute(insert(JobRows), row.model_dump())
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "title"),
+    [
+        (report()["erasure"], None),
+        (
+            report(counts={"gone": 1, "held": 1}, held=[holder(1)])["erasure"],
+            "1 of 2 keys is not known",
+        ),
+        (report(counts={"unknown": 2})["erasure"], "2 of 2 keys are not known to be gone"),
+        (None, "What has become of the keys is not known"),
+    ],
+)
+def test_a_job_whose_keys_are_not_all_gone_is_no_plain_success(told: Any, title: str | None) -> None:
+    caveat = caveat_of(JobKind.ERASE, {"erasure": told}, dry_run=False)
+    assert (caveat is None) == (title is None)
+    if caveat is not None and title is not None:
+        assert caveat.title.startswith(title)

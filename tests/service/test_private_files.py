@@ -5,14 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from service.app import prepare
+from service.catalogs.secrets import resolve
 from service.command.main import app
+from service.command.up import with_erasure_secrets
 from service.db.database import Database
 from service.db.private_files import tighten_data_directory
-from service.errors import StartError
+from service.erasures.receipt import secrets_of
+from service.errors import InvalidError, StartError
 from service.settings import Settings
+from service.webhooks.signing import new_secret
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +85,21 @@ def test_a_database_that_cannot_be_written_is_named_in_one_sentence(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"can't be written to .*ICESTREAM_DATABASE_URL"):
         Database(f"sqlite:///{tmp_path / 'file' / 'c.db'}")
+
+
+def test_the_secrets_of_erasures_are_made_once_for_their_owner_alone_unless_they_are_given(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(data_dir=tmp_path / "data", receipt_secret=SecretStr(new_secret()))
+    (settings.data_dir / "secrets").mkdir(parents=True, mode=0o700)
+    made = with_erasure_secrets(settings)
+    assert made.receipt_secret == settings.receipt_secret
+    again, alone = with_erasure_secrets(settings), with_erasure_secrets(Settings(data_dir=settings.data_dir))
+    assert again.erasure_secret == alone.erasure_secret == made.erasure_secret
+    for one in (made, alone):
+        assert len(secrets_of(one)[1]) == 1
+    kept = settings.data_dir / "secrets"
+    assert {file.name for file in kept.iterdir()} == {"erasure_secret", "receipt_secret"}
+    assert shared(kept) == {}
+    with pytest.raises(InvalidError):  # by no catalog's reference
+        resolve({"token": f"file:{kept}/erasure_secret"}, settings.secret_rules, settings.own_files)
