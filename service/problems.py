@@ -503,7 +503,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "The report is of other keys",
         "What a worker says of an erasure is about as many keys as its job was given.",
-        "Nothing to do: the attempt ends, and another one follows. Tell whoever wrote the worker.",
+        "The worker ends the attempt as failed. Use a worker of the service's own version.",
     ),
     "rows-not-kept": ProblemType(
         (409,),

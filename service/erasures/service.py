@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
+from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
@@ -32,12 +34,14 @@ from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
-from service.records.reports import KeyCounts
+from service.records.reports import ErasureReport, KeyCounts
 from service.records.tables import EnrolledTable, get_table
 from service.rows.service import refuse_too_many
 from service.settings import Settings
 
 SORTING = Sorting({"created_at": Erasure.created_at}, key=Erasure.id, default="-created_at")
+_RECEIPT: Any = Erasure.receipt
+"""Of many megabytes: no list reads it."""
 
 
 def create_erasure(
@@ -108,7 +112,8 @@ def create_erasure(
 
 
 def list_erasures(session: Session, page: PageRequest) -> Page[ErasureSummary]:
-    return read_page(session, select(Erasure), page, SORTING, lambda rows: _summaries(session, rows))
+    query = select(Erasure).options(defer(_RECEIPT, raiseload=True))
+    return read_page(session, query, page, SORTING, lambda rows: _summaries(session, rows))
 
 
 def get_erasure(session: Session, erasure_id: str, *, for_update: bool = False) -> Erasure:
@@ -138,7 +143,7 @@ def read_receipt(database: Database, settings: Settings, erasure_id: str) -> tup
         erasure = get_erasure(session, erasure_id)
         _, signers = secrets_of(settings)
         kept = erasure.receipt
-        receipt = None if kept is not None else receipt_now(session, erasure)
+        receipt = None if kept is not None else _receipt_now(session, erasure)
     if receipt is not None:
         kept = receipt.model_dump_json()
         if receipt.complete:
@@ -147,7 +152,13 @@ def read_receipt(database: Database, settings: Settings, erasure_id: str) -> tup
     return body, sign(signers, erasure_id, utc_now(), body)
 
 
-def receipt_now(session: Session, erasure: Erasure) -> Receipt:
+def read_reports(session: Session, erasure: Erasure) -> dict[str, ErasureReport]:
+    """What workers have reported, by the ids of jobs."""
+    told = {part.job_id: part.report for part in _parts(session, erasure) if part.report is not None}
+    return {job_id: ErasureReport.model_validate(report) for job_id, report in told.items()}
+
+
+def _receipt_now(session: Session, erasure: Erasure) -> Receipt:
     """What a receipt would say now."""
     parts = _parts(session, erasure)
     statuses = _statuses(session, parts)
@@ -287,7 +298,7 @@ def _summaries(session: Session, erasures: Sequence[Erasure]) -> list[ErasureSum
         jobs[erasure_id][JobStatus(ended or going)] += 1
     return [
         ErasureSummary(
-            **erasure.model_dump(exclude={"receipt", "key_hashes"}),
+            **erasure.model_dump(include=ErasureSummary.model_fields.keys() & Erasure.model_fields.keys()),
             keys=len(erasure.key_hashes) or None,
             status=_status_of(jobs[erasure.id]),
             jobs=dict(jobs[erasure.id]),

@@ -63,13 +63,12 @@ def create_erasure(
 @router.get("/{erasure_id}")
 def show_erasure(request: Request, session: ReadSession, reader: Viewer, erasure_id: str) -> Response:
     erasure = erasures.get_erasure(session, erasure_id)
-    receipt = erasures.receipt_now(session, erasure)
     return render(
         request,
         "erasures/show.html",
         reader,
         erasure=erasures.view(session, erasure),
-        reports={table.job_id: table.report for table in receipt.tables if table.report is not None},
+        reports=erasures.read_reports(session, erasure),
     )
 
 

@@ -5,14 +5,17 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 from typer.testing import CliRunner, Result
 
 from service.command.main import app
 from service.settings import Settings
+from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running, listening, running, with_lookup_server
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.test_documents import commands
@@ -36,7 +39,9 @@ KEYED = {
 
 @pytest.fixture
 def service(settings: Settings) -> Iterator[Running]:
-    settings = settings.model_copy(update={"allowed_locations": ("s3://lake/staging",)})
+    known: dict[str, Any] = {"allowed_locations": ("s3://lake/staging",)}
+    known |= {"erasure_secret": SecretStr("e" * 32), "receipt_secret": SecretStr(new_secret())}
+    settings = settings.model_copy(update=known)
     with (
         listening(create_lookup_server(TOKEN)) as url,
         running(with_lookup_server(settings, url, TOKEN)) as service,
@@ -61,11 +66,19 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     service.enroll("sales.customers", catalog="lake")
     table = service.enroll("shop.items", catalog="lake")
     (tmp_path / "keys.csv").write_text("id\n17\n")
+    (tmp_path / "keys.json").write_text('[{"id": 17}]')
     monkeypatch.chdir(tmp_path)
     job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
     service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+    asked = {"keys": [{"id": 17}], "tables": ["shop.items"]}
+    erasure = service.admin.post("/erasures", json=asked).json()["id"]
     # A webhook's name does for its id.
-    return {"TABLE_ID": table["id"], "JOB_ID": job["id"], "WEBHOOK_ID": "on-call"}
+    return {
+        "TABLE_ID": table["id"],
+        "JOB_ID": job["id"],
+        "WEBHOOK_ID": "on-call",
+        "ERASURE_ID": erasure,
+    }
 
 
 def run(*arguments: str) -> Result:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -526,3 +527,25 @@ def test_a_job_whose_keys_are_not_all_gone_is_no_plain_success(told: Any, title:
     assert (caveat is None) == (title is None)
     if caveat is not None and title is not None:
         assert caveat.title.startswith(title)
+
+
+@ON_BOTH
+def test_all_who_ask_first_at_the_same_time_get_the_same_receipt(
+    service: Running, tables: list[str], erase: Any
+) -> None:
+    erasure = erase(tables=tables[:1]).json()
+    finish_next(service, service.start_worker(), result=report())
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: read_receipt(service, erasure)[0].content, range(8)))
+    assert len(set(answers)) == 1
+
+
+def test_the_list_of_erasures_has_pages(service: Running, tables: list[str], erase: Any) -> None:
+    made = [erase(tables=tables[:1]).json()["id"] for _ in range(3)]
+    finish_next(service, service.start_worker(), result=report())
+    first = service.admin.get("/erasures?limit=2").json()
+    rest = service.admin.get("/erasures", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [one["id"] for one in first["items"] + rest["items"]] == made[::-1]
+    assert rest["next_cursor"] is None
+    unknown = service.admin.get("/erasures/nope/receipt")
+    assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/erasure-not-found")
