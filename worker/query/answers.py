@@ -146,11 +146,15 @@ class Answers:
         is_head = is_head_of(metadata, branch=branch, snapshot_id=question.snapshot_id)
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
         name = (place.tables, place.metadata_location, read.digest, snapshot_id, is_head)
-        table = self._kept.get(
-            ("snapshot", *name),
-            lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept, is_head=is_head),
-            _snapshot_bytes,
-        )
+        try:
+            table = self._kept.get(
+                ("snapshot", *name),
+                lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept, is_head=is_head),
+                _snapshot_bytes,
+            )
+        except FileNotFoundError as error:  # of a manifest: another snapshot may have all of its own
+            remedy = "Ask about a snapshot that has not expired, or restore the file."
+            raise UnreadableError(str(error), remedy) from error
         key_set = self._key_set(place, metadata, question.key_columns)
         opened = self._index(place, metadata, key_set)
         coverage = self._covered(name, table, key_set, opened.index)

@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +88,20 @@ def test_a_snapshot_of_which_nothing_can_be_told_says_why(
     assert newest["change"] is None
     refused = service.admin.post(f"{table}/history", json=asked | {"select": ["no"]})
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/unknown-columns")
+
+
+def test_a_snapshot_whose_manifests_are_gone_takes_no_other_with_it(
+    service: Running, table: str, iceberg: IcebergCatalog
+) -> None:
+    first = iceberg.catalog.load_table("db.t").current_snapshot()
+    iceberg.append("db.t", [4])
+    assert first is not None
+    Path(first.manifest_list.removeprefix("file://")).unlink()
+    asked = {"key": {"id": 4}, "key_columns": ["id"]}
+    newest, older = service.admin.post(f"{table}/history", json=asked).json()["snapshots"]
+    assert [match["live"] for match in newest["matches"]] == [True]
+    assert (older["matches"], older["not_told"]["code"]) == (None, "lookup-failed")
+    assert first.manifest_list.removeprefix("file://") in older["not_told"]["detail"]
 
 
 @pytest.mark.parametrize(

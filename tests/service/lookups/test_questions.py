@@ -205,13 +205,20 @@ def test_a_table_whose_files_are_gone_is_told_as_such(
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/lookup-failed")
 
 
-@pytest.mark.parametrize("gone", ["metadata", "data", "nothing"])
+@pytest.mark.parametrize("gone", ["metadata", "manifest list", "manifest", "data", "nothing"])
 def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
     settings: Settings, iceberg: IcebergCatalog, gone: str
 ) -> None:
     asked = {"keys": [{"id": 3}], "key_columns": ["id"], "select": ["region"], "max_staleness_seconds": 3_600}
     table = iceberg.catalog.load_table("db.t")
-    files = [table.metadata_location, *(task.file.file_path for task in table.scan().plan_files())]
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    expired = {
+        "metadata": table.metadata_location,
+        "manifest list": snapshot.manifest_list,
+        "manifest": snapshot.manifests(table.io)[0].manifest_path,
+        "data": next(iter(table.scan().plan_files())).file.file_path,
+    }
     with (
         listening(create_app(TOKEN, Answers(Kept(0)))) as url,
         running(with_lookup_server(settings, url, TOKEN)) as service,
@@ -233,5 +240,5 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
                 iceberg.append("db.t", [3])
                 assert _matches(service.admin.post(path, json=asked | about)) == [[True] * count]
         else:
-            Path(files[gone == "data"].removeprefix("file://")).unlink()
+            Path(expired[gone].removeprefix("file://")).unlink()
             assert _matches(service.admin.post(path, json=asked)) == [[True, True]]
