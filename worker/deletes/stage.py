@@ -51,17 +51,28 @@ class DeletesStage:
         found = {file for one in positions for file in one.data_files()}
         lost, ordered = self._ordered(found)
         outcome = self._run(ordered, positions)
-        live = self._table.files
-        shared = sharing_a_file(outcome.removed, live.position_deletes, live.data_files)
-        if shared:
-            _, movable = self._ordered(set(shared))
-            moved = self._run(movable, positions, moves=True)
-            vectors = len({file.path for file in shared})
-            self._tell_of_moves(len(moved.added), vectors - len(moved.added))
-            # One that can't be read or written stays where it is.
-            outcome = WrittenDeletes.union([outcome, replace(moved, blocked=(), missing=False)])
+        outcome = WrittenDeletes.union([outcome, self.move_neighbours(outcome.removed, positions)])
         blocked = tuple(Blocked(file, LOST_TYPE) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def move_neighbours(
+        self, removed: Sequence[DeleteFile], positions: Sequence[Positions] = ()
+    ) -> WrittenDeletes:
+        """Writes anew the deletion vectors that share a file with some that are removed.
+
+        positions: of data files with new deletes.
+        """
+        live = self._table.files
+        shared = sharing_a_file(removed, live.position_deletes, live.data_files)
+        if not shared:
+            return WrittenDeletes()
+        _, movable = self._ordered(set(shared))
+        found = positions or [Positions(shared, self._job.memory_fraction)]
+        moved = self._run(movable, found, moves=True)
+        vectors = len({file.path for file in shared})
+        self._tell_of_moves(len(moved.added), vectors - len(moved.added))
+        # One that can't be read or written stays where it is.
+        return replace(moved, blocked=(), missing=False)
 
     def announce(self, removes: str | None = None, only_on: int | None = None) -> None:
         """Lets whoever follows know what this plan may leave behind; see `announce`."""

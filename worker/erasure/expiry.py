@@ -20,8 +20,10 @@ from pyspark.errors.exceptions.captured import CapturedException
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.existing import FILES_AT_ONCE
 from worker.process.errors import JobError
 from worker.process.plurals import counted
+from worker.process.slots import Threads
 from worker.table import row_delta
 from worker.table.catalogs import java_message, jvm_of
 from worker.table.commit import JOB_ID, check_clock
@@ -208,12 +210,16 @@ def java_expiry(java_table: JavaObject, snapshot_ids: Iterable[int], unneeded: J
 
 def delete_unneeded(job: Job, table: PinnedTable, paths: Iterable[str]) -> None:
     """What can't be deleted stays, and is found by the look."""
-    deleted, refused = 0, None
-    for path in paths:
+
+    def delete(path: str) -> bool | Exception:
         try:
-            deleted += table.storage.delete(path)
+            return table.storage.delete(path)
         except (OSError, LocationNotAllowedError) as error:
-            refused = error
-    if refused is not None:
-        job.decide(f"Some files that no snapshot needs could not be deleted, such as: {refused}.")
-    job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
+            return error
+
+    with Threads(FILES_AT_ONCE, "delete") as threads:
+        done = list(threads.map(delete, paths))
+    if failures := [one for one in done if isinstance(one, Exception)]:
+        told = counted(len(failures), "file")
+        job.decide(f"{told} that no snapshot needs could not be deleted, such as: {failures[0]}.")
+    job.decide(f"{counted(done.count(True), 'file')} deleted that no snapshot needs.")

@@ -37,6 +37,13 @@ from worker.table.manifests import (
 
 _NO_PARTITION = PartitionKey(-1, "[]")
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
+_TEXT_BYTES = 256 * 1024**2
+"""Of a file of unknown form that is searched."""
+PARTITION_STATISTICS = Reason(
+    "partition_statistics",
+    "statistics of partitions are not looked through, and the key is part of a partition",
+    "Remove the table's partition statistics, and erase again.",
+)
 _UNKNOWN_FORM = Reason(
     "unknown_form",
     "it is of a form that can't be looked through",
@@ -52,9 +59,17 @@ def metadata_files(table: PinnedTable) -> list[str]:
 
 def statistics_files(metadata: TableMetadata) -> list[str]:
     """Of columns, which have sketches of hashes, and of partitions."""
-    told = metadata.model_dump()
-    kinds = (told.get("statistics") or [], told.get("partition_statistics") or [])
-    return [one["statistics_path"] for of_kind in kinds for one in of_kind]
+    return [one.statistics_path for one in metadata.statistics] + partition_statistics(metadata)
+
+
+def partition_statistics(metadata: TableMetadata) -> list[str]:
+    return [one.statistics_path for one in metadata.partition_statistics]
+
+
+def is_partition(metadata: TableMetadata, keys: ErasedKeys) -> bool:
+    """Whether a value of a key may be that of a partition."""
+    ids = set(keys.key_set.equality_field_ids)
+    return any(field.source_id in ids for spec in metadata.partition_specs for field in spec.fields)
 
 
 def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:
@@ -101,7 +116,7 @@ def look_at_unnamed(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> T
                 return look_at_metadata(storage, keys, file.location)
             case "puffin" | "stats":
                 return Trace(size_bytes=file.size_bytes)  # positions, and sketches of hashes
-        found = keys.in_bytes(storage.read(file.location))
+        found = keys.in_bytes(storage.read(file.location)) if file.size_bytes <= _TEXT_BYTES else None
         return Trace(why=_UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
     except FileNotFoundError:
         return Trace()  # whoever wrote it has removed it

@@ -40,10 +40,12 @@ class Findings:
             self._held |= numbers
             self._add(numbers, hold, snapshot_id)
 
-    def miss(self, path: str, why: Reason, snapshot_id: int | None = None) -> None:
-        """A file that could not be looked through."""
+    def miss(
+        self, path: str, why: Reason, snapshot_id: int | None = None, holder: str = "unreadable_file"
+    ) -> None:
+        """Something could not be looked through."""
         self._is_all_known = False
-        self._add(None, Hold("unreadable_file", why.reason, why.remedy, path), snapshot_id)
+        self._add(None, Hold(holder, why.reason, why.remedy, path), snapshot_id)
 
     def _add(self, keys: frozenset[int] | None, hold: Hold, snapshot_id: int | None) -> None:
         self.held.append({"keys": keys, "hold": hold, "snapshot_id": snapshot_id})

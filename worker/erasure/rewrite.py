@@ -27,8 +27,8 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations, data_file_locations, unannounced_plan
 from worker.deletes.puffin import positions_of
-from worker.deletes.stage import announce
-from worker.deletes.write import delete_files
+from worker.deletes.stage import DeletesStage, announce
+from worker.deletes.write import WrittenDeletes, delete_files
 from worker.erasure.steps import MANIFESTS, REWRITE, STEP, Totals
 from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
@@ -78,6 +78,11 @@ class _Doomed:
         return self.file.path, self.file.data_sequence_number, self.dropped.tobytes()
 
 
+# What data files they are of, the old ones, the new ones, and vectors that move.
+_Successors = tuple[list[object], list[JavaObject], list[JavaObject], WrittenDeletes]
+_NONE: _Successors = ([], [], [], WrittenDeletes())
+
+
 class Rewrite:
     """The data files of one job that are written anew."""
 
@@ -98,7 +103,8 @@ class Rewrite:
         self._converted: set[str] = set()
         self._table: PinnedTable | None = None
         self._names: list[str] = []
-        self._successors: tuple[list[object], list[JavaObject], list[JavaObject]] = [], [], []
+        self._moves: DeletesStage | None = None
+        self._successors = _NONE
         self._may_be_committed = False
 
     def run(self, table: PinnedTable) -> PinnedTable:
@@ -148,29 +154,37 @@ class Rewrite:
         """Writes successors, unless an earlier look has, and commits them."""
         job = self._job
         layout = layout_of_new_rows(table.metadata)
-        names: list[object] = [layout, *(one.name for one in doomed)]
+        deletes = [delete for one in doomed for delete in one.deletes]
+        beside = {one.path for one in deletes if one.is_deletion_vector}
+        neighbours = [one for one in table.files.position_deletes if one.path in beside]
+        names: list[object] = [layout, neighbours, *(one.name for one in doomed)]
         if self._successors[0] != names:
             self._remove_written()
+            with job.stage("deletes"):
+                self._moves = DeletesStage(job, table, self._next_number(), dry_run=False)
+                moved = self._moves.move_neighbours(deletes)
             with job.stage("rewrite"):
-                self._successors = names, *self._written(table, doomed)
-        _, old, new = self._successors
+                self._successors = names, *self._written(table, doomed), moved
+        _, old, new, moved = self._successors
         new_bytes = sum(int(file.fileSizeInBytes()) for file in new)
         old_bytes = sum(int(file.fileSizeInBytes()) for file in old)
         summary = Totals(
             data_files_rewritten=len(old), bytes_rewritten=old_bytes, bytes_written=new_bytes
         ).summary
         job.usage.bytes += old_bytes + new_bytes
-        deletes = [delete for one in doomed for delete in one.deletes]
         sequence_number = max(one.file.data_sequence_number for one in doomed)
         snapshot_id = table.snapshot_id
         assert snapshot_id is not None
         with prepared():
             validator = row_delta.head_unmoved(table.java_table, snapshot_id)
-            java_deletes = list(row_delta.java_delete_files(table.java_table, deletes))
+            removed = list(row_delta.java_delete_files(table.java_table, [*deletes, *moved.removed]))
+            added = list(row_delta.java_new_delete_files(table.java_table, moved.added))
 
         def confirm_lease() -> None:
             self._may_be_committed = False
             self._announce(table, only_on=snapshot_id)
+            if self._moves is not None and moved.added:
+                self._moves.announce(only_on=snapshot_id)
             self._may_be_committed = True
 
         try:
@@ -187,7 +201,8 @@ class Rewrite:
                         .validateFromSnapshot(snapshot_id)
                         .validateWith(validator)
                         .dataSequenceNumber(sequence_number),
-                        (old, java_deletes, new),
+                        [*old, *removed],
+                        [*new, *added],
                         properties,
                         condemned,
                     ),
@@ -197,7 +212,7 @@ class Rewrite:
         except (CommitError, LocationNotAllowedError) as error:
             self._may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
-        self._names, self._successors = [], ([], [], [])
+        self._forget()
         job.decide(
             f"{counted(len(old), 'data file')} with {counted(old_bytes, 'byte')} written anew as"
             f" {counted(len(new), 'data file')} with {counted(new_bytes, 'byte')}."
@@ -258,23 +273,29 @@ class Rewrite:
     def _remove_written(self) -> None:
         if self._table is not None and not self._may_be_committed:
             delete_files(self._table.storage, self._names)
-            self._names, self._successors = [], ([], [], [])
+            if self._moves is not None:
+                self._moves.remove_written()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._names, self._moves, self._successors = [], None, _NONE
+        self._may_be_committed = False
 
 
 def java_rewrite(
     operation: JavaObject,
-    files: tuple[Sequence[JavaObject], Sequence[JavaObject], Sequence[JavaObject]],
+    removed: Sequence[JavaObject],
+    added: Sequence[JavaObject],
     properties: Mapping[str, str],
     condemned: JavaObject,
 ) -> JavaObject:
-    """A `RewriteFiles`, not yet committed. files: data and delete files that go, and new data files.
+    """A `RewriteFiles` of data and delete files, not yet committed.
 
     condemned: gets the manifests that Iceberg would delete.
     """
-    old, deletes, new = files
-    for file in (*old, *deletes):
+    for file in removed:
         operation.deleteFile(file)
-    for file in new:
+    for file in added:
         operation.addFile(file)
     return _described(operation, properties, condemned)
 

@@ -35,21 +35,20 @@ class Totals:
         before it, of which the snapshots may have expired."""
         totals = cls()
         for commit in reversed(commits):
-            match commit.summary.get(STEP):
-                case "delete":
-                    rows = totals.rows_deleted + int(commit.summary.get(_ROWS_DELETED, 0))
-                    totals = replace(totals, rows_deleted=rows, snapshot_id_deleted=commit.snapshot_id)
-                case "rewrite":
-                    told = cls._told(commit.summary)
-                    totals = replace(
-                        totals,
-                        snapshot_id_rewritten=commit.snapshot_id,
-                        data_files_rewritten=totals.data_files_rewritten + told.data_files_rewritten,
-                        bytes_rewritten=totals.bytes_rewritten + told.bytes_rewritten,
-                        bytes_written=totals.bytes_written + told.bytes_written,
-                    )
-                case "manifests":
-                    totals = cls._told(commit.summary)
+            step, told = commit.summary[STEP], cls._told(commit.summary)
+            if step == DELETE:
+                rows = totals.rows_deleted + int(commit.summary.get(_ROWS_DELETED, 0))
+                totals = replace(totals, rows_deleted=rows, snapshot_id_deleted=commit.snapshot_id)
+            elif step == REWRITE:
+                totals = replace(
+                    totals,
+                    snapshot_id_rewritten=commit.snapshot_id,
+                    data_files_rewritten=totals.data_files_rewritten + told.data_files_rewritten,
+                    bytes_rewritten=totals.bytes_rewritten + told.bytes_rewritten,
+                    bytes_written=totals.bytes_written + told.bytes_written,
+                )
+            else:
+                totals = told
         return totals
 
     @classmethod

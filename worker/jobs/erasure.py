@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import usable_index
@@ -21,11 +23,14 @@ from worker.contract.control_plane import AnnouncedPlan
 from worker.erasure.expiry import Hold, delete_unneeded, expire, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
+    PARTITION_STATISTICS,
     is_in,
+    is_partition,
     look_at_metadata,
     look_at_unnamed,
     metadata_files,
     named_by_expired,
+    partition_statistics,
     statistics_files,
     unnamed_files,
 )
@@ -33,8 +38,15 @@ from worker.erasure.look import Look, Traces
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite, rewrite_manifests
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
-from worker.index.key_set_index import drop_index_of, holds_only, indexed_key_sets
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.key_set_index import (
+    DamagedIndexError,
+    database_name,
+    drop_index_of,
+    holds_only,
+    indexed_key_sets,
+    open_index,
+)
+from worker.index.sorted_runs import REPORTS, IndexWarehouse
 from worker.jobs.conversion import Conversion
 from worker.jobs.indexing import index_key_set
 from worker.jobs.orphan_files import remove_orphan_files
@@ -42,10 +54,12 @@ from worker.jobs.writing import RowWrite
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import JobError, Reason
+from worker.process.slots import Threads
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitError
 from worker.table.files import DeleteFile
+from worker.table.manifests import read_snapshot_files
 from worker.writes.live_rows import KeysInTable
 from worker.writes.plan import key_set_of
 from worker.writes.sent_rows import read_sent
@@ -54,6 +68,7 @@ EXPIRY_ROUNDS = 3
 """Others may commit snapshots meanwhile that reach old files, too."""
 SNAPSHOTS_TOLD = 1_000
 _MAIN = "main"
+_LOOKS_AT_ONCE = 8
 
 
 def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -103,7 +118,7 @@ class _Erasure:
         self._warehouse = warehouse
         self._keys = keys
         index = usable_index(job, table, warehouse, keys.key_set)
-        self._in_table = KeysInTable(job, keys.key_set, keys.batch, index)
+        self._in_table = KeysInTable(job, warehouse, keys.key_set, keys.batch, index)
         self._plans = 0
         self._expired: list[int] = []
         self._look = Look(job, self._keys)
@@ -114,6 +129,7 @@ class _Erasure:
         table = self._pinned()
         totals = Totals.of(self._commits(table))
         self._clean_indexes(table)
+        self._remove_reports(table)
         self._expire(table)
         table = self._pinned()
         findings = self._looked(table)
@@ -158,9 +174,18 @@ class _Erasure:
             table = self._convert(table, named)
         table = Rewrite(job, self._in_table, self._next_plan, self._convert).run(table)
         commits = self._commits(table)
-        is_told = next((one.summary.get(STEP) == MANIFESTS for one in commits), True)
-        if not is_told and table.branch == _MAIN:
+        is_told = not commits or commits[0].summary[STEP] == MANIFESTS
+        # Iceberg rewrites manifests of the main branch alone.
+        if table.branch == _MAIN and (not is_told or self._remembers(table)):
             rewrite_manifests(job, table, Totals.of(commits))
+
+    def _remembers(self, table: PinnedTable) -> bool:
+        """Whether a manifest of the branch's head tells a key of what was removed."""
+        if table.snapshot is None:
+            return False
+        (traces,) = self._look.at_snapshots(table.metadata, [table.snapshot], table.storage).values()
+        of_files = frozenset(key for trace in traces.data_files.values() for key in trace.keys)
+        return any(trace.keys - of_files for trace in traces.metadata.values())
 
     def _convert(self, table: PinnedTable, deletes: Sequence[DeleteFile]) -> PinnedTable:
         """What can't be converted stays, and is told by the conversion."""
@@ -208,6 +233,14 @@ class _Erasure:
                 index_key_set(job, table, warehouse, key_set, rebuild=True)
                 job.decide(f"Key set {key_set}: its index was built anew, without what is gone.")
 
+    def _remove_reports(self, table: PinnedTable) -> None:
+        """Reports on duplicates have keys, and lie beside the indexes."""
+        warehouse, database = self._warehouse, table.index_database
+        if warehouse.storage.walk(warehouse.place_of(database, REPORTS)):
+            self._job.reporter.confirm_lease()
+            warehouse.drop_table(database, REPORTS)
+            self._job.decide("The table's reports on duplicates were deleted, since they may have the keys.")
+
     # expire
 
     def _expire(self, table: PinnedTable) -> None:
@@ -231,6 +264,7 @@ class _Erasure:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
         named = {path for one in table.metadata.snapshots for path in self._look.named_by(one)}
+        self._tell_of_indexes(table, findings)
         self._tell_of_metadata(table, findings)
         self._tell_of_unnamed(table, named, findings)
         return findings
@@ -264,12 +298,44 @@ class _Erasure:
         for path, trace in traces.metadata.items():
             findings.hold(trace.keys - written, replace(_MANIFEST, name=path), table.snapshot_id)
 
+    def _tell_of_indexes(self, table: PinnedTable, findings: Findings) -> None:
+        """Of other branches, which this job may not write. What their data files have is told of these."""
+        metadata, warehouse = table.metadata, self._warehouse
+        for name, ref in metadata.refs.items():
+            if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name == table.branch:
+                continue
+            database = database_name(str(metadata.table_uuid), name)
+            head = metadata.snapshot_by_id(ref.snapshot_id)
+            assert head is not None
+            why = Reason(
+                "index_of_branch",
+                f"the index of branch {name} can't be read, or has entries of data files that are gone",
+                f"Run a job of kind rebuild on branch {name}, and erase again.",
+            )
+            for ids in indexed_key_sets(warehouse, database):
+                if not self._holds_only_rows_of(table, database, ids, head):
+                    place = warehouse.place_of(database, f"entries_{'_'.join(map(str, ids))}")
+                    findings.miss(place, why, holder="index")
+
+    def _holds_only_rows_of(
+        self, table: PinnedTable, database: str, ids: Sequence[int], head: Snapshot
+    ) -> bool:
+        try:
+            index = open_index(self._warehouse, database, resolve_key_set(table.metadata, ids))
+            live = read_snapshot_files(table.metadata, head, table.storage.io).data_files
+        except (KeyColumnError, DamagedIndexError, FileNotFoundError, JobError):
+            return False
+        return index is not None and holds_only(self._warehouse, database, index, live)
+
     def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
         for path in metadata_files(table):
             trace = self._look.traces[path] = look_at_metadata(table.storage, self._keys, path)
             findings.hold(trace.keys, replace(_METADATA, name=path))
             if trace.why is not None:
                 findings.miss(path, trace.why)
+        if is_partition(table.metadata, self._keys):
+            for path in partition_statistics(table.metadata):
+                findings.miss(path, PARTITION_STATISTICS)
 
     def _tell_of_unnamed(self, table: PinnedTable, named: set[str], findings: Findings) -> None:
         """Of files that no snapshot names; what lost attempts left of snapshots that have expired goes."""
@@ -278,7 +344,9 @@ class _Erasure:
         try:
             with self._job.stage("look"):
                 files = unnamed_files(table, named)
-                traces = {file: look_at_unnamed(table, self._keys, file) for file in files}
+                with Threads(_LOOKS_AT_ONCE, "look") as threads:
+                    looked = threads.map(lambda file: look_at_unnamed(table, self._keys, file), files)
+                    traces = dict(zip(files, looked, strict=True))
         except (OSError, LocationNotAllowedError) as error:
             findings.miss(location, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
             return

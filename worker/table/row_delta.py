@@ -85,7 +85,7 @@ def java_row_delta(
         operation.addRows(file)
     add = _row_delta_consumer(operation, "addDeletes")
     for added in _slices(delta.added):
-        _java_delete_files(java_table, [_added_json(file) for file in added]).forEach(add)
+        java_new_delete_files(java_table, added).forEach(add)
     remove = _row_delta_consumer(operation, "removeDeletes")
     for removed in _slices(delta.removed):
         java_delete_files(java_table, removed).forEach(remove)
@@ -181,6 +181,11 @@ def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> J
 def java_delete_files(java_table: JavaObject, files: Sequence[DeleteFile]) -> JavaObject:
     """Delete files of the table, as its operations remove them."""
     return _java_delete_files(java_table, [_removed_json(file) for file in files])
+
+
+def java_new_delete_files(java_table: JavaObject, files: Sequence[NewDeleteFile]) -> JavaObject:
+    """The same of files that are to be added."""
+    return _java_delete_files(java_table, [_added_json(file) for file in files])
 
 
 def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:

@@ -15,15 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from worker.attempt.indexes import start_anew
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.index.key_set_index import KeySetIndex
+from worker.contract.control_plane import StaleAttemptError
+from worker.index.key_set_index import KeySetIndex, damage_of
+from worker.index.sorted_runs import IndexWarehouse
 from worker.io.kept import Kept
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeySet
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
-from worker.process.errors import JobError
+from worker.process.errors import JobCancelledError, JobError
 from worker.query.errors import AnswerTooLargeError
 from worker.query.places import Coverage, Places
 from worker.query.rows import rows_at
@@ -42,15 +45,29 @@ class TooManyRowsError(JobError):
 
 
 class KeysInTable:
-    """The keys of a write, and what was found of them in data files so far."""
+    """The keys of a write, and what was found of them in data files so far.
 
-    def __init__(self, job: Job, key_set: KeySet, keys: pa.RecordBatch, index: KeySetIndex | None) -> None:
+    index: None if there is none, or it turned out to be damaged.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        warehouse: IndexWarehouse,
+        key_set: KeySet,
+        keys: pa.RecordBatch,
+        index: KeySetIndex | None,
+    ) -> None:
         """keys: distinct, as `KeySet.schema`."""
         self._job = job
+        self._warehouse = warehouse
         self._key_set = key_set
         self._keys = keys
-        self._index = index
+        self.index = index
         self._kept = Kept(_KEPT_BYTES)
+        self._forget()
+
+    def _forget(self) -> None:
         self._before: Places | None = None
         self.matches = 0
         self.files_from_index = 0
@@ -65,9 +82,27 @@ class KeysInTable:
         """The rows of the keys at the head that was pinned, live or not: looked for in data files that no
         earlier look saw.
 
-        Raises TooManyRowsError, UnreadableError, FileNotFoundError for a file of the index that is gone, or
-        OSError (a retry can help).
+        Data files are scanned if the index is damaged. Raises TooManyRowsError, UnreadableError, or OSError
+        (a retry can help).
         """
+        try:
+            return self._rows(table)
+        except (JobCancelledError, StaleAttemptError):
+            raise
+        except Exception:
+            damage = damage_of(self.index) if self.index is not None else None
+            if damage is None:
+                raise
+            self._job.decide(
+                f"Key set {self._key_set}: the index can't be used, so data files are scanned: {damage}."
+            )
+            if not self._job.assignment.job.dry_run:
+                start_anew(self._job, table, self._warehouse, self._key_set)
+            self.index = None
+            self._forget()
+            return self._rows(table)
+
+    def _rows(self, table: PinnedTable) -> tuple[TableSnapshot, Places]:
         snapshot = TableSnapshot(
             table.storage, table.metadata, table.snapshot, self._kept, is_head=True, files=table.files
         )
@@ -75,7 +110,7 @@ class KeysInTable:
         coverage = Coverage(
             snapshot,
             self._key_set,
-            self._index,
+            self.index,
             only=unseen,
             run_tasks=self._run_tasks,
             parallelism=self._job.runner.parallelism,

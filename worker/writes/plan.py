@@ -18,20 +18,18 @@ from pyiceberg import types
 from pyiceberg.schema import Schema
 
 from trust.locations import LocationNotAllowedError
-from worker.attempt.indexes import planned_key_sets, start_anew, usable_index
+from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.contract.control_plane import StaleAttemptError
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
-from worker.index.key_set_index import damage_of
 from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.lookup.cost import Source
 from worker.lookup.resolution import Choice, explain
-from worker.process.errors import JobCancelledError, JobError
+from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
 from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
@@ -128,7 +126,6 @@ class Plan:
         Raises InvalidRowsError, DuplicateKeysError, NoKeyError, KeyColumnError, or as `read_files`.
         """
         self._job = job
-        self._warehouse = warehouse
         self.number = number
         self.layout = layout_of_new_rows(table.metadata)
         self.may_be_committed = False
@@ -153,8 +150,8 @@ class Plan:
                 " (counted from 0)."
             )
         self._keys = keys if len(self._numbers) == len(keys) else keys.take(pa.array(self._numbers))
-        self._index = usable_index(job, table, warehouse, self.key_set)
-        self._in_table = KeysInTable(job, self.key_set, self._keys, self._index)
+        index = usable_index(job, table, warehouse, self.key_set)
+        self._in_table = KeysInTable(job, warehouse, self.key_set, self._keys, index)
         self._deletes: tuple[DeletesStage, dict[Any, Any], WrittenDeletes] | None = None
         self._new_rows: tuple[NewRows, Changes, WrittenRows] | None = None
 
@@ -224,7 +221,7 @@ class Plan:
     def explanation(self) -> dict[str, Any]:
         """Where the rows were looked for, as conversions tell it."""
         scanned, rows = self._in_table.files_scanned, self._in_table.rows_scanned
-        if self._index is None:
+        if self._in_table.index is None:
             choice = Choice(Source.SCAN, "there is no index of this key")
         elif scanned:
             told = f"{counted(scanned, 'data file')} with {counted(rows, 'row')} not indexed yet: scanned"
@@ -241,22 +238,7 @@ class Plan:
 
     def _live_rows(self, table: PinnedTable) -> LiveRows:
         try:
-            try:
-                return self._in_table.live_rows(table)
-            except (JobCancelledError, StaleAttemptError):
-                raise
-            except Exception:
-                damage = damage_of(self._index) if self._index is not None else None
-                if damage is None:
-                    raise
-                self._job.decide(
-                    f"Key set {self.key_set}: the index can't be used, so data files are scanned: {damage}."
-                )
-                if not self.dry_run:
-                    start_anew(self._job, table, self._warehouse, self.key_set)
-                self._index = None
-                self._in_table = KeysInTable(self._job, self.key_set, self._keys, None)
-                return self._in_table.live_rows(table)
+            return self._in_table.live_rows(table)
         except UnreadableError as error:
             _check_overtaken(table, error)
             raise

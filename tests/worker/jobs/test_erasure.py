@@ -288,6 +288,18 @@ def test_a_file_that_can_not_be_read_leaves_its_keys_unknown(new_table: NewTable
     assert holders(report) == [("unreadable_file", old, [0, 1])]
 
 
+def test_a_damaged_index_costs_a_scan_and_is_made_anew(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(n) for n in range(4)])
+    jobs.run("index", key_sets=[["id"]])
+    for run in jobs.index.glob("*.db/entries_*/**/*.parquet"):
+        garble(run)
+    assert erase(1)["counts"] == ALL_GONE
+    assert numbers_of(table) == [0, 2, 3]
+    assert files_with([1], place_of(table), jobs.index) == []
+    assert jobs.run("verify").result["key_sets"]
+
+
 def test_what_nobody_names_is_looked_through_and_told(new_table: NewTable, erase: Erase) -> None:
     table = new_table()
     table.append([row(0), row(1)])
@@ -399,3 +411,55 @@ def test_manifests_of_deletes_forget_the_bounds_of_what_was_converted(
     assert other not in table.data_file_paths
     jobs.run("delete", rows=[{"id": key(1)}], parameters={"key_columns": ["id"]})
     assert numbers_of(table) == [2, 3, 4, 5, 7, 9]
+
+
+def test_a_vector_that_shares_a_file_with_one_that_goes_has_a_file_of_its_own(
+    new_table: NewTable, erase: Erase
+) -> None:
+    """Iceberg's expiry deletes such a file (docs/decisions/04)."""
+    table = new_table()
+    one, other = table.append([row(n) for n in range(6)], files=2)
+    table.commit(*table.deletion_vectors({one: [0], other: [0]}))
+    (shared,) = {file["file_path"] for file in live_delete_files(table.spark, table.identifier)}
+
+    assert erase(0)["counts"] == ALL_GONE
+
+    (left,) = live_delete_files(table.spark, table.identifier)
+    assert (left["referenced_data_file"], left["record_count"]) == (other, 1)
+    assert left["file_path"] != shared
+    assert numbers_of(table) == [1, 2, 4, 5]
+
+
+def test_indexes_of_other_branches_and_reports_are_thought_of(
+    new_table: NewTable, jobs: Jobs, erase: Erase
+) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.append([row(0)])
+    table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
+    jobs.run("index", key_sets=[["id"]], branch="work")
+    jobs.run("report_duplicates", key_sets=[["id"]])
+    table.spark.sql(f"DELETE FROM {table.identifier} WHERE value = 0")
+    assert holders(erase(0))[0] == ("branch", "work", [0])
+    table.java.manageSnapshots().replaceBranch("work", table.snapshot_id).commit()
+
+    report = erase(0)
+
+    assert [(one["holder"], one["keys"]) for one in report["held"]] == [("index", [0])]
+    assert report["counts"]["unknown"] == 1
+    jobs.run("rebuild", branch="work")
+    assert erase(0)["counts"] == ALL_GONE
+    assert files_with([0], place_of(table), jobs.index) == []
+
+
+def test_a_branch_is_erased_from_by_itself(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
+
+    report = erase(0, branch="work")
+
+    assert numbers_of(table, branch="work") == [1]
+    assert numbers_of(table) == [0, 1]
+    assert ("branch", "main", [0]) in holders(report)
+    assert report["counts"]["held"] == 1
