@@ -117,10 +117,12 @@ def key_states(report: ErasureReport | None, keys: int) -> list[tuple[KeyState, 
     def told(key: int) -> KeyState | None:
         if key in unknown:
             return "unknown"
-        if holders[key]:
-            is_known = any(report.held[one].holder not in _UNKNOWN_BY for one in holders[key])
-            return "held" if is_known else "unknown"
-        return "invisible" if key in invisible else None
+        if key in invisible:  # what holds it is told as well
+            return "invisible"
+        if not holders[key]:
+            return None
+        is_known = any(report.held[one].holder not in _UNKNOWN_BY for one in holders[key])
+        return "held" if is_known else "unknown"
 
     states = [told(key) for key in range(keys)]
     # Those of which nothing is told are gone, unless others are among them that were too many to be named.

@@ -249,11 +249,11 @@ class KeyCounts(Message):
     gone: Amount = 0
     """So many keys are in no file that is left: each was looked through."""
     invisible: Amount = 0
-    """So many keys have no row that the branch shows; more is not known of them."""
+    """So many keys have rows in the branch's own files, none of which it shows."""
     held: Amount = 0
-    """So many keys have no row that the branch shows, and are in a file that something holds."""
+    """So many keys are in a file that something holds, or a writer has written them again."""
     unknown: Amount = 0
-    """So many keys may be in a file that could not be looked through."""
+    """So many keys may be in something that could not be looked through."""
 
     @property
     def total(self) -> int:

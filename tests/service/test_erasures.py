@@ -181,6 +181,10 @@ def test_a_complete_receipt_is_signed_and_the_same_each_time(service: Running, e
     [
         ({"counts": {"invisible": 2}, "invisible": [0, 1]}, ["invisible", "invisible"]),
         ({"counts": {"gone": 1, "invisible": 1}, "invisible": [0]}, ["invisible", "gone"]),
+        (
+            {"counts": {"gone": 1, "invisible": 1}, "invisible": [0], "held": [holder(0, holder="writer")]},
+            ["invisible", "gone"],
+        ),
         # Which of them it is was not told.
         ({"counts": {"gone": 1, "invisible": 1}}, ["unknown", "unknown"]),
         ({"counts": {"gone": 1, "held": 1}, "held": []}, ["unknown", "unknown"]),
