@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -15,7 +15,8 @@ from pyiceberg.manifest import (
     manifest_entry_schema_with_data_file,
 )
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.types import NestedField, StructType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, NestedField, StructType
 
 from tests.benchmarks import planning
 from worker.table import manifests
@@ -43,13 +44,15 @@ def test_what_all_manifests_of_a_table_say_is_understood_once_unless_it_is_long(
 
 @pytest.mark.parametrize("content", ManifestContent)
 def test_columns_of_manifests_are_asked_for_by_the_ids_of_the_specification(content: ManifestContent) -> None:
-    entries = manifest_entry_schema_with_data_file(3, DATA_FILE_TYPE[3])
-    entry = manifests._entry_schema(StructType(), content)
-    data_file = entry.find_type("data_file")
-    assert isinstance(data_file, StructType)
-    columns = [*data_file.fields, *entry.fields]
-    assert _ids(columns) == _ids([entries.find_field(column.field_id) for column in columns])
+    versions = [
+        manifest_entry_schema_with_data_file(version, DATA_FILE_TYPE[version]) for version in (1, 2, 3)
+    ]
+    columns = _columns(manifests._entry_schema(StructType(), content))
+    assert _ids(columns) == _ids([versions[-1].find_field(column.field_id) for column in columns])
     assert _ids(manifests._MANIFEST_LIST.fields) <= _ids(MANIFEST_LIST_FILE_SCHEMAS[3].fields)
+    # A manifest without what one version may leave out is not damaged.
+    required = [{column.field_id for column in _columns(entry) if column.required} for entry in versions]
+    assert {column.field_id for column in columns if column.required} == set.intersection(*required)
 
 
 def test_bounds_are_found_of_the_files_and_columns_that_are_asked_for(tmp_path: Path) -> None:
@@ -112,6 +115,33 @@ def test_position_deletes_of_one_path_are_of_that_file(
     file = manifests._content_file(entry, PartitionKey(0, "[]"), 1, 1)
     assert isinstance(file, DeleteFile)
     assert file.referenced_data_file == referenced
+
+
+@pytest.mark.parametrize(
+    ("days", "day"),
+    [
+        (2_932_896, "9999-12-31"),
+        (2_932_897, "+10000-01-01"),
+        (-719_528, "0000-01-01"),
+        (-719_529, "-0001-12-31"),
+    ],
+)
+def test_a_day_of_any_year_is_a_partition_that_iceberg_reads(days: int, day: str) -> None:
+    assert manifests._single_value(DateType(), days, IdentityTransform()) == day
+
+
+def test_a_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
+    monkeypatch.setattr(manifests, "new_decoder", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+
+
+def _columns(entry: Schema) -> list[NestedField]:
+    """Those of its data file, too."""
+    data_file = entry.find_type("data_file")
+    assert isinstance(data_file, StructType)
+    return [*data_file.fields, *entry.fields]
 
 
 def _ids(columns: Iterable[NestedField]) -> set[tuple[int, str]]:
