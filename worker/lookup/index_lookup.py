@@ -398,8 +398,7 @@ class RowAddressMatches:
 
     @staticmethod
     def combined(parts: Sequence[RowAddressMatches]) -> RowAddressMatches:
-        if not parts:
-            return RowAddressMatches.none(0)
+        """Of at least one part."""
         return RowAddressMatches(
             np.concatenate([p.row_addresses for p in parts]),
             np.concatenate([p.sequence_numbers for p in parts]),

@@ -23,7 +23,7 @@ from worker.deletes import stage
 from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
 from worker.lookup import positions, resolution
-from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS, conversion_seconds
+from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
 from worker.table.row_delta import java_row_delta
@@ -93,13 +93,6 @@ def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
     )
     assert {one["source"] for one in result["key_sets"]} == {"index" if indexed else "scan"}
     assert result["unconvertible"] == []
-
-
-def test_the_estimate_of_a_conversion_counts_each_commit_and_what_it_plans_anew() -> None:
-    measured = {"plan": 2.0, "scan": 10.0}
-    assert conversion_seconds(measured, 0, 0) == 12
-    assert conversion_seconds(measured, 1, 100) == 12 + COMMIT_SECONDS + 100 * WRITTEN_FILE_SECONDS
-    assert conversion_seconds(measured, 3, 0) == 12 + 2 * 2 + 3 * COMMIT_SECONDS
 
 
 def test_a_second_conversion_and_a_second_indexing_do_nothing(

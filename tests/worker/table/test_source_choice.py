@@ -9,7 +9,17 @@ in seconds (medians of 4): 1.0 and 0.9 with 48 data files, 0.5 and 0.8 with 208,
 import pyarrow as pa
 import pytest
 
-from worker.lookup.cost import INTEGER_FIRST, NUMBERS, STRINGS, Rates, index_is_cheaper, rates_of
+from worker.lookup.cost import (
+    COMMIT_SECONDS,
+    INTEGER_FIRST,
+    NUMBERS,
+    STRINGS,
+    WRITTEN_FILE_SECONDS,
+    Rates,
+    conversion_seconds,
+    index_is_cheaper,
+    rates_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +51,11 @@ def test_rates_go_by_what_a_lookup_has_to_hash() -> None:
     assert rates_of([number]) == rates_of([number, number]) == NUMBERS
     assert rates_of([number, text]) == INTEGER_FIRST
     assert rates_of([text]) == rates_of([text, number]) == STRINGS
+
+
+def test_the_estimate_of_a_conversion_counts_each_commit_and_what_it_plans_anew() -> None:
+    measured = {"plan": 2.0, "scan": 10.0}
+    assert conversion_seconds(measured, 0, 0) == 12
+    assert conversion_seconds(measured, 1, 100) == 12 + COMMIT_SECONDS + 100 * WRITTEN_FILE_SECONDS
+    assert conversion_seconds(measured, 3, 0) == 12 + 2 * 2 + 3 * COMMIT_SECONDS
+    assert conversion_seconds({}, 3, 0) == 3 * COMMIT_SECONDS
