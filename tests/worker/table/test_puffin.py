@@ -57,6 +57,12 @@ def test_a_vector_that_was_cut_short_is_refused(positions: set[int], data: st.Da
         decode_vector(vector[: data.draw(st.integers(0, len(vector) - 1))])
 
 
+def test_what_is_no_vector_is_told_by_how_it_begins() -> None:
+    vector = encode_vector(BitMap64([1, 2, 3]))
+    with pytest.raises(CorruptDeletionVectorError, match=r"the magic number is 6e6f6e65$"):
+        decode_vector(vector[:4] + b"none" + vector[8:])
+
+
 def test_a_vector_whose_checksum_fits_but_whose_bitmap_is_none_is_refused() -> None:
     intact = encode_vector(BitMap64([1, 2, 3]))
     content = intact[4:8] + b"\x07" * 20
