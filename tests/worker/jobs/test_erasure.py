@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests import erased
 from tests.deaths import killed_at_call_of, killed_at_commit_of
 from tests.factories import TableBuilder, equality_delete_files, garble, live_delete_files, visible_rows
 from tests.jobs import Jobs
-from tests.thorough import V2_FIRST, thorough_unless
+from tests.thorough import V2_FIRST, first_always, thorough_unless
 from worker.erasure import expiry, rewrite
 from worker.jobs import erasure
 from worker.table import row_delta
@@ -463,3 +465,50 @@ def test_a_branch_is_erased_from_by_itself(new_table: NewTable, jobs: Jobs, eras
     assert numbers_of(table) == [0, 1]
     assert ("branch", "main", [0]) in holders(report)
     assert report["counts"]["held"] == 1
+
+
+@first_always("seed", range(8))
+def test_whatever_came_before_the_visible_rows_are_right_and_no_file_has_an_erased_key(
+    new_table: NewTable, jobs: Jobs, erase: Erase, seed: int
+) -> None:
+    """Random histories of a table against a plain model: appends, deletes that wait or not, compactions."""
+    chance = random.Random(seed)
+    version = chance.choice([2, 3])
+    table = new_table(format_version=version, partitioned_by=chance.choice([(), ("region",)]))
+    model = Counter[int]()
+    everybody = range(20)
+    table.append([row(n) for n in everybody])
+    model.update(everybody)
+    if chance.random() < 0.7:
+        jobs.run("index", key_sets=[["id"]])
+    for step in range(8):
+        some = chance.sample(everybody, 3)
+        match chance.choice(["append", "upsert", "wait", "delete", "convert", "compact", "erase"]):
+            case "append":
+                table.append([row(n) for n in some], files=chance.choice([1, 2]))
+                model.update(some)
+            case "upsert":
+                table.upsert([row(n) for n in some], key=["id", "region"])
+                model |= Counter(some)
+                model = Counter({n: 1 if n in some else count for n, count in model.items()})
+            case "wait":
+                table.delete_keys([{"id": key(n), "region": "eu"} for n in some])
+                model = Counter({n: count for n, count in model.items() if n not in some})
+            case "delete":
+                jobs.run("delete", rows=[{"id": key(n)} for n in some], parameters={"key_columns": ["id"]})
+                model = Counter({n: count for n, count in model.items() if n not in some})
+            case "convert":
+                jobs.run("convert")
+            case "compact":
+                table.compact()
+            case "erase":
+                assert erase(*some)["counts"]["gone"] == 3, (seed, step)
+                model = Counter({n: count for n, count in model.items() if n not in some})
+                assert files_with(some, place_of(table), jobs.index) == [], (seed, step)
+        assert numbers_of(table) == sorted(model.elements()), (seed, step)
+    gone = chance.sample(everybody, 8)
+    assert erase(*gone)["counts"]["gone"] == 8
+    assert numbers_of(table) == sorted(n for n in model.elements() if n not in gone)
+    assert files_with(gone, place_of(table), jobs.index) == []
+    jobs.run("convert")
+    assert numbers_of(table) == sorted(n for n in model.elements() if n not in gone)
