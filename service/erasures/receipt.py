@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from pydantic import JsonValue, SecretStr
+from pydantic import JsonValue, SecretStr, ValidationError
 from standardwebhooks import Webhook as Signer
 
 from service import __version__
@@ -90,7 +90,7 @@ def make_receipt(
 
 
 def _of_table(erasure: Erasure, part: ErasureTable, status: JobStatus) -> ReceiptTable:
-    report = None if part.report is None else ErasureReport.model_validate(part.report)
+    report = report_of(part)
     states = key_states(report, len(erasure.key_hashes))
     return ReceiptTable(
         **part.model_dump(include=ReceiptTable.model_fields.keys() - {"status", "report", "keys"}),
@@ -102,6 +102,14 @@ def _of_table(erasure: Erasure, part: ErasureTable, status: JobStatus) -> Receip
             for hashed, (state, held_by) in zip(erasure.key_hashes, states, strict=True)
         ],
     )
+
+
+def report_of(part: ErasureTable) -> ErasureReport | None:
+    """What a worker said of a table; None if it has said nothing that can be read."""
+    try:
+        return ErasureReport.model_validate(part.report)
+    except ValidationError:
+        return None
 
 
 def key_states(report: ErasureReport | None, keys: int) -> list[tuple[KeyState, list[int]]]:

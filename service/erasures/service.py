@@ -23,7 +23,7 @@ from service.erasures.models import (
     PlannedTable,
     Receipt,
 )
-from service.erasures.receipt import key_hash, make_receipt, secrets_of, sign
+from service.erasures.receipt import key_hash, make_receipt, report_of, secrets_of, sign
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import queue
@@ -34,7 +34,7 @@ from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
-from service.records.reports import ErasureReport, KeyCounts
+from service.records.reports import ErasureReport
 from service.records.tables import EnrolledTable, get_table
 from service.rows.service import refuse_too_many
 from service.settings import Settings
@@ -154,8 +154,8 @@ def read_receipt(database: Database, settings: Settings, erasure_id: str) -> tup
 
 def read_reports(session: Session, erasure: Erasure) -> dict[str, ErasureReport]:
     """What workers have reported, by the ids of jobs."""
-    told = {part.job_id: part.report for part in _parts(session, erasure) if part.report is not None}
-    return {job_id: ErasureReport.model_validate(report) for job_id, report in told.items()}
+    told = ((part.job_id, report_of(part)) for part in _parts(session, erasure))
+    return {job_id: report for job_id, report in told if report is not None}
 
 
 def _receipt_now(session: Session, erasure: Erasure) -> Receipt:
@@ -276,13 +276,14 @@ def _statuses(session: Session, parts: Sequence[ErasureTable]) -> Mapping[str, J
 
 
 def _table_view(part: ErasureTable, job: JobView | None) -> ErasureTableView:
+    report = report_of(part)
     known = part.model_dump(exclude={"status", "started_at", "report", "erasure_id", "number"})
     return ErasureTableView(
         **known,
         status=JobStatus(part.status or "") if job is None else job.status,
         started_at=part.started_at if job is None else job.started_at,
         waiting_for=None if job is None else job.waiting_for,
-        counts=None if part.report is None else KeyCounts.model_validate(part.report["counts"]),
+        counts=None if report is None else report.counts,
     )
 
 

@@ -6,12 +6,9 @@ Keys are kept as keyed hashes alone; they themselves are rows of the jobs (JobRo
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column
 from sqlmodel import Field, SQLModel
 
 from service.db.database import Json, UtcDateTime, new_id, utc_now
-from service.records.reported import ReportedObject
-from service.records.reports import ErasureReport
 
 
 class Erasure(SQLModel, table=True):
@@ -55,4 +52,5 @@ class ErasureTable(SQLModel, table=True):
     cancelled_because: str | None = None
     """Also of a job that was asked to stop and has not yet."""
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
-    report: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(ErasureReport)))
+    report: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    """What its worker has said (ErasureReport); whoever reads it checks it once more."""

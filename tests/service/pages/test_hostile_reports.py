@@ -16,7 +16,7 @@ from service.records.health import TableHealth
 from service.records.jobs import Job, JobStatus
 from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
-from tests.browser.running_service import convert_result, index_report, index_result
+from tests.browser.running_service import convert_result, erasure_result, index_report, index_result
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -70,6 +70,15 @@ _DUPLICATES = {
     "report": _PATH,
     "duplicates": [{"key": {"id": 5}, "live_rows": 3, "places": [{"data_file": _PATH, "position": 0}]}],
 }
+_HOLDER = {
+    "holder": "retention",
+    "name": "main",
+    "snapshot_id": 7,
+    "until": "2030-01-01T00:00:00Z",
+    "reason": "It keeps two snapshots.",
+    "remedy": "Wait.",
+    "keys": [0],
+}
 _UNREAD = {"files_unreadable": 1, "unreadable": [{"file_path": _PATH, "reason": "it is missing"}]}
 _SEEN = {"iceberg_snapshot_id": 7, "unconvertible": [], "decisions": ["Done."], "stages": [_STAGE]}
 RESULTS: dict[str, dict[str, Any]] = {
@@ -86,6 +95,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "compact": _SEEN | {"key_sets": [_COMPACTED]},
     "verify": _SEEN | {"key_sets": [_VERIFIED]},
     "report_duplicates": _SEEN | {"key_sets": [_DUPLICATES]},
+    "erase": erasure_result(held=[_HOLDER]),
 }
 HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)
 ERROR = {"code": "x", "title": "Broken", "detail": "d", "remedy": "r", "retryable": False}
@@ -167,13 +177,16 @@ def person(service: Running) -> Iterator[Person]:
 
 
 def check_everything(service: Running, person: Person, table: str, job: str) -> None:
-    for page in ("/", "/tables", f"/tables/{table}", "/jobs", f"/jobs/{job}", "/workers"):
+    erasure = service.admin.get(f"/jobs/{job}").json()["parameters"].get("erasure_id")
+    of_erasure = ("/erasures", f"/erasures/{erasure}") if erasure else ()
+    for page in ("/", "/tables", f"/tables/{table}", "/jobs", f"/jobs/{job}", "/workers", *of_erasure):
         answer = person.http.get(page)
         assert answer.status_code == 200, (page, answer.text)
     for path in (
         *("/tables", f"/tables/{table}", f"/tables/{table}/health", f"/tables/{table}/health/history"),
         *(f"/tables/{table}/events", f"/tables/{table}/policy/preview", "/workers"),
         *("/jobs", f"/jobs/{job}", f"/jobs/{job}/events"),
+        *(of_erasure and (*of_erasure, f"/erasures/{erasure}/receipt")),
     ):
         answer = service.admin.get(path)
         assert answer.status_code == 200, (path, answer.text)
@@ -187,7 +200,11 @@ def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, A
     with service.database.write() as session:
         open_ = col(Job.status).in_([JobStatus.QUEUED.value, JobStatus.RUNNING.value])
         session.execute(update(Job).where(open_).values(status=JobStatus.CANCELLED.value))
-    assert service.admin.post(f"/tables/{table}/jobs", json={"kind": kind}).status_code == 202
+    if kind == "erase":
+        asked = service.admin.post("/erasures", json={"keys": [{"id": 7}, {"id": 8}], "tables": [table]})
+    else:
+        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
+    assert asked.status_code == 202, asked.text
     assignment = service.claim(worker)
     assert assignment is not None
     return assignment
@@ -233,6 +250,7 @@ def find_stored(
     assert service.finish(assignment, health=HEALTH).status_code == 200
     stored = {
         "UPDATE jobs SET result = :found WHERE id = :id": (result, job),
+        "UPDATE erasure_tables SET report = :found WHERE job_id = :id": (result.get("erasure"), job),
         "UPDATE attempts SET stages = :found WHERE job_id = :id": (stages.get("stages", []), job),
         "UPDATE table_health SET key_sets = :found WHERE table_id = :id": (health.get("key_sets", []), table),
         "UPDATE table_health SET unconvertible = :found WHERE table_id = :id": (
