@@ -259,6 +259,10 @@ class KeyCounts(Message):
     def total(self) -> int:
         return self.gone + self.invisible + self.held + self.unknown
 
+    @property
+    def all_gone(self) -> bool:
+        return self.gone == self.total
+
 
 class HeldKeys(Message):
     """What holds some keys, or keeps it from being known whether they are gone."""

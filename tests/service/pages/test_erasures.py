@@ -59,6 +59,7 @@ def test_a_dry_run_shows_the_tables_and_the_form_is_sent_again_for_good(
     page = person.open(page.path)
     assert "Keys gone 1" in page.text
     assert "Keys held 1" in page.text
+    assert page.text.count("succeeded in part") == 2, "the table and the whole"
     assert "tag audit" in page.text
     assert "Drop the tag." in page.text
     listed = person.open("/erasures").text
