@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.mutants.equivalent import Equivalent
+from tests.mutants.equivalent import LOOKUP, PLAN, QUERY, QUEUE, Equivalent
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ AREAS = (
             "tests/service/test_queue_machine.py",
             "tests/service/test_limits.py",
             "tests/service/test_background.py",
+            "tests/service/test_erasures.py",
             "tests/service/test_api.py",
         ),
         50,
+        QUEUE,
     ),
     Area(
         "plan",
@@ -73,8 +75,11 @@ AREAS = (
             "tests/worker/exactness/test_sequences.py",
             "tests/worker/exactness/test_partitions.py",
             "tests/worker/exactness/test_schemas.py",
+            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_erasure.py",
         ),
         25,
+        PLAN,
     ),
     Area(
         "lookup",
@@ -88,6 +93,7 @@ AREAS = (
             "tests/lookups",
         ),
         30,
+        LOOKUP,
     ),
     Area(
         "deletes",
@@ -103,7 +109,11 @@ AREAS = (
     Area(
         "commit",
         ("worker/table/commit*.py", "worker/table/row_delta.py"),
-        ("tests/worker/table/test_commit.py", "tests/worker/jobs/test_orphan_files.py"),
+        (
+            "tests/worker/table/test_commit.py",
+            "tests/worker/table/test_deletes.py",
+            "tests/worker/jobs/test_orphan_files.py",
+        ),
         20,
     ),
     Area(
@@ -116,5 +126,6 @@ AREAS = (
         ),
         ("tests/worker/query", "tests/service/lookups", "tests/lookups"),
         25,
+        QUERY,
     ),
 )

@@ -15,3 +15,75 @@ class Equivalent:
     """What is changed, without its margin: lines move, and their numbers tell nothing."""
     mutated: str
     reason: str
+
+
+QUEUE = (
+    Equivalent(
+        "service/jobs/attempts.py",
+        "if ended is not None and job.attempt == attempt and ended.status == outcome.value:",
+        "if ended is not None and job.attempt <= attempt and ended.status == outcome.value:",
+        "a job's own attempt is its highest: none that is there lies above",
+    ),
+    Equivalent(
+        "service/jobs/claims.py",
+        "Job.table_id == table_id, Job.status == JobStatus.QUEUED.value, col(Job.held_because).is_not(None)",
+        "Job.table_id == table_id, Job.status >= JobStatus.QUEUED.value, col(Job.held_because).is_not(None)",
+        "running and succeeded jobs alone come behind, and whoever starts one forgets why it was held",
+    ),
+)
+PLAN = (
+    Equivalent(
+        "worker/table/manifests.py",
+        'NestedField(2, "data_file", StructType(*fields), required=True),',
+        'NestedField(2, "data_file", StructType(*fields), required=False),',
+        "of bounds: the plan has read the same manifests before, and refused one without this column",
+    ),
+)
+LOOKUP = (
+    Equivalent(
+        "worker/lookup/matching.py",
+        "combined = hashes if combined is None else (combined ^ (combined >> np.uint64(29))) * _MIX + hashes",
+        "combined = hashes if combined is None else (combined ^ (combined >> np.uint64(29))) * _MIX - hashes",
+        "a hash as good: keys and rows are mixed alike, and compared value by value afterwards",
+    ),
+    Equivalent(
+        "worker/lookup/positions.py",
+        "self._rows_in_memory = 0",
+        "self._rows_in_memory = 1",
+        "of 16 million positions, the last goes to disk one row sooner",
+    ),
+)
+QUERY = (
+    Equivalent(
+        "worker/query/answers.py",
+        "lambda _: 60 * len(table.files.data_files) + 1_000,",
+        "lambda _: 60 * len(table.files.data_files) | 1_000,",
+        "an estimate of memory",
+    ),
+    Equivalent(
+        "worker/query/answers.py",
+        "lambda _: 60 * len(table.files.data_files) + 1_000,",
+        "lambda _: 60 * len(table.files.data_files) + 1001,",
+        "an estimate of memory",
+    ),
+    Equivalent(
+        "worker/query/answers.py",
+        "return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files)"
+        " + 10_000",
+        "return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files)"
+        " // 10_000",
+        "an estimate of memory",
+    ),
+    Equivalent(
+        "worker/query/places.py",
+        "if len(wanted) == asked.num_rows:  # none are equal",
+        "if len(wanted) > asked.num_rows:  # none are equal",
+        "a short cut that is not taken: the way around it comes to the same, later",
+    ),
+    Equivalent(
+        "worker/query/places.py",
+        "parallelism: int = 1,",
+        "parallelism: int = 2,",
+        "into how many tasks a question is cut, whose results are joined",
+    ),
+)
