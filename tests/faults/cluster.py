@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
@@ -68,6 +69,8 @@ class Cluster:
             "ICESTREAM_BOOTSTRAP_KEY": key,
             "ICESTREAM_ALLOWED_LOCATIONS": ",".join(allowed),
             "ICESTREAM_LEASE_SECONDS": str(LEASE_SECONDS),
+            "ICESTREAM_ERASURE_SECRET": "what hashes the keys of these tests",
+            "ICESTREAM_RECEIPT_SECRET": f"whsec_{b64encode(bytes(32)).decode()}",
             "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
             "ICESTREAM_SCHEDULER_INTERVAL_SECONDS": str(SCHEDULER_SECONDS),
             "ICESTREAM_PORT": str(self._port),

@@ -68,6 +68,15 @@ class Subject:
         job_id: str = self.cluster.post(f"/tables/{self.table_id}/rows/upsert", {"rows": rows})["id"]
         return job_id
 
+    def erase(self) -> str:
+        """Asks for the erasure of some rows that are visible, and of others; returns the id of its job."""
+        ids = [*sorted(i for i, _ in self.rows)[:5], self._next]
+        self._forget(ids)
+        body = {"keys": [{"id": i} for i in ids], "key_columns": ["id"], "tables": [self.table_id]}
+        (of_table,) = self.cluster.post("/erasures", body)["tables"]
+        job_id: str = of_table["job_id"]
+        return job_id
+
     def _forget(self, ids: Iterable[int]) -> None:
         """As they were written at first, or by an upsert."""
         for i in ids:

@@ -159,6 +159,40 @@ def test_a_killed_worker_that_writes_rows(
     subject.check_rows()
 
 
+@pytest.mark.parametrize(
+    ("point", "when"),
+    thorough_unless(
+        lambda case: case[0] == "stage.expire",
+        [
+            ("stage.rewrite", "after"),
+            ("iceberg", "after"),
+            ("stage.index", "after"),
+            ("stage.expire", "after"),
+            ("finish", "before"),
+        ],
+    ),
+)
+def test_a_killed_worker_that_erases(point: str, when: When, cluster: Cluster, subjects: Subjects) -> None:
+    subject = subjects(3)
+    prepare(subject, "convert")
+    fault = Fault(point, when, "kill")
+    fired = cluster.inject(fault)
+    job_id = subject.erase()
+    cluster.wait_until_fired(fired, fault)
+    cluster.lose_attempts()
+    job = cluster.wait_for_job(job_id)
+    assert job["status"] == "succeeded", job
+    assert [attempt["status"] for attempt in job["attempts"]] == ["lost", "succeeded"]
+    report = job["result"]["erasure"]
+    assert report["counts"] == {"gone": 6, "held": 0, "invisible": 0, "unknown": 0}, str(report["held"])
+    assert report["rows_deleted"] == 5
+    subject.check_rows()
+    cluster.run(subject.table_id, "convert")
+    assert_nothing_is_left(subject.table)
+    assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
+    subject.check_rows()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "when", "format_version"),

@@ -6,7 +6,7 @@ streaming writer looks for when it starts again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -26,7 +26,7 @@ from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table import row_delta
 from worker.table.catalogs import java_message, jvm_of
-from worker.table.commit import JOB_ID, check_clock
+from worker.table.commit import check_clock
 from worker.table.commit_errors import prepared
 from worker.table.row_delta import ANY_FILE
 
@@ -71,7 +71,6 @@ def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
 def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
     """The most telling first."""
     assignment = job.assignment
-    others = {left.job_id for left in assignment.leftovers} - {assignment.job.id}
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is SnapshotRefType.TAG:
             yield ref.snapshot_id, _of_tag(metadata, name, ref)
@@ -95,7 +94,7 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
         yield from _of_retention(metadata, name, ref, ancestors, now)
     yield from _of_age(metadata, now)
     for name, (_, ancestors) in branches.items():
-        yield from _of_writers(name, ancestors, others)
+        yield from _of_writers(name, ancestors)
     if not assignment.job.erase.expire_snapshots:
         why, remedy = (
             "The request lets no snapshot expire.",
@@ -140,23 +139,19 @@ def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]
             yield snapshot.snapshot_id, Hold("retention", why, remedy, until=until)
 
 
-def _of_writers(
-    branch: str, ancestors: Sequence[Snapshot], jobs: Collection[str]
-) -> Iterator[tuple[int, Hold]]:
+def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[int, Hold]]:
     """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
-    would commit it once more, as would jobs of Icestream that go on after an attempt was lost.
-
-    jobs: those that may.
+    would commit it once more.
     """
     last, writers = 0, set[tuple[str | None, ...]]()
     for number, snapshot in enumerate(ancestors, start=1):
         told = snapshot.summary.additional_properties if snapshot.summary else {}
         of_snapshot = {tuple(told.get(name) for name in names) for names in _WRITERS if names[0] in told}
-        if not of_snapshot <= writers or told.get(JOB_ID) in jobs:
+        if not of_snapshot <= writers:
             last = number
         writers |= of_snapshot
-    why = "A writer looks for its last snapshot when it goes on, which is this one or lies behind it."
-    remedy = f"Wait until that writer has ended or committed again, {_AGAIN}"
+    why = "A streaming writer looks for its last snapshot when it starts: this one, or one behind it."
+    remedy = f"Wait until that writer has committed again, {_AGAIN}"
     for snapshot in ancestors[:last]:
         yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
 
