@@ -182,7 +182,7 @@ def test_more_than_may_be_scanned_is_refused(
     monkeypatch.setattr(places, "SCANNED_ROWS", 4)
     answer = ask(server, table, {"id": 1})
     assert (answer.status_code, answer.json()["code"]) == (409, "not_covered")
-    assert "5 rows in 2 data files" in answer.json()["detail"]
+    assert "5 rows in 2 data files would have to be read, since there is no index" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("count", [2, 1])

@@ -217,8 +217,10 @@ class TestConflicts:
     def test_a_compaction_in_between_wins(self, new_plan: NewPlan) -> None:
         plan = new_plan()
         plan.table.compact()
+        rounds: list[None] = []
         with plan.changes_nothing(CommitConflictError, "missing data files"):
-            commit_row_delta(plan.java_table, plan.delta)
+            commit_row_delta(plan.java_table, plan.delta, confirm_lease=lambda: rounds.append(None))
+        assert len(rounds) == 1, "another one would lose as well"
 
     @V3_FIRST
     def test_a_compaction_that_commits_later_loses(self, new_plan: NewPlan, format_version: int) -> None:
@@ -310,6 +312,22 @@ class TestConflicts:
         plan = new_plan(3, "audit")
         plan.table.java.manageSnapshots().removeBranch("audit").commit()
         with pytest.raises(CommitConflictError, match="branch audit no longer exists"):
+            commit_row_delta(plan.java_table, plan.delta)
+        assert "audit" not in plan.table.metadata.refs
+
+    def test_a_branch_that_is_dropped_at_the_last_moment_is_not_made_anew(
+        self, new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plan = new_plan(3, "audit")
+        build = row_delta.java_row_delta
+
+        def build_and_drop(*how: Any) -> JavaObject:
+            operation = build(*how)
+            plan.table.java.manageSnapshots().removeBranch("audit").commit()
+            return operation
+
+        monkeypatch.setattr(row_delta, "java_row_delta", build_and_drop)
+        with pytest.raises(CommitConflictError, match="is not an ancestor"):
             commit_row_delta(plan.java_table, plan.delta)
         assert "audit" not in plan.table.metadata.refs
 

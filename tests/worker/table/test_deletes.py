@@ -304,6 +304,13 @@ class TestPlan:
         assert [(one.data_file, one.spares) for one in plan.blocked] == [(newest, None)]
         assert [list(positions) for positions in plan.positions.values()] == [[1]]
 
+    def test_a_vector_of_the_oldest_file_of_a_path_alone_is_replaced(self) -> None:
+        oldest, newer = data_file("a", seq=1), data_file("a", seq=3)
+        vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
+        found = {oldest: BitMap64([2]), newer: BitMap64([1, 2])}
+        plan = plan_deletes(found, {oldest: ExistingDeletes(BitMap64([1]), vector)}, 3)
+        assert (plan.positions, plan.removed) == ({oldest: BitMap64([1, 2])}, (vector,))
+
     def test_a_vector_replaces_the_old_vector_and_file_scoped_deletes(self) -> None:
         vector = delete_file("v.puffin", file_format="puffin", referenced_data_file="a")
         legacy = delete_file("p.parquet", referenced_data_file="b")
