@@ -332,7 +332,7 @@ def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> Committed
     Raises CommitError.
     """
     for _ in range(LOOKS):
-        successors = _delete_manifests(job, table)
+        successors = _delete_manifests(table)
         try:
             return _commit_manifests(job, table, totals, successors)
         except CommitConflictError:  # one of them is gone
@@ -364,9 +364,9 @@ def _commit_manifests(
         )
 
 
-def _delete_manifests(job: Job, table: PinnedTable) -> list[tuple[JavaObject, JavaObject | None]]:
+def _delete_manifests(table: PinnedTable) -> list[tuple[JavaObject, JavaObject | None]]:
     """The delete manifests of the head that name removed files, with the successor of each."""
-    java_table, assignment = table.java_table, job.assignment
+    java_table = table.java_table
     names = [
         f"{file.path} {-1 if file.content_offset is None else file.content_offset}"
         for file in table.files.delete_files
@@ -385,8 +385,8 @@ def _delete_manifests(job: Job, table: PinnedTable) -> list[tuple[JavaObject, Ja
             java_list(jvm, ids),
         )
         for number, old in enumerate(source.manifests()):
-            name = f"icestream-{assignment.job.id}-{assignment.attempt}-{uuid4()}-{number}.avro"
-            place = java_table.operations().metadataFileLocation(name)
+            # As Iceberg calls its own: only the table's removal of orphans can take them (ARCHITECTURE.md).
+            place = java_table.operations().metadataFileLocation(f"{uuid4()}-m{number}.avro")
             table.storage.io.check(place)
             found.append((old, source.write(old, place)))
     return found
