@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.mutants.equivalent import LOOKUP, PLAN, QUERY, QUEUE, Equivalent
+from tests.mutants.equivalent import DELETES, LOOKUP, PLAN, QUERY, QUEUE, Equivalent
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ AREAS = (
             "tests/worker/jobs/test_orphan_files.py",
         ),
         25,
+        DELETES,
     ),
     Area(
         "commit",

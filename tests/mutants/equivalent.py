@@ -39,6 +39,16 @@ PLAN = (
         "of bounds: the plan has read the same manifests before, and refused one without this column",
     ),
 )
+DELETES = (
+    Equivalent(
+        "worker/deletes/locations.py",
+        "return AnnouncedPlan(number=number, tasks=0, files_per_task=0, location=location,"
+        " properties=properties)",
+        "return AnnouncedPlan(number=number, tasks= 1, files_per_task=0, location=location,"
+        " properties=properties)",
+        "one task that writes no file leaves none; whoever announces a plan says how many there are",
+    ),
+)
 LOOKUP = (
     Equivalent(
         "worker/lookup/matching.py",

@@ -233,6 +233,22 @@ def test_a_lookup_plans_for_the_keys_that_each_file_of_the_index_may_hold(tmp_pa
     assert found == [[5, 6], [70_000]]
 
 
+def test_a_large_file_of_the_index_is_shared_evenly_by_all_threads() -> None:
+    key_set = key_set_of("long")
+    wanted = pa.RecordBatch.from_arrays(
+        [pa.array([0] * 10_000, pa.int32()), pa.array(range(10_000))], schema=key_set.schema
+    )
+    deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
+
+    def planned(rows: int, parallelism: int) -> list[int]:
+        file = RunFile("file:/run", "run", 1, rows, (), (), (0, 0, 0), (0, 0, 9_999))
+        return [task.planned_rows for task in lookup_tasks(Storage(), [file], deletes, parallelism)]
+
+    for parallelism in (1, 2, 4):
+        assert planned(40_000_000, parallelism) == 4 * parallelism * [10_000_000 // parallelism]
+        assert planned(400_000, parallelism) == [400_000], "a task more costs more than it takes over"
+
+
 def test_entries_of_a_dead_attempt_never_get_an_owner(tmp_path: Path) -> None:
     """Even if the control plane has forgotten which addresses it granted."""
     storage, key_set = Storage(), key_set_of("long")

@@ -494,6 +494,24 @@ class TestWrite:
         assert remove_written(Storage(), locations, version, names) == len(seen)
         assert not list((tmp_path / "table").rglob("*.*"))
 
+    def test_deletes_of_a_partition_that_cannot_be_read_block_its_data_files_alone(
+        self, tmp_path: Path
+    ) -> None:
+        eu, us = (data_file(region, partition=PartitionKey(1, f'["{region}"]')) for region in ("eu", "us"))
+        task = DeletesTask(
+            Storage(),
+            {file: np.array([1]) for file in (eu, us)},
+            [delete_file(f"{tmp_path}/gone.parquet", partition=PartitionKey(1, '["eu"]'))],
+            2,
+            DeleteGranularity.FILE,
+            DeleteFileLocations(str(tmp_path), {}, "p"),
+            moves=False,
+            dry_run=False,
+        )
+        outcome = task.run(None)
+        assert [one.data_file for one in outcome.blocked] == [eu]
+        assert outcome.data_files == ("us",)
+
     @pytest.mark.parametrize("version", [2, 3])
     def test_a_stray_run_that_ends_in_the_middle_leaves_what_another_wrote(
         self, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -15,8 +16,16 @@ from pyiceberg.manifest import (
     manifest_entry_schema_with_data_file,
 )
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import DateType, NestedField, StructType
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
+from pyiceberg.types import (
+    DateType,
+    IntegerType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+)
 
 from tests.benchmarks import planning
 from worker.table import manifests
@@ -128,6 +137,22 @@ def test_position_deletes_of_one_path_are_of_that_file(
 )
 def test_a_day_of_any_year_is_a_partition_that_iceberg_reads(days: int, day: str) -> None:
     assert manifests._single_value(DateType(), days, IdentityTransform()) == day
+
+
+@pytest.mark.parametrize(
+    ("kind", "transform", "value", "in_json"),
+    [
+        (IntegerType(), DayTransform(), 1, "1970-01-02"),  # as some writers have it
+        (DateType(), DayTransform(), 1, "1970-01-02"),
+        (IntegerType(), BucketTransform(8), 1, 1),
+        (TimestampNanoType(), IdentityTransform(), 1, "1970-01-01T00:00:00.000000001"),
+        (TimestamptzNanoType(), IdentityTransform(), 1, "1970-01-01T00:00:00.000000001+00:00"),
+    ],
+)
+def test_a_partition_value_is_of_the_type_of_its_transform(
+    kind: PrimitiveType, transform: Transform[Any, Any], value: int, in_json: Any
+) -> None:
+    assert manifests._single_value(kind, value, transform) == in_json
 
 
 def test_a_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
