@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from worker.io.parquet_pages import batch_of
 from worker.io.storage import Storage
+from worker.process.room import holding
 
 BATCH_ROWS = 262_144
+_COPIES = 3  # of what is in a batch: its columns, the keys that are made of them, and what compares these
 
 # From the top-level column down to a leaf outside lists and maps.
 Path = tuple[str, ...]
@@ -50,6 +53,7 @@ def check_size(source: pa.NativeFile, size_bytes: int) -> None:
 
 class _ParquetColumns(ColumnFile):
     def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
         # Parquet-java gives every page a checksum, Arrow none unless asked.
         self._file = pq.ParquetFile(source, page_checksum_verification=True)
         self.schema = self._file.schema_arrow
@@ -57,10 +61,10 @@ class _ParquetColumns(ColumnFile):
 
     def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         columns = [".".join(path) for path in paths]
-        batches: Iterator[pa.RecordBatch] = self._file.iter_batches(
-            BATCH_ROWS, columns=columns, use_threads=False
-        )
-        return batches
+        groups = range(self._file.num_row_groups)
+        batch = batch_of(self._source, self._file.metadata, groups, columns, BATCH_ROWS)
+        with holding(_COPIES * batch.size_bytes):
+            yield from self._file.iter_batches(batch.rows, columns=columns, use_threads=False)
 
 
 class _OrcColumns(ColumnFile):
@@ -75,8 +79,9 @@ class _OrcColumns(ColumnFile):
         columns = None if dotted else sorted({path[0] for path in paths})
         for stripe in range(self._file.nstripes):
             batch = self._file.read_stripe(stripe, columns=columns)
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+            with holding(_COPIES * batch.nbytes):
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    yield batch.slice(start, BATCH_ROWS)
 
 
 class _AvroColumns(ColumnFile):
@@ -91,6 +96,11 @@ class _AvroColumns(ColumnFile):
         self._avro = avro
 
     def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        for batch in self._blocks(paths):
+            with holding(_COPIES * batch.nbytes):
+                yield batch
+
+    def _blocks(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         wanted = {path[0] for path in paths}
         columns = [field for field in self.schema if field.name in wanted]
         with _arrow_errors():

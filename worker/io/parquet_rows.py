@@ -9,22 +9,32 @@ them are read as Arrow reads them, and so is what tells of pages at too great a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.io import thrift
+from worker.io.parquet_pages import (
+    BATCH_BYTES,
+    BYTE_ARRAY,
+    DELTA_BYTE_ARRAY,
+    Batch,
+    batch_of,
+    file_of_pages,
+    page_bytes,
+)
 from worker.io.row_groups import side_by_side
-from worker.io.sorting import Int64Array, is_bytes
+from worker.io.sorting import Int64Array
 from worker.io.thrift import Struct
 from worker.process.deadline import check_time
+from worker.process.room import holding
 
-_MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
 _LENGTH_BYTES = 8  # of the footer's length and the magic number behind it
 _FOOTER_BYTES = 512 * 1024  # that are looked at here: more take longer than reading whole column chunks
@@ -35,13 +45,16 @@ _HEADERS_BYTES = 256 * 1024  # of those of a column chunk together
 _WINDOW_BYTES = 64 * 1024  # are read at the place of a page's header
 _CHUNK_BYTES = 2 * 1024**2  # of which a store is asked at once for all headers, with the pages
 _BYTES_AT_ONCE = 64 * 1024**2  # of pages of several columns: beyond it, one column is read after the other
+_PAGE_BYTES_UNPACKED = 256 * 1024**2  # of a page that is read, once it is unpacked: it is as a whole
+_BATCH_ROWS = 262_144  # are decoded at a time
+_INDEX_IN_DICTIONARY = 8  # bytes of a row whose value stays in the dictionary
 _DATA_PAGES = {0: 5, 3: 8}  # kinds, and the field of the page header that tells the number of values
 # Fields of Parquet's structs (parquet.thrift).
-_VERSION, _SCHEMA, _ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
-_REPETITION, _NAME, _CHILDREN, _REPEATED = 3, 4, 5, 2
-_CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
+_VERSION, _SCHEMA, _ROW_GROUPS, _CREATED_BY = 1, 2, 4, 6
+_TYPE, _REPETITION, _NAME, _CHILDREN, _REPEATED = 1, 3, 4, 5, 2
+_CHUNKS = 1
 _META_DATA, _OFFSET_INDEX_AT, _OFFSET_INDEX_BYTES = 3, 4, 5
-_VALUES, _COMPRESSED_BYTES, _DATA_PAGE_AT, _INDEX_PAGE_AT, _DICTIONARY_AT = 5, 7, 9, 10, 11
+_ENCODINGS, _COMPRESSED_BYTES, _DATA_PAGE_AT, _INDEX_PAGE_AT, _DICTIONARY_AT = 2, 7, 9, 10, 11
 _STATISTICS_AND_LATER = 12
 _PAGE_LOCATIONS, _PAGE_AT, _PAGE_BYTES, _FIRST_ROW = 1, 1, 2, 3
 _PAGE_KIND, _PAGE_CONTENT_BYTES = 1, 3
@@ -113,16 +126,30 @@ def make_known(_: tuple[int, int], make: Callable[[], Pages]) -> Pages:
     return make()
 
 
+Expect: TypeAlias = Callable[[int], None]
+"""Is told how many bytes come, before they are held; what it raises ends the reading."""
+
+
+def expect_any(_: int) -> None:
+    pass
+
+
+class LargePageError(ValueError):
+    """A page is right, and larger than any that is read."""
+
+
 def rows_at(
     source: pa.NativeFile,
     footer: ParquetFooter,
     names: Sequence[str],
     positions: Int64Array,
     keep: KeepPages = make_known,
+    expect: Expect = expect_any,
 ) -> pa.Table:
     """The top-level columns `names` of the rows at `positions` of the file, in the order of these.
 
-    Raises pa.ArrowException or ValueError when the file is damaged, and OSError.
+    Raises pa.ArrowException or ValueError when the file is damaged, LargePageError, OSError, and what
+    `expect` raises.
     """
     rows = footer.group_rows()
     ends = np.cumsum(rows)
@@ -135,7 +162,7 @@ def rows_at(
         here = np.flatnonzero(of_group == group)
         order.append(here)
         parts.append(
-            _rows_of_group(source, footer, names, group, positions[here] - (ends - rows)[group], keep)
+            _rows_of_group(source, footer, names, group, positions[here] - (ends - rows)[group], keep, expect)
         )
     fields = pa.schema([footer.schema.field(name) for name in names])
     if not parts:
@@ -150,6 +177,7 @@ def _rows_of_group(
     group: int,
     rows: Int64Array,
     keep: KeepPages,
+    expect: Expect,
 ) -> pa.Table:
     """rows: their places in the row group."""
 
@@ -162,12 +190,15 @@ def _rows_of_group(
         at_once = map if _is_local(source) else side_by_side
         found = zip(single, at_once(pages_of, single), strict=True)
         pages = {name: one for name, one in found if len(one.begins)}
-        columns = _single_columns(source, footer, pages, group, rows)
+        columns = _single_columns(source, footer, pages, group, rows, expect)
     if others := [name for name in names if name not in columns]:
         file = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
-        for name in others:  # one after the other, since each is held as a whole
-            read = file.read_row_groups([group], columns=[name], use_threads=False)
-            columns[name] = read[name].take(pa.array(rows))
+        for name in others:
+            batch = batch_of(source, footer.metadata, [group], [name], _BATCH_ROWS)
+            read = file.iter_batches(batch.rows, row_groups=[group], columns=[name], use_threads=False)
+            kind = footer.schema.field(name).type
+            with holding(batch.size_bytes):
+                columns[name] = _taken((one.column(name) for one in read), rows, kind, expect)
     return pa.table([columns[name] for name in names], pa.schema([footer.schema.field(n) for n in names]))
 
 
@@ -177,6 +208,7 @@ def _single_columns(
     pages_of: Mapping[str, Pages],
     group: int,
     rows: Int64Array,
+    expect: Expect,
 ) -> dict[str, pa.ChunkedArray]:
     wanted = {name: _wanted(pages, rows) for name, pages in pages_of.items()}
     group_rows = footer.metadata.row_group(group).num_rows
@@ -186,12 +218,39 @@ def _single_columns(
         lasts = np.append(pages.first_rows[1:], group_rows)
         counts = (lasts - pages.first_rows)[one]
         has_dictionary = pages.start < int(pages.begins[0])
-        values = _decoded(footer, group, name, parts, int(counts.sum()), has_dictionary)
         page_of_row = np.searchsorted(pages.first_rows[one], rows, side="right") - 1
         starts = np.cumsum(counts) - counts
         places = rows - pages.first_rows[one][page_of_row] + starts[page_of_row]
-        columns[name] = values.take(pa.array(places)).cast(footer.schema.field(name).type)
+        values = _decoded(footer, group, name, parts, int(counts.sum()), has_dictionary)
+        columns[name] = _taken(values, places, footer.schema.field(name).type, expect)
     return columns
+
+
+def _taken(
+    batches: Iterable[pa.Array], places: Int64Array, kind: pa.DataType, expect: Expect
+) -> pa.ChunkedArray:
+    """What is at `places` of a column, in the order of these. batches: of all its values."""
+    parts, order, start = [pa.array([], kind)], [np.empty(0, np.int64)], 0
+    for batch in batches:
+        here = np.flatnonzero((places >= start) & (places < start + len(batch)))
+        found = batch.take(pa.array(places[here] - start))
+        expect(_plain_bytes(found))
+        parts.append(found.cast(kind))
+        order.append(here)
+        start += len(batch)
+    in_order = np.concatenate(order)
+    values = pa.chunked_array(parts, kind)
+    if (np.diff(in_order) > 0).all():
+        return values
+    return values.take(pa.array(np.argsort(in_order, kind="stable")))
+
+
+def _plain_bytes(values: pa.Array) -> int:
+    """That they have without a dictionary."""
+    if not pa.types.is_dictionary(values.type):
+        return int(values.nbytes)
+    lengths = pc.binary_length(values.dictionary).take(values.indices)
+    return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)
 
 
 def _wanted(pages: Pages, rows: Int64Array) -> tuple[Int64Array, list[tuple[int, int]]]:
@@ -217,54 +276,44 @@ def _contents(
     is_small = sum(sizes) <= _BYTES_AT_ONCE
     columns = list(wanted.items())
     for some in [columns] if is_small else [[one] for one in columns]:
-        contents = iter(list(at_once(read, [one for _, (_, ranges) in some for one in ranges])))
-        for name, (chosen, ranges) in some:
-            yield name, chosen, [next(contents) for _ in ranges]
+        asked = [one for _, (_, ranges) in some for one in ranges]
+        with holding(sum(end - begin for begin, end in asked)):
+            contents = iter(list(at_once(read, asked)))
+            for name, (chosen, ranges) in some:
+                yield name, chosen, [next(contents) for _ in ranges]
 
 
 def _decoded(
     footer: ParquetFooter, group: int, name: str, parts: Sequence[bytes], count: int, has_dictionary: bool
-) -> pa.ChunkedArray:
-    """The values of a column's dictionary and some of its pages."""
+) -> Iterator[pa.Array]:
+    """The values of a column's dictionary and some of its pages, in batches."""
     leaf, element = footer.leaves[name]
-    chunk = footer.chunk(group, leaf)
-    told: Struct = chunk[_META_DATA][1]
-    size = sum(map(len, parts))
+    told: Struct = footer.chunk(group, leaf)[_META_DATA][1]
     meta_data = {field: value for field, value in told.items() if field < _STATISTICS_AND_LATER}
     for field in (_INDEX_PAGE_AT, _DICTIONARY_AT):
         meta_data.pop(field, None)
-    meta_data |= {
-        _VALUES: (thrift.I64, count),
-        _COMPRESSED_BYTES: (thrift.I64, size),
-        _DATA_PAGE_AT: (thrift.I64, len(_MAGIC) + (len(parts[0]) if has_dictionary else 0)),
-    }
-    if has_dictionary:
-        meta_data[_DICTIONARY_AT] = (thrift.I64, len(_MAGIC))
-    column: Struct = {2: (thrift.I64, 0), _META_DATA: (thrift.STRUCT, meta_data)}
-    row_group: Struct = {
-        _CHUNKS: (thrift.LIST, (thrift.STRUCT, [column])),
-        _GROUP_BYTES: (thrift.I64, size),
-        _GROUP_ROWS: (thrift.I64, count),
-    }
-    root: Struct = {_NAME: (thrift.BINARY, b"schema"), _CHILDREN: (thrift.I32, 1)}
-    file: Struct = {
-        _VERSION: (thrift.I32, int(footer.struct[_VERSION][1])),
-        _SCHEMA: (thrift.LIST, (thrift.STRUCT, [root, element])),
-        _ROWS: (thrift.I64, count),
-        _ROW_GROUPS: (thrift.LIST, (thrift.STRUCT, [row_group])),
-    }
+    further: Struct = {_VERSION: (thrift.I32, int(footer.struct[_VERSION][1]))}
     kind, _ = created_by = footer.struct.get(_CREATED_BY, (0, None))
     if kind == thrift.BINARY:  # by which Arrow knows the mistakes of some writers
-        file[_CREATED_BY] = created_by
-    end = thrift.encode(file)
-    content = b"".join([_MAGIC, *parts, end, len(end).to_bytes(4, "little"), _MAGIC])
-    in_dictionary = [name] if has_dictionary and is_bytes(footer.schema.field(name).type) else None
-    read = pq.ParquetFile(
-        pa.BufferReader(content), read_dictionary=in_dictionary, page_checksum_verification=True
-    ).read(use_threads=False)
-    if read.num_rows != count:
-        raise ValueError(f"pages of {name} have {read.num_rows} values and not {count}")
-    return read.column(0)
+        further[_CREATED_BY] = created_by
+    sizes = [page_bytes(thrift.decode(part)[0]) for part in parts]
+    if max(sizes) > _PAGE_BYTES_UNPACKED:
+        raise LargePageError(
+            f"a page of {name} has {max(sizes):,} bytes, and at most {_PAGE_BYTES_UNPACKED:,} are read"
+        )
+    in_dictionary = [name] if has_dictionary and element[_TYPE][1] == BYTE_ARRAY else None
+    width = footer.metadata.schema.column(leaf).length  # of fixed values; 0 of others
+    row_bytes = _INDEX_IN_DICTIONARY if in_dictionary else max(width, sum(sizes) / max(count, 1))
+    batch = Batch.of(row_bytes, _BATCH_ROWS, has_deltas=DELTA_BYTE_ARRAY in told[_ENCODINGS][1][1])
+    content = file_of_pages(parts, meta_data, element, count, has_dictionary=has_dictionary, further=further)
+    read = 0
+    with holding(max(sizes) + min(sum(sizes), BATCH_BYTES)):
+        file = pq.ParquetFile(content, read_dictionary=in_dictionary, page_checksum_verification=True)
+        for one in file.iter_batches(batch.rows, use_threads=False):
+            read += one.num_rows
+            yield one.column(0)
+    if read != count:
+        raise ValueError(f"pages of {name} have {read} values and not {count}")
 
 
 def _pages(source: pa.NativeFile, footer: ParquetFooter, group: int, leaf: int) -> Pages:

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from worker.io import parquet_rows
 from worker.io.file_formats import FORMATS, check_size, open_columns
-from worker.io.parquet_rows import Pages, ParquetFooter
+from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
 from worker.io.sorting import Int64Array
 from worker.process.deadline import check_time
 from worker.process.room import holding, take_room
@@ -47,6 +47,7 @@ _threads = Threads(_FILES_AT_ONCE, "rows")
 _decoders = Threads(os.cpu_count() or 1, "decoded-rows")
 """On a local disk nothing is waited for, and each holds pages of a file."""
 _NO_ROWS = "Ask for places alone (without `select`), or rewrite the file as Parquet (rewrite_data_files)."
+_LARGE_PAGE = "Select other columns, or rewrite the file with smaller pages (write.parquet.page-size-bytes)."
 _MOMENTS = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
 """Arrow's ORC reader turns them into nanoseconds that wrap around."""
 
@@ -92,11 +93,17 @@ def rows_at(
 
     def read(file: DataFile, rows: Int64Array) -> pa.Table:
         positions, of_row, times = np.unique(places.positions[rows], return_inverse=True, return_counts=True)
-        found = []
+        found, expected = [], 0
+
+        def expect(size_bytes: int) -> None:
+            nonlocal expected
+            expected += size_bytes
+            size.add(size_bytes)
+
         for start in range(0, len(positions), _ROWS_AT_ONCE):
-            here = slice(start, start + _ROWS_AT_ONCE)
-            found.append(_read(table, file, positions[here], schema))
-            size.add(_repeated_bytes(found[-1], times[here]))
+            here, expected = slice(start, start + _ROWS_AT_ONCE), 0
+            found.append(_read(table, file, positions[here], schema, expect))
+            size.add(max(0, _repeated_bytes(found[-1], times[here]) - expected))
         return pa.concat_tables(found).take(pa.array(of_row))
 
     at_once = map if len(files) < 2 else (_decoders if _is_local(table, files[0]) else _threads).map
@@ -138,7 +145,9 @@ def _is_local(table: TableSnapshot, file: DataFile) -> bool:
         return True
 
 
-def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+def _read(
+    table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema, expect: Expect
+) -> pa.Table:
     if file.file_format not in FORMATS or file.encrypted:
         raise UnreadableError(
             f"{file.path} is {'encrypted' if file.encrypted else file.file_format.upper()}; rows are read"
@@ -147,16 +156,20 @@ def _read(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: S
         )
     read = _read_parquet if file.file_format == "parquet" else _read_others
     try:
-        return read(table, file, positions, schema)
+        return read(table, file, positions, schema, expect)
     except FileNotFoundError as error:
         raise UnreadableError(str(error), "Restore the file.") from error
+    except LargePageError as error:
+        raise UnreadableError(f"{file.path}: {error}.", _LARGE_PAGE) from error
     except (pa.ArrowException, ValueError, EOFError) as error:
         raise UnreadableError(f"{file.path}: {error}", "Restore the file.") from error
     except ResolveError as error:
         raise UnreadableError(f"{file.path} has a column of another type: {error}", _NO_ROWS) from error
 
 
-def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+def _read_parquet(
+    table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema, expect: Expect
+) -> pa.Table:
     name = (table.storage, file.path, file.file_size_bytes)
     with table.storage.open_input(file.path) as source:
         check_size(source, file.file_size_bytes)
@@ -169,12 +182,15 @@ def _read_parquet(table: TableSnapshot, file: DataFile, positions: Int64Array, s
         def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
             return table.kept.get(("pages", *name, chunk), make, lambda pages: pages.size_bytes)
 
-        # Of a file that has none of the columns, any other tells that the rows are there.
-        found = parquet_rows.rows_at(source, footer, names or footer.schema.names[:1], positions, keep)
+        found = parquet_rows.rows_at(source, footer, names, positions, keep, expect)
+    if not names:  # there are so many rows, of whatever other columns
+        found = pa.table({"position": positions})
     return _requested(table, file, schema, projected, found)
 
 
-def _read_others(table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema) -> pa.Table:
+def _read_others(
+    table: TableSnapshot, file: DataFile, positions: Int64Array, schema: Schema, expect: Expect
+) -> pa.Table:
     """ORC by stripes and Avro row by row, as keys are read: both from the beginning on."""
     for field_id in schema.field_ids:
         kind = schema.find_type(field_id)
@@ -196,6 +212,8 @@ def _read_others(table: TableSnapshot, file: DataFile, positions: Int64Array, sc
             check_time()
             here = positions[(positions >= start) & (positions < start + batch.num_rows)]
             parts.append(pa.Table.from_batches([batch]).select(names).take(pa.array(here - start)))
+            if projected.fields:  # else it is of none of the columns
+                expect(parts[-1].nbytes)
             start += batch.num_rows
             if start > positions.max():
                 break

@@ -37,7 +37,7 @@ from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse, RunFile
-from worker.io import file_formats, kept_files, parquet_rows
+from worker.io import file_formats, kept_files, parquet_pages, parquet_rows
 from worker.io.kept import Kept
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader, key_reader
@@ -208,6 +208,48 @@ def test_rows_of_more_bytes_than_an_answer_may_have_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"keys": [{"id": key} for key in range(3_000)], "select": ["text"]}, 422),
+        ({"keys": [{"id": 1}], "select": ["text"]}, 200),
+        ({"keys": [{"text": "y"}], "key_columns": ["text"]}, 200),
+    ],
+)
+def test_a_small_file_of_large_rows_takes_no_more_than_a_large_one(
+    asked: dict[str, Any], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a dictionary, a text of thousands of rows stands once."""
+    monkeypatch.setattr(parquet_pages, "BATCH_BYTES", 500_000)
+    monkeypatch.setattr(app, "ROW_BYTES", 1_000_000)
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("db")
+    large = pa.table({"id": range(3_000), "text": ["x" * 10_000] * 3_000})
+    made = catalog.create_table("db.t", large.schema)
+    made.append(large)
+    catalog.close()
+    outer = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(outer)
+    pa.set_memory_pool(pool)
+    try:
+        question = {"key_columns": ["id"], **asked}
+        table = described(made.metadata_location, tmp_path)
+        answer = Server(create_app(TOKEN), TOKEN).post("/lookups", {"table": table, "question": question})
+    finally:
+        pa.set_memory_pool(outer)
+    assert answer.status_code == status, answer.text
+    assert pool.max_memory() < 6_000_000 < large.nbytes
+
+
+def test_a_page_that_is_too_large_is_not_unpacked(
+    table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_rows, "_PAGE_BYTES_UNPACKED", 10)
+    answer = ask(Server(create_app(TOKEN), TOKEN), table, {"id": 1}, select=["name"])
+    assert (answer.status_code, answer.json()["code"]) == (409, "unreadable")
+    assert "write.parquet.page-size-bytes" in answer.json()["remedy"]
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"metadata_location": "file:///etc/passwd"},
@@ -364,7 +406,7 @@ def test_what_questions_hold_is_bounded_together(
         take(self, share, size_bytes, waits=waits)
 
     def done_once(*arguments: Any, **named: Any) -> Any:
-        free.append(room.taken_bytes > max(taken))
+        free.append(room.taken_bytes > taken[-1])
         return done(*arguments, **named)
 
     monkeypatch.setattr(Room, "take", remembered)

@@ -1,0 +1,88 @@
+"""Rows are decoded in batches of few bytes, however small the file is that has them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from worker.io import parquet_pages
+from worker.io.file_formats import FORMATS
+from worker.io.parquet_rows import ParquetFooter, rows_at
+
+ROWS, LENGTH = 3_000, 10_000
+BATCH_BYTES = 500_000
+SHORT = ["short"] * ROWS
+LONG = "x" * LENGTH
+DELTA = {"use_dictionary": False, "column_encoding": {"v": "DELTA_BYTE_ARRAY"}}
+WRITTEN: dict[str, tuple[pa.Array, dict[str, Any]]] = {
+    "a dictionary": (pa.array([*SHORT[: ROWS // 2], *[LONG] * (ROWS // 2)]), {}),
+    "a dictionary and nulls": (pa.array([None, LONG] * (ROWS // 2)), {"compression": "none"}),
+    "a dictionary of large texts": (pa.array([LONG] * ROWS, pa.large_string()), {}),
+    "no dictionary": (pa.array([LONG] * ROWS), {"use_dictionary": False, "compression": "zstd"}),
+    "differences": (pa.array([LONG] * ROWS), DELTA),
+    "a struct": (pa.array([{"a": LONG}] * ROWS), {"compression": "gzip"}),
+    "a list": (pa.array([[], [LONG, LONG]] * (ROWS // 2)), {}),
+    "fixed": (pa.array([LONG.encode()] * ROWS, pa.binary(LENGTH)), {}),
+    "numbers in a list": (pa.array([[7] * 1_000] * ROWS), {}),
+}
+
+
+@pytest.fixture(params=WRITTEN)
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, pa.Table]:
+    column, how = WRITTEN[request.param]
+    table = pa.table({"v": column})
+    pq.write_table(table, tmp_path / "file.parquet", data_page_size=100_000, write_batch_size=10, **how)
+    return tmp_path / "file.parquet", table
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[pa.MemoryPool]:
+    """Tells how much Arrow has held at most."""
+    monkeypatch.setattr(parquet_pages, "BATCH_BYTES", BATCH_BYTES)
+    monkeypatch.setattr(parquet_pages, "_DELTA_ROWS", BATCH_BYTES // LENGTH)
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+def test_keys_are_read_in_batches_of_few_bytes(written: tuple[Path, pa.Table], held: pa.MemoryPool) -> None:
+    path, table = written
+    start = 0
+    with pa.memory_map(str(path)) as source:
+        for batch in FORMATS["parquet"](source).batches([("v",)]):
+            assert batch.column("v").equals(table["v"].slice(start, len(batch)).combine_chunks())
+            start += len(batch)
+    assert start == ROWS
+    assert held.max_memory() < 6 * BATCH_BYTES
+
+
+def test_rows_that_are_too_many_bytes_are_never_held(
+    written: tuple[Path, pa.Table], held: pa.MemoryPool
+) -> None:
+    path, _ = written
+    expected = []
+
+    def expect(size_bytes: int) -> None:
+        expected.append(size_bytes)
+        if sum(expected) > BATCH_BYTES:
+            raise RuntimeError
+
+    with pa.memory_map(str(path)) as source, pytest.raises(RuntimeError):
+        rows_at(source, ParquetFooter.read(source), ["v"], np.arange(ROWS), expect=expect)
+    assert held.max_memory() < 6 * BATCH_BYTES
+
+
+def test_rows_are_the_same_however_many_are_decoded_at_a_time(
+    written: tuple[Path, pa.Table], held: pa.MemoryPool
+) -> None:
+    path, table = written
+    positions = np.random.default_rng(1).permutation(ROWS)[:200]
+    with pa.memory_map(str(path)) as source:
+        found = rows_at(source, ParquetFooter.read(source), ["v"], positions)
+    assert found.equals(table.take(pa.array(positions)).combine_chunks())
