@@ -265,7 +265,7 @@ def test_without_its_manifests_a_job_fails_and_names_the_file_and_the_next_one_c
             with pytest.raises(JobError) as failure:
                 exactly.jobs.run(kind)
             expected = "metadata_missing" if how == "missing" else "metadata_damaged"
-            assert failure.value.code == expected, how
+            assert (failure.value.code, failure.value.retryable) == (expected, how == "missing")
             assert path.name in failure.value.detail, how
             assert failure.value.remedy
     put(path, intact)

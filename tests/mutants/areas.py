@@ -77,6 +77,7 @@ AREAS = (
             "tests/worker/exactness/test_schemas.py",
             "tests/worker/jobs/test_orphan_files.py",
             "tests/worker/jobs/test_erasure.py",
+            "tests/faults/test_damage.py",
         ),
         25,
         PLAN,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from unittest.mock import patch
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from worker.io import paths as paths_module
 from worker.io.paths import Paths
-from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey
-from worker.table.plan import balanced, in_commits
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.plan import affected_files, applies, balanced, in_commits
 
 TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
 PARTITIONS = st.builds(PartitionKey, st.integers(0, 1), st.sampled_from(["[]", "[1]", "[2]"]))
@@ -104,3 +105,23 @@ def test_commits_are_full_and_remove_a_path_as_a_whole(deletes: list[DeleteFile]
         assert len(group) + sum(one.path == following[0].path for one in following) > limit
     firsts = [group[0].partition for group in groups]
     assert firsts == sorted(firsts, key=lambda partition: (partition.spec_id, partition.values))
+
+
+@given(
+    st.lists(FILES.map(lambda file: replace(file, data_sequence_number=file.record_count % 4))),
+    st.lists(DELETES),
+)
+def test_deletes_apply_to_older_files_in_their_partition_or_everywhere(
+    files: list[DataFile], deletes: list[DeleteFile]
+) -> None:
+    unpartitioned = frozenset({0})
+
+    def hits(delete: DeleteFile, file: DataFile) -> bool:
+        in_scope = delete.partition.spec_id in unpartitioned or delete.partition == file.partition
+        return in_scope and delete.data_sequence_number > file.data_sequence_number
+
+    snapshot = SnapshotFiles(DataFiles.of(files), tuple(deletes), unpartitioned)
+    affected = [file for file in files if any(hits(delete, file) for delete in deletes)]
+    assert list(affected_files(snapshot, deletes)) == affected
+    for delete, file in product(deletes, files):
+        assert applies(delete, file, unpartitioned) is hits(delete, file)

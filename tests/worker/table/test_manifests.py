@@ -73,6 +73,28 @@ def test_bounds_are_found_of_the_files_and_columns_that_are_asked_for(tmp_path: 
     assert found == {(asked, column): manifests.ColumnBounds(bound, bound, 1) for column in (1, 2)}
 
 
+def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
+    io, specs = PyArrowFileIO(), metadata.specs()
+    manifest = manifests.read_manifest_list(io, snapshot.manifest_list)[0]
+    files, _ = manifests.read_manifest(io, manifest, specs)
+    entries = list(manifests.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
+    assert [(one.path, one.partition, one.is_removed) for one in entries] == [
+        (file.path, file.partition.values, False) for file in files
+    ]
+    assert [one.bounds[1] for one in entries] == [(b"%016d" % number,) * 2 for number in range(len(files))]
+
+
+def test_what_any_snapshot_shows_is_told_by_its_content(tmp_path: Path) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=2)
+    files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+    for found, known in (
+        (manifests.data_files_of_all_snapshots, files.data_files),
+        (manifests.delete_files_of_all_snapshots, files.delete_files),
+    ):
+        assert found(metadata, PyArrowFileIO()) == {file.path for file in known}
+
+
 @pytest.mark.parametrize(("own", "seen"), [(None, 1), (7, 7)])
 def test_a_new_file_is_of_the_snapshot_and_the_sequence_number_of_its_manifest(
     own: int | None, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
