@@ -32,9 +32,17 @@ from worker.process.errors import JobError
 from worker.process.redaction import Redaction
 from worker.process.room import NoRoomError, take_room
 from worker.query.answers import Answers, TablePlace
-from worker.query.arrow import arrow_answer, key_schema, keys_of_arrow, read_stream, shown_keys, to_stream
+from worker.query.arrow import (
+    arrow_answer,
+    key_schema,
+    keys_of_arrow,
+    read_stream,
+    repeated_key_bytes,
+    shown_keys,
+    to_stream,
+)
 from worker.query.asked import keys_of_json
-from worker.query.errors import QuestionError
+from worker.query.errors import AnswerTooLargeError, QuestionError
 from worker.query.report import facts, json_rows, report
 from worker.query.rows import rows_at, schema_of, selected
 from worker.table.record_properties import (
@@ -171,6 +179,11 @@ def answer(
     )
     match_bytes, row_factor = _IN_ARROW if as_arrow else _IN_JSON
     take_room(match_bytes * len(places.keys))
+    if as_arrow:
+        key_bytes = repeated_key_bytes(found, places)
+        if key_bytes > ROW_BYTES:
+            raise AnswerTooLargeError(f"The keys have more than {ROW_BYTES:,} bytes beside all their rows.")
+        take_room(row_factor * key_bytes)
     of_table = schema_of(coverage.table, question.schema_id)
     schema = None if question.select is None else selected(of_table, question.select)
     rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES, row_factor)

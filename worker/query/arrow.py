@@ -20,6 +20,7 @@ from pyiceberg.schema import Schema
 
 from trust.arrow_streams import ArrowStreamError, count_rows
 from worker.contract.lookups import KEYS
+from worker.io.sorting import is_bytes
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeySet
 from worker.keys.read import key_batch
 from worker.keys.values import to_key_type
@@ -230,6 +231,18 @@ def arrow_answer(
     if rows is not None:
         columns["row"] = _struct(rows).take(matches)
     return pa.table(columns).cast(answer_schema(coverage.key_set, selected))
+
+
+def repeated_key_bytes(asked: pa.RecordBatch, places: Places) -> int:
+    """That an answer in Arrow has of keys, each of which stands beside each of its matches."""
+    matches = np.bincount(places.keys, minlength=asked.num_rows)
+    size = 0
+    for column in asked.columns:
+        if is_bytes(column.type):
+            size += int(pc.binary_length(column).to_numpy().astype(np.int64) @ matches)
+        else:
+            size += column.type.bit_width // 8 * int(matches.sum())
+    return size
 
 
 def _told(coverage: Coverage, places: Places) -> dict[str, pa.Array]:

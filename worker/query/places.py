@@ -327,25 +327,26 @@ def _mark_deleted(
             if not pending.may_hit(file):
                 continue
             if pending.key_set == key_set:
-                keys = asked.take(pa.array(places.keys[live]))
+                # Each key once: a long one may have very many rows.
+                keys, of_row = np.unique(places.keys[live], return_inverse=True)
+                newest = pending.newest_delete(asked.take(pa.array(keys)), file.partition)[of_row]
             else:
                 why = f"equality deletes of {', '.join(pending.key_set.column_names)} wait to be converted"
                 remedy = "Run a job of kind `convert`, and ask again."
                 scanned.add(1, file.record_count, why, remedy)
-                keys = _keys_at(pending, file, places.positions[live])
-            newest = pending.newest_delete(keys, file.partition)
+                newest = _newest_deletes(pending, file, places.positions[live])
             places.deletes[live[newest > file.data_sequence_number]] = _EQUALITY_DELETE
 
 
-def _keys_at(pending: PendingKeys, file: DataFile, positions: Int64Array) -> pa.RecordBatch:
-    """The keys of another key set that some rows of a data file have."""
-    parts, taken, start = [], [], 0
+def _newest_deletes(pending: PendingKeys, file: DataFile, positions: Int64Array) -> Int64Array:
+    """As `PendingKeys.newest_delete`, of rows of a data file by their keys of another key set."""
+    positions, of_row = np.unique(positions, return_inverse=True)
+    newest, start = np.zeros(len(positions), np.int64), 0
     with told_as_unreadable():
         for keys in _key_batches(pending.reader, file):
-            here = np.flatnonzero((positions >= start) & (positions < start + keys.num_rows))
-            parts.append(keys.take(pa.array(positions[here] - start)))
-            taken.append(here)
+            first, last = np.searchsorted(positions, [start, start + keys.num_rows]).tolist()
+            if first < last:
+                here = keys.take(pa.array(positions[first:last] - start))
+                newest[first:last] = pending.newest_delete(here, file.partition)
             start += keys.num_rows
-    table = pa.Table.from_batches(parts, pending.key_set.schema).combine_chunks()
-    order = np.argsort(np.concatenate(taken), kind="stable")
-    return table.take(pa.array(order)).to_batches()[0]
+    return newest[of_row]

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.arrow_memory import measured
 from worker.io import parquet_pages
 from worker.io.file_formats import FORMATS
 from worker.io.parquet_rows import ParquetFooter, rows_at
@@ -44,11 +45,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[pa.MemoryPool]:
     """Tells how much Arrow has held at most."""
     monkeypatch.setattr(parquet_pages, "BATCH_BYTES", BATCH_BYTES)
     monkeypatch.setattr(parquet_pages, "_DELTA_ROWS", BATCH_BYTES // LENGTH)
-    before = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(before)
-    pa.set_memory_pool(pool)
-    yield pool
-    pa.set_memory_pool(before)
+    with measured() as pool:
+        yield pool
 
 
 def test_keys_are_read_in_batches_of_few_bytes(written: tuple[Path, pa.Table], held: pa.MemoryPool) -> None:

@@ -25,11 +25,13 @@ from pyiceberg.serializers import FromByteStream, FromInputFile
 from pyiceberg.types import StringType
 from starlette.applications import Starlette
 
+from tests.arrow_memory import measured
 from tests.benchmarks.waiting_files import WaitingFiles
 from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.iceberg_tables import ARROW, IcebergCatalog
+from trust.arrow_streams import STREAM_TYPE
 from worker.contract.lookups import SECONDS_LEFT
 from worker.index import sorted_runs
 from worker.index.build import build_tasks
@@ -207,35 +209,37 @@ def test_rows_of_more_bytes_than_an_answer_may_have_are_refused(
     assert (answer.status_code, answer.json()["code"]) == (422, "answer_too_large")
 
 
+LONG = "x" * 10_000
+OF_EACH = [{"id": key} for key in range(3_000)]
+
+
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("asked", "accept", "status"),
     [
-        ({"keys": [{"id": key} for key in range(3_000)], "select": ["text"]}, 422),
-        ({"keys": [{"id": 1}], "select": ["text"]}, 200),
-        ({"keys": [{"text": "y"}], "key_columns": ["text"]}, 200),
+        ({"keys": OF_EACH, "select": ["region"]}, None, 422),
+        ({"keys": OF_EACH[:1], "select": ["region"]}, None, 200),
+        ({"keys": OF_EACH}, None, 200),
+        ({"keys": [{"region": "y"}], "key_columns": ["region"]}, None, 200),
+        ({"keys": [{"region": LONG}], "key_columns": ["region"]}, None, 200),
+        ({"keys": [{"region": LONG}], "key_columns": ["region"]}, STREAM_TYPE, 422),
     ],
 )
 def test_a_small_file_of_large_rows_takes_no_more_than_a_large_one(
-    asked: dict[str, Any], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], accept: str | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a dictionary, a text of thousands of rows stands once."""
+    """In a dictionary, a text of thousands of rows stands once. Pending deletes are looked up by each row."""
     monkeypatch.setattr(parquet_pages, "BATCH_BYTES", 500_000)
     monkeypatch.setattr(app, "ROW_BYTES", 1_000_000)
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
-    catalog.create_namespace("db")
-    large = pa.table({"id": range(3_000), "text": ["x" * 10_000] * 3_000})
-    made = catalog.create_table("db.t", large.schema)
-    made.append(large)
-    catalog.close()
-    outer = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(outer)
-    pa.set_memory_pool(pool)
-    try:
-        question = {"key_columns": ["id"], **asked}
-        table = described(made.metadata_location, tmp_path)
-        answer = Server(create_app(TOKEN), TOKEN).post("/lookups", {"table": table, "question": question})
-    finally:
-        pa.set_memory_pool(outer)
+    iceberg = IcebergCatalog(tmp_path)
+    large = pa.table({"id": range(3_000), "region": [LONG] * 3_000}, ARROW)
+    iceberg.create("db.t").append(large)
+    iceberg.delete_keys("db.t", ["z"], column="region")
+    table = described(iceberg.catalog.load_table("db.t").metadata_location, tmp_path)
+    iceberg.close()
+    body = {"table": table, "question": {"key_columns": ["id"], **asked}}
+    headers = {} if accept is None else {"Accept": accept}
+    with measured() as pool:
+        answer = Server(create_app(TOKEN), TOKEN).request("POST", "/lookups", json=body, headers=headers)
     assert answer.status_code == status, answer.text
     assert pool.max_memory() < 6_000_000 < large.nbytes
 
