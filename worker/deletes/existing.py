@@ -158,11 +158,15 @@ def _read_position_deletes(
         for batch in _position_batches(storage, delete):
             deleted += _group_by_path(batch.column(0), batch.column(1), wanted)
             rows += batch.num_rows
-        if rows != delete.record_count:
-            raise ValueError(f"it holds {rows} rows, but its manifest says {delete.record_count}")
+        _check_rows(delete, rows)
         return deleted
 
     return _readable(storage, delete, read)
+
+
+def _check_rows(delete: DeleteFile, rows: int) -> None:
+    if rows != delete.record_count:
+        raise ValueError(f"it holds {rows} rows, but its manifest says {delete.record_count}")
 
 
 def _readable(storage: Storage, delete: DeleteFile, read: Callable[[], T]) -> T:
@@ -200,6 +204,7 @@ def _parquet_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.Record
     with storage.open_input(delete.path) as source:
         check_size(source, delete.file_size_bytes)
         footer = pq.ParquetFile(source)
+        _check_rows(delete, footer.metadata.num_rows)  # before so many are held
         names = _column_names(footer.schema_arrow)
         # Paths stay dictionary-encoded, so that grouping compares integers.
         file = pq.ParquetFile(

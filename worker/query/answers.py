@@ -31,6 +31,7 @@ from trust.bounds import (
 )
 from worker.contract.lookups import AskedKeys
 from worker.index.key_set_index import (
+    INDEXED_FILE_BYTES,
     DamagedIndexError,
     KeySetIndex,
     database_name,
@@ -48,11 +49,11 @@ from worker.query.asked import keys_of_json
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
-from worker.table.manifests import CorruptMetadataError
+from worker.table.manifests import DATA_FILE_BYTES, DELETE_FILE_BYTES, CorruptMetadataError
 
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
-_DATA_FILE_BYTES, _DELETE_FILE_BYTES, _METADATA_FACTOR = 250, 1_500, 10
+_METADATA_FACTOR = 10
 _NUMBERED = re.compile(r"v\d+(\.gz\.metadata\.json|\.metadata\.json(\.gz)?)")
 """Names of metadata files in Hadoop's catalogs, which are used again."""
 _LOOK_AGAIN_SECONDS = 1.0
@@ -278,8 +279,8 @@ def _index_name(place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> 
 
 def _snapshot_bytes(table: TableSnapshot) -> int:
     files = table.files
-    return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files) + 10_000
+    return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files) + 10_000
 
 
 def _index_bytes(opened: _OpenIndex) -> int:
-    return 10_000 if opened.index is None else _DATA_FILE_BYTES * len(opened.index.dictionary) + 100_000
+    return 10_000 if opened.index is None else INDEXED_FILE_BYTES * len(opened.index.dictionary) + 100_000

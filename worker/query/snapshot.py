@@ -38,6 +38,7 @@ _MATCHER_BYTES = 80  # of each key, once it was looked for
 _NO_DELETES = -2  # the number of a partition that no delete is of
 _KEY_BYTES = 25 + _MATCHER_BYTES  # of each key, beside its columns
 _PARTITION_BYTES = 200
+_POSITION_BYTES = 20  # of a position delete, with the number of its path
 PENDING_BYTES = 300 * 1024**2
 """Of the equality deletes of one key set: more would not be kept, but read for each question."""
 
@@ -116,7 +117,8 @@ class TableSnapshot:
         if unknown:
             deletes = dict.fromkeys(delete for file in unknown for delete in asked[file])
             try:
-                found = existing_deletes(self.storage, unknown, deletes)
+                with holding(sum(map(_skipped_bytes, deletes))):
+                    found = existing_deletes(self.storage, unknown, deletes)
             except UnreadableDeleteFileError as error:
                 raise UnreadableError(str(error), "Restore the file.") from error
             for file in unknown:
@@ -142,6 +144,13 @@ class _Skipped:
             return cls(None, 0)
         size_bytes = len(found.positions.serialize())
         return cls((found.positions, found.deletion_vector is not None), size_bytes)
+
+
+def _skipped_bytes(delete: DeleteFile) -> int:
+    """That its positions take, while they are read."""
+    if delete.is_deletion_vector:
+        return 2 * (delete.content_size_bytes or 0)
+    return _POSITION_BYTES * delete.record_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.process.errors import JobError
+from worker.process.room import holding, take_room
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
@@ -57,6 +58,9 @@ _READ_THREADS = 8
 _SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _READ_AHEAD = 64  # manifests whose files are held apart at most
+_FACTOR = 10  # by which a metadata file is larger in memory while it is read
+DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
+"""That a live file of a snapshot takes in memory, about."""
 
 
 class UnsupportedTableError(JobError):
@@ -100,6 +104,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
             for start in range(0, len(manifests), _READ_AHEAD):
                 some = manifests[start : start + _READ_AHEAD]
                 for of_manifest, deletes in threads.map(lambda m: read_manifest(io, m, specs), some):
+                    take_room(DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes))
                     delete_files.extend(deletes)
                     yield of_manifest
 
@@ -295,6 +300,7 @@ class _AvroFile:
         with self.told_as_corrupt():
             with io.new_input(location).open() as source:
                 content = source.read()
+            self.held_bytes = _FACTOR * len(content)
             self._blocks = fastavro.block_reader(BytesIO(content))
             self.properties: Mapping[str, str] = self._blocks.metadata
             header = self.properties["avro.schema"]
@@ -357,7 +363,7 @@ _MANIFEST_LIST = Schema(
 def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
     """Raises as `read_snapshot_files`."""
     file = _AvroFile(io, location)
-    with file.told_as_corrupt():
+    with holding(file.held_bytes), file.told_as_corrupt():
         return [
             Manifest(
                 path,
@@ -386,7 +392,7 @@ def read_manifest(
             else:
                 deletes.append(one)
 
-    with file.told_as_corrupt():
+    with holding(file.held_bytes), file.told_as_corrupt():
         files = DataFiles.of(data_files())
     found = len(files) + len(deletes)
     if manifest.entries is not None and manifest.entries != found:

@@ -33,7 +33,7 @@ from tests.server_process import free_port, serving
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from trust.arrow_streams import STREAM_TYPE
 from worker.contract.lookups import SECONDS_LEFT
-from worker.index import sorted_runs
+from worker.index import key_set_index, sorted_runs
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
@@ -52,10 +52,12 @@ from worker.lookup_server.turns import Turns
 from worker.process import deadline
 from worker.process.room import Room
 from worker.process.slots import Threads
-from worker.query import places, rows
+from worker.query import places, rows, snapshot
 from worker.query.answers import Answers
 from worker.query.report import report
 from worker.query.snapshot import PendingKeys, TableSnapshot, snapshot_of
+from worker.table import manifests
+from worker.table.files import DeleteFile, FileContent, PartitionKey
 
 TOKEN = "a-token-of-these-tests"
 ROWS = pa.table(
@@ -373,11 +375,20 @@ def test_a_question_too_many_is_refused_at_once(table: dict[str, Any]) -> None:
     assert busy.headers["Connection"] == "close"
 
 
+POSITION_DELETE = DeleteFile(
+    FileContent.POSITION_DELETES, "file:///deletes.parquet", "parquet", PartitionKey(0, "[]"), 5, 1_000, 9
+)
+
+
 @pytest.mark.parametrize(
     ("place", "name"),
     [
         (Answers, "coverage"),  # what was sent
         (FromByteStream, "table_metadata"),
+        (manifests, "_live_files"),
+        (snapshot, "by_key_set"),  # what manifests tell
+        (snapshot, "existing_deletes"),
+        (key_set_index, "FileDictionary"),
         (KeyReader, "_to_key_batch"),
         (LookupTask, "_read"),
         (PendingKeys, "_read"),
@@ -393,8 +404,11 @@ def test_what_questions_hold_is_bounded_together(
     iceberg.create("db.t")
     iceberg.append("db.t", [1, 2])
     table = described(iceberg.catalog.load_table("db.t").metadata_location, tmp_path)
-    if place is LookupTask:
+    if place in (LookupTask, key_set_index):
         Indexed(table)
+    if name == "existing_deletes":
+        monkeypatch.setattr(TableSnapshot, "deletes_of", lambda *_: (POSITION_DELETE,))
+        monkeypatch.setattr(snapshot, name, lambda *_: {})
     iceberg.append("db.t", [3])
     iceberg.delete_keys("db.t", [1])
     table["metadata_location"] = iceberg.catalog.load_table("db.t").metadata_location
