@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 import httpx
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from telemetry.logs import add_process_ids
 from telemetry.traces import HEADER, current_traceparent
@@ -76,6 +76,17 @@ class EraseParameters(Body):
     expire_snapshots: bool = True
 
 
+class PublishParameters(Body):
+    """Options of a job that publishes on the table's branch."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    source: str = Field(alias="from")
+    """The staging branch."""
+    after: int | None = None
+    """A snapshot of it that counts as published where the table does not say."""
+
+
 class AssignedJob(Body):
     id: str
     kind: str
@@ -91,6 +102,11 @@ class AssignedJob(Body):
     def erase(self) -> EraseParameters:
         """Of a job that erases."""
         return EraseParameters.model_validate(self.parameters)
+
+    @property
+    def publish(self) -> PublishParameters:
+        """Of a job that publishes."""
+        return PublishParameters.model_validate(self.parameters)
 
     @property
     def write(self) -> WriteParameters:

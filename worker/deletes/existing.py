@@ -98,6 +98,23 @@ def existing_deletes(
     return existing
 
 
+def named_data_files(storage: Storage, delete: DeleteFile) -> set[str]:
+    """The paths of the data files of which a position delete file or a vector says something.
+
+    Raises UnreadableDeleteFileError, or OSError (a retry can help).
+    """
+    if delete.referenced_data_file is not None:
+        return {delete.referenced_data_file}
+
+    def read() -> set[str]:
+        found: set[str] = set()
+        for batch in _position_batches(storage, delete):
+            found.update(pc.unique(batch.column(0).cast(pa.string())).to_pylist())
+        return found
+
+    return _readable(storage, delete, read)
+
+
 def _applicable(
     data_files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
 ) -> tuple[dict[DataFile, DeleteFile], dict[DeleteFile, Set[DataFile]]]:

@@ -12,6 +12,7 @@ from worker.jobs.conversion import convert_table
 from worker.jobs.erasure import erase
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
+from worker.jobs.publishing import publish
 from worker.jobs.report_duplicates import report_duplicates
 from worker.jobs.verification import verify_index
 from worker.jobs.writing import write_rows
@@ -28,6 +29,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "upsert": write_rows,
     "delete": write_rows,
     "erase": erase,
+    "publish": publish,
 }
 
 

@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from worker.attempt.indexes import indexes
-from worker.attempt.job import Job, Reporter
+from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
-from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
 from worker.index.sorted_runs import IndexWarehouse
-from worker.jobs.indexing import index_key_set
+from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, check_clock, find_commits
@@ -156,14 +153,16 @@ class RowWrite:
         plan = self._plan if part is not None else None
         counts = totals(summary)
         if committed is not None:
-            job.reporter = _AfterCommit(job.reporter)
+            job.reporter = AfterCommit(job.reporter)
         if self._looks and part is not None:
             job.decide(f"Others committed first {counted(self._looks, 'time')}.")
         job.decide(_sentence(counts, dry_run=job.assignment.job.dry_run))
         before = table.snapshot_id if committed is None else committed.parent_snapshot_id
         cleared = [] if job.assignment.job.dry_run else remove_orphan_files(job)
         if committed is not None:
-            table = self._indexed(table)
+            table = index_new_files(
+                job, table, self._warehouse, lambda files: _files_of_job(files, job.assignment.job.id)
+            )
         left_out = json.loads(summary[LEFT_OUT]) if LEFT_OUT in summary else []
         result: dict[str, Any] = {
             "dry_run": job.assignment.job.dry_run,
@@ -175,53 +174,6 @@ class RowWrite:
             "key_sets": [plan.explanation()] if plan else [],
         }
         return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
-
-    def _indexed(self, table: PinnedTable) -> PinnedTable:
-        """The table with the commit, whose new files the index has: the next write needs no scan.
-
-        A trouble here undoes nothing, and neither does a cancellation: the next index job goes on.
-        """
-        job = self._job
-        try:
-            with job.stage("plan"):
-                table = pin_table(job)
-            new = _files_of_job(table.files.data_files, job.assignment.job.id)
-            for index in indexes(job, table, self._warehouse) if len(new) else []:
-                index_key_set(job, table, self._warehouse, index.key_set, only=new)
-        except StaleAttemptError:
-            raise
-        except (JobCancelledError, JobError, OSError, ValueError) as error:
-            why = str(error) or "the job was to end"
-            job.decide(f"The new data files are not indexed yet: {why}. The next index job does it.")
-        return table
-
-
-@dataclass(frozen=True, slots=True)
-class _AfterCommit:
-    """Tells what a job does that has committed: it has succeeded, and whoever cancels it comes too late."""
-
-    reporter: Reporter
-
-    @property
-    def seconds_ahead(self) -> float:
-        return self.reporter.seconds_ahead
-
-    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
-        with suppress(JobCancelledError):
-            self.reporter.progress(stage, done, total, unit, message)
-
-    def decide(self, sentence: str) -> None:
-        with suppress(JobCancelledError):
-            self.reporter.decide(sentence)
-
-    def confirm_lease(self) -> None:
-        self.reporter.confirm_lease()
-
-    def announce(self, plan: AnnouncedPlan) -> None:
-        self.reporter.announce(plan)
-
-    def grant_row_addresses(self, rows: int, at_least: int) -> int:
-        return self.reporter.grant_row_addresses(rows, at_least)
 
 
 def _files_of_job(files: DataFiles, job_id: str) -> DataFiles:

@@ -86,9 +86,12 @@ class MissingMetadataError(JobError):
     retryable = True
 
 
-def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
+def read_snapshot_files(
+    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, *, since: int = 0
+) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
+    since: leaves those away that are older, by the sequence numbers of their manifests; some may be there.
     Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
@@ -97,6 +100,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     if not manifests and _counts_files(snapshot):
         # Cut off right before its first block, a list is a whole file without a row.
         raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
+    manifests = [one for one in manifests if one.sequence_number >= since]
     delete_files: list[DeleteFile] = []
     with Threads(_READ_THREADS) as threads:
 
@@ -339,7 +343,10 @@ class _AvroFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1)."""
+    """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1).
+
+    added, removed: how many its snapshot added and removed, likewise.
+    """
 
     path: str
     partition_spec_id: int
@@ -347,6 +354,8 @@ class Manifest:
     sequence_number: int
     added_snapshot_id: int | None
     entries: int | None
+    added: int | None = None
+    removed: int | None = None
 
 
 _MANIFEST_LIST = Schema(
@@ -357,6 +366,7 @@ _MANIFEST_LIST = Schema(
     NestedField(503, "added_snapshot_id", LongType(), required=False),
     NestedField(504, "added_files_count", IntegerType(), required=False),
     NestedField(505, "existing_files_count", IntegerType(), required=False),
+    NestedField(506, "deleted_files_count", IntegerType(), required=False),
 )
 
 
@@ -372,8 +382,10 @@ def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
                 sequence_number or 0,
                 snapshot_id,
                 None if added is None or existing is None else added + existing,
+                added,
+                removed,
             )
-            for path, spec_id, content, sequence_number, snapshot_id, added, existing in file.rows(
+            for path, spec_id, content, sequence_number, snapshot_id, added, existing, removed in file.rows(
                 _MANIFEST_LIST
             )
         ]
@@ -386,7 +398,7 @@ def read_manifest(
     deletes: list[DeleteFile] = []
 
     def data_files() -> Iterator[DataFile]:
-        for one in _live_files(file, manifest, specs[manifest.partition_spec_id]):
+        for one in _files(file, manifest, specs[manifest.partition_spec_id]):
             if isinstance(one, DataFile):
                 yield one
             else:
@@ -402,7 +414,18 @@ def read_manifest(
     return files, deletes
 
 
-def _live_files(file: _AvroFile, manifest: Manifest, spec: PartitionSpec) -> Iterator[DataFile | DeleteFile]:
+def read_removed(
+    io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]
+) -> list[DataFile | DeleteFile]:
+    """What the snapshot that added a manifest removed, as far as the manifest says it."""
+    file = _AvroFile(io, manifest.path)
+    with file.told_as_corrupt():
+        return list(_files(file, manifest, specs[manifest.partition_spec_id], are_removed=True))
+
+
+def _files(
+    file: _AvroFile, manifest: Manifest, spec: PartitionSpec, *, are_removed: bool = False
+) -> Iterator[DataFile | DeleteFile]:
     # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
     partition_type = _partition_type(file.schema)
     if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
@@ -415,7 +438,7 @@ def _live_files(file: _AvroFile, manifest: Manifest, spec: PartitionSpec) -> Ite
     # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
     partitions: dict[str, PartitionKey] = {}
     for status, snapshot_id, sequence_number, data_file in file.rows(schema):
-        if status == DELETED:
+        if (status == DELETED) != are_removed:
             continue
         # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
         if sequence_number is None:

@@ -1,0 +1,67 @@
+"""What a job that has committed still does: it has succeeded, whatever happens to it now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from worker.attempt.indexes import indexes
+from worker.attempt.job import Job, Reporter
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.indexing import index_key_set
+from worker.process.errors import JobCancelledError, JobError
+from worker.table.files import DataFiles
+
+
+def index_new_files(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, new_ones: Callable[[DataFiles], DataFiles]
+) -> PinnedTable:
+    """The table with the commit, whose new files the index has: the next job needs no scan of them.
+
+    new_ones: chooses them among the data files of the branch.
+
+    A trouble here undoes nothing, and neither does a cancellation: the next index job goes on.
+    """
+    try:
+        with job.stage("plan"):
+            table = pin_table(job)
+        new = new_ones(table.files.data_files)
+        for index in indexes(job, table, warehouse) if len(new) else []:
+            index_key_set(job, table, warehouse, index.key_set, only=new)
+    except StaleAttemptError:
+        raise
+    except (JobCancelledError, JobError, OSError, ValueError) as error:
+        why = str(error) or "the job was to end"
+        job.decide(f"The new data files are not indexed yet: {why}. The next index job does it.")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class AfterCommit:
+    """Tells what a job does that has committed: it has succeeded, and whoever cancels it comes too late."""
+
+    reporter: Reporter
+
+    @property
+    def seconds_ahead(self) -> float:
+        return self.reporter.seconds_ahead
+
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
+        with suppress(JobCancelledError):
+            self.reporter.progress(stage, done, total, unit, message)
+
+    def decide(self, sentence: str) -> None:
+        with suppress(JobCancelledError):
+            self.reporter.decide(sentence)
+
+    def confirm_lease(self) -> None:
+        self.reporter.confirm_lease()
+
+    def announce(self, plan: AnnouncedPlan) -> None:
+        self.reporter.announce(plan)
+
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
+        return self.reporter.grant_row_addresses(rows, at_least)

@@ -1,0 +1,171 @@
+"""Jobs that publish: what a staging branch has goes to the table's branch, without any equality delete.
+
+plan -> read -> index | scan -> deletes -> commit -> index -> report. Whatever others commit meanwhile is
+looked at before the commit is tried again. Safe to repeat: what is published is told from the branch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.after_commit import AfterCommit, index_new_files
+from worker.jobs.orphan_files import remove_orphan_files
+from worker.process.errors import JobError
+from worker.process.plurals import counted
+from worker.publication.history import SNAPSHOT_ID
+from worker.publication.plan import SUMMARY, Part, Plan
+from worker.table.catalogs import CatalogUnreachableError
+from worker.table.commit import CommittedSnapshot, check_clock, find_commits
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+
+LOOKS = 200
+"""Heads that one attempt looks at, as writes by key do."""
+
+
+class SameBranchError(JobError):
+    code = "same_branch"
+    title = "A branch can't be published on itself"
+    remedy = "Name another branch (from); equality deletes of a branch itself are converted (kind convert)."
+
+
+def publish(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Publishes what the staging branch of the assignment has, in one commit on the table's branch."""
+    if job.assignment.job.publish.source == table.branch:
+        raise SameBranchError(f"branch {table.branch} is the table's own")
+    publication = _Publication(job, warehouse)
+    return publication.outcome(publication.run(table))
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """table: at the head that was looked at last. part: of this attempt; None if an earlier one did it."""
+
+    table: PinnedTable
+    summary: Mapping[str, str]
+    snapshot: CommittedSnapshot | None
+    part: Part | None = None
+
+
+class _Publication:
+    """A job that publishes: what it planned last, and how often others came first."""
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._looks = 0
+
+    def run(self, table: PinnedTable) -> _Published:
+        """The commit, made once however many attempts there are. Plans again while others come first."""
+        job, number = self._job, 0
+        for self._looks in range(LOOKS):
+            if self._looks:
+                with job.stage("plan"):
+                    table = pin_table(job)
+            # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
+            if committed := self._earlier_commit(table):
+                return _Published(table, committed.summary, committed)
+            if not job.assignment.job.dry_run:
+                check_clock(table.java_table)
+            plan = Plan(job, table, self._warehouse, number)
+            try:
+                part = plan.resolve()
+                committed = self._commit(plan, part)
+                return _Published(table, part.summary, committed, part)
+            except CommitConflictError as error:
+                if not self._looks:
+                    job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
+                plan.remove_written()
+            except Exception:
+                plan.remove_written()
+                raise
+            number = plan.number
+        remedy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
+        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+
+    def _commit(self, plan: Plan, part: Part) -> CommittedSnapshot | None:
+        try:
+            return plan.commit(part)
+        except CommitStateUnknownError:
+            with suppress(CommitError):  # the catalog may still be away
+                ours = self._find_commit(plan.table)
+                if ours is not None and ours.attempt == self._job.assignment.attempt:
+                    return ours
+            raise
+
+    def _earlier_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
+        """What an earlier attempt has committed before it was lost."""
+        assignment = self._job.assignment
+        if assignment.attempt == 1 or assignment.job.dry_run:
+            return None
+        try:
+            found = self._find_commit(table)
+        except CommitError as error:
+            told = f"it can't be asked for what earlier attempts committed: {error}"
+            raise CatalogUnreachableError(told) from error
+        if found is not None:
+            self._job.decide(
+                f"Attempt {found.attempt} committed snapshot {found.snapshot_id} before it was lost: what was"
+                " staged since is left to the next job."
+            )
+        return found
+
+    def _find_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
+        found = find_commits(table.java_table, table.branch, self._job.assignment.job.id)
+        return next((one for one in found if SNAPSHOT_ID in one.summary), None)
+
+    # report
+
+    def outcome(self, published: _Published) -> Outcome:
+        table, committed, part = published.table, published.snapshot, published.part
+        job, dry_run = self._job, self._job.assignment.job.dry_run
+        counts = {name: int(published.summary.get(key, 0)) for name, key in SUMMARY.items()}
+        if committed is not None:
+            job.reporter = AfterCommit(job.reporter)
+        if self._looks and part is not None:
+            job.decide(f"Others committed first {counted(self._looks, 'time')}.")
+        job.decide(_sentence(counts, job.assignment.job.publish.source, table.branch, dry_run=dry_run))
+        stop = part.staged.stop if part is not None else None
+        if stop is not None:
+            job.decide(
+                f"Nothing is published from staged snapshot {stop.snapshot_id} on: {stop.why.reason}."
+                f" {stop.why.remedy}"
+            )
+        before = table.snapshot_id if committed is None else committed.parent_snapshot_id
+        cleared = [] if dry_run else remove_orphan_files(job)
+        if committed is not None and part is not None:
+            pieces = part.staged.files.data_files.path_pieces()
+            added = {path for piece in pieces for path in piece.to_pylist()}
+            table = index_new_files(job, table, self._warehouse, lambda files: files.with_paths(added))
+        last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
+        if committed is not None:
+            last = int(committed.summary[SNAPSHOT_ID])
+        result: dict[str, Any] = {
+            "dry_run": dry_run,
+            "from": job.assignment.job.publish.source,
+            "iceberg_snapshot_id_before": before,
+            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            "published_snapshot_id": last,
+            **counts,
+            "commits": 1 if committed else 0,
+            "stopped_at": {"snapshot_id": stop.snapshot_id, **stop.why._asdict()} if stop else None,
+            "deviations": [asdict(one) for one in part.deviations] if part else [],
+            "key_sets": part.explanations if part else [],
+        }
+        return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+
+def _sentence(counts: Mapping[str, int], source: str, target: str, *, dry_run: bool) -> str:
+    if not counts["staged_snapshots"]:
+        return f"Branch {source} has nothing that can be published on {target}."
+    return (
+        f"{'To be published' if dry_run else 'Published'} on {target}:"
+        f" {counted(counts['staged_snapshots'], 'snapshot')} of branch {source}, with"
+        f" {counted(counts['rows_added'], 'row')} added and {counted(counts['rows_deleted'], 'row')} deleted."
+    )

@@ -1,0 +1,1 @@
+"""What a staging branch holds, and its publication on another branch."""

@@ -1,0 +1,140 @@
+"""Which snapshots of a staging branch wait for their publication: told from snapshots alone. Pure.
+
+Invariant: the target's own history says what was published on it. So whatever else is lost (a database, an
+answer, a worker), nothing is published twice and nothing skipped; and nothing at all where it can't be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from worker.process.errors import JobError
+
+BRANCH = "icestream.published-branch"
+SNAPSHOT_ID = "icestream.published-snapshot-id"
+"""Of a snapshot of the target: the staging branch, and the last snapshot of it that is published by then."""
+
+
+class PublicationError(JobError):
+    """What is staged can't be told; nothing was published."""
+
+
+class StagingBranchNotFoundError(PublicationError):
+    code = "staging_branch_not_found"
+    title = "The table has no such staging branch"
+    remedy = "Create the branch, or let the writer create it; or name another one (from)."
+
+
+class StagingBranchReplacedError(PublicationError):
+    code = "staging_branch_replaced"
+    title = "The staging branch was rolled back or replaced"
+    remedy = (
+        "Nothing is published, since rows could come twice. Bring the branch back to a snapshot that has the"
+        " published one among its ancestors; or publish once with `after`, the snapshot of the branch up to"
+        " which the target has all rows."
+    )
+
+
+class StagedSnapshotsExpiredError(PublicationError):
+    code = "staged_snapshots_expired"
+    title = "Snapshots of the staging branch expired before they were published"
+    remedy = (
+        "Nothing is published, since rows could be missing or come twice. Look which rows the target lacks,"
+        " then publish once with `after`, the snapshot of the branch up to which the target has all rows; and"
+        " keep snapshots of the branch longer than publication may take (history.expire.max-snapshot-age-ms)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The ancestors of a branch's head that are known, the newest first."""
+
+    snapshots: Sequence[Snapshot]
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, branch: str) -> History:
+        """Empty if there is no such branch."""
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        reference = metadata.refs.get(branch)
+        at = None if reference is None else by_id.get(reference.snapshot_id)
+        found = []
+        while at is not None:
+            found.append(at)
+            at = by_id.get(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
+        return cls(found)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no ancestor has expired."""
+        return not self.snapshots or self.snapshots[-1].parent_snapshot_id is None
+
+
+def staged_snapshots(
+    metadata: TableMetadata, source: str, target: str, after: int | None = None
+) -> list[Snapshot]:
+    """The snapshots of the branch `source` that were not published on `target`, the oldest first.
+
+    These are younger than the last published one, which snapshots of the target name, and than the last that
+    both branches have. after: a snapshot of `source` that counts as published where the target does not say.
+    Raises PublicationError.
+    """
+    staging, on_target = History.of(metadata, source), History.of(metadata, target)
+    if not staging.snapshots:
+        known = ", ".join(sorted(metadata.refs)) or "none yet"
+        raise StagingBranchNotFoundError(f"it has no branch {source}; it has {known}")
+    try:
+        return _since_publication(staging, on_target, source, target)
+    except PublicationError:
+        if after is None:
+            raise
+        staged = _younger(staging, {after})
+        if staged is None:
+            told = f"snapshot {after} (after) is no ancestor of branch {source}"
+            raise StagingBranchReplacedError(told, "Name a snapshot of the branch (after).") from None
+        return staged
+
+
+def _since_publication(staging: History, on_target: History, source: str, target: str) -> list[Snapshot]:
+    ids = [one.snapshot_id for one in on_target.snapshots]
+    names = [properties(one).get(BRANCH) for one in on_target.snapshots]
+    if source not in names:
+        # The oldest of the target's that is known names one that was its, too.
+        oldest = {one.parent_snapshot_id for one in on_target.snapshots[-1:]} - {None}
+        staged = _younger(staging, oldest.union(ids))
+        if staged is None and staging.is_whole and on_target.is_whole:
+            return list(reversed(staging.snapshots))
+        if staged is None:
+            raise StagedSnapshotsExpiredError(
+                f"no snapshot of branch {target} says what was published, and {source} shares none with it"
+            )
+        return staged
+    at = names.index(source)
+    published = int(properties(on_target.snapshots[at])[SNAPSHOT_ID])
+    # What both had before the publication says nothing of what it published.
+    staged = _younger(staging, {published, *ids[: at + 1]})
+    if staged is not None:
+        return staged
+    told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
+    if staging.is_whole or not set(ids).isdisjoint(one.snapshot_id for one in staging.snapshots):
+        raise StagingBranchReplacedError(f"{told}, and is no ancestor of branch {source}")
+    raise StagedSnapshotsExpiredError(f"{told}, and the known ancestors of branch {source} end before")
+
+
+def _younger(history: History, ends: Set[int | None]) -> list[Snapshot] | None:
+    """The snapshots after the first of some ids, the oldest first; None if none of these is an ancestor."""
+    younger: list[Snapshot] = []
+    for snapshot in history.snapshots:
+        if snapshot.snapshot_id in ends:
+            return younger[::-1]
+        younger.append(snapshot)
+        if snapshot.parent_snapshot_id in ends:  # it may have expired itself
+            return younger[::-1]
+    return None
+
+
+def properties(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary is not None else {}

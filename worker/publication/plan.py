@@ -1,0 +1,362 @@
+"""One plan of a publication, from the pinned head of the target to its commit.
+
+staged -> read -> index | scan -> deletes -> commit. Invariants: staged data files are added as they are, and
+no equality delete is; the commit happens on the very head at which rows were looked for, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.table.metadata import TableMetadataV1
+
+from trust.locations import LocationNotAllowedError
+from worker.attempt.job import Job
+from worker.attempt.outcome import Unconvertible
+from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes, named_data_files
+from worker.deletes.merge import Blocked
+from worker.deletes.puffin import positions_of
+from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
+from worker.deletes.write import WrittenDeletes
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.sorting import Int64Array
+from worker.lookup.deviations import Deviation
+from worker.lookup.index_lookup import Matches
+from worker.lookup.positions import Positions, union
+from worker.lookup.resolution import find_rows
+from worker.process.errors import Reason
+from worker.publication.history import BRANCH, SNAPSHOT_ID, staged_snapshots
+from worker.publication.staged import Staged
+from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.files import DataFile, DataFiles, DeleteFile
+from worker.table.manifests import UnsupportedTableError
+from worker.table.plan import applies, plan_conversion
+from worker.table.row_delta import NO_SNAPSHOT, RowDelta, layout_of_new_rows
+
+# Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
+SUMMARY = {
+    name: f"icestream.{name.replace('_', '-')}"
+    for name in (
+        "staged_snapshots",
+        "rows_added",
+        "rows_deleted",
+        "equality_deletes_resolved",
+        "data_files_added",
+        "data_files_touched",
+        "delete_files_added",
+        "bytes_written",
+    )
+} | {"delete_files_removed": "icestream.delete-files-merged"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a plan came to: the staged snapshots that it publishes, and the deletes that it wrote for them.
+
+    superseded: rows of the staged data files that later staged deletes delete.
+    """
+
+    staged: Staged
+    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
+    superseded: int = 0
+    explanations: list[dict[str, Any]] = field(default_factory=list)
+    deviations: list[Deviation] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.deletes.added and not len(self.staged.files.data_files)
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Snapshot properties that tell what the commit did; see `SUMMARY`."""
+        files = self.staged.files
+        counts = {
+            "staged_snapshots": len(self.staged.snapshots),
+            "rows_added": files.data_files.record_count - self.superseded,
+            "rows_deleted": self.deletes.rows_deleted - self.superseded,
+            "equality_deletes_resolved": sum(one.record_count for one in files.equality_deletes),
+            "data_files_added": len(files.data_files),
+            "data_files_touched": len(self.deletes.data_files),
+            "delete_files_added": len(self.deletes.added),
+            "delete_files_removed": len(self.deletes.removed),
+            "bytes_written": self.deletes.bytes_written,
+        }
+        return {SUMMARY[name]: str(count) for name, count in counts.items()}
+
+
+class _UnpublishableError(Exception):
+    """The staged snapshot of a sequence number can't be published."""
+
+    def __init__(self, sequence_number: int, why: Reason) -> None:
+        super().__init__(why.reason)
+        self.sequence_number = sequence_number
+        self.why = why
+
+
+class Plan:
+    """One plan, from the pinned head of the target to its commit."""
+
+    def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, number: int) -> None:
+        """number: of this attempt's plans, before which there are others; it takes further ones."""
+        self.job = job
+        self.table = table
+        self._warehouse = warehouse
+        self.dry_run = job.assignment.job.dry_run
+        self._source = job.assignment.job.publish.source
+        self.number = number
+        self._deletes: DeletesStage | None = None
+        self.may_be_committed = False
+
+    def resolve(self) -> Part:
+        """Finds the rows that the staged deletes delete and writes the delete files that they become.
+
+        Raises PublicationError, CommitConflictError when the table has changed since, or as `read_files`.
+        """
+        metadata, job = self.table.metadata, self.job
+        if metadata.format_version < 2:
+            raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
+        with job.stage("plan"):
+            after = job.assignment.job.publish.after
+            waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
+            staged = Staged.read(metadata, waiting, self.table.storage.io)
+        while staged.snapshots:
+            try:
+                return self._resolved(staged)
+            except _UnpublishableError as error:
+                self.remove_written()
+                staged = staged.before(error.sequence_number, error.why)
+        return Part(staged)
+
+    def commit(self, part: Part) -> CommittedSnapshot | None:
+        """None if there is nothing to commit, or in a dry run."""
+        if self.dry_run or part.is_empty:
+            return None
+        assignment, table = self.job.assignment, self.table
+        head = NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
+
+        def confirm_lease() -> None:
+            self.may_be_committed = False
+            if self._deletes is not None and part.deletes.added:
+                self._deletes.announce(only_on=head)
+            else:
+                self.job.reporter.confirm_lease()
+            self.may_be_committed = True
+
+        try:
+            with self.job.stage("commit"):
+                return commit_row_delta(
+                    table.java_table,
+                    RowDelta(
+                        branch=table.branch,
+                        starting_snapshot_id=head,
+                        job_id=assignment.job.id,
+                        attempt=assignment.attempt,
+                        added=part.deletes.added,
+                        removed=part.deletes.removed,
+                        referenced_data_files=part.deletes.data_files,
+                        summary={
+                            **part.summary,
+                            BRANCH: self._source,
+                            SNAPSHOT_ID: str(part.staged.snapshots[-1].snapshot_id),
+                        },
+                        rows=part.staged.java_data_files(table.java_table),
+                        layout=layout_of_new_rows(table.metadata),
+                    ),
+                    confirm_lease=confirm_lease,
+                    check_location=table.storage.io.check,
+                )
+        except (CommitError, LocationNotAllowedError) as error:
+            self.may_be_committed = isinstance(error, CommitStateUnknownError)
+            raise
+
+    def remove_written(self) -> None:
+        """Deletes what was written; only where it is known that it was not committed."""
+        if self._deletes is not None and not self.may_be_committed:
+            self._deletes.remove_written()
+            self._deletes = None
+
+    def _resolved(self, staged: Staged) -> Part:
+        self._check_data_files(staged)
+        merged = _merged(self.table, staged)
+        view, deletes = merged.table, merged.equality_deletes
+        resolved = [
+            find_rows(self.job, view, self._warehouse, of_key_set, dry_run=self.dry_run)
+            for of_key_set in plan_conversion(view.files, deletes)
+        ]
+        self._refuse(merged, [refusal for one in resolved for refusal in one.refused])
+        found = [one.positions for one in resolved]
+        if merged.position_deletes:
+            with self.job.stage("read"):
+                found.append(self._named_positions(merged))
+        self._deletes = DeletesStage(self.job, view, self.number, dry_run=self.dry_run)
+        self.number += 1
+        with self.job.stage("deletes"):
+            written = self._deletes.write(found)
+        if written.blocked:
+            self._refuse_blocked(merged, written.blocked, missing=written.missing)
+        if not self.dry_run:
+            self.job.usage.bytes += written.bytes_written
+        new = {file for one in found for file in one.data_files() if merged.is_staged(file)}
+        return Part(
+            staged,
+            written,
+            sum(len(union(found, file)) for file in new),
+            [one.explanation for one in resolved],
+            [deviation for one in resolved for deviation in one.deviations],
+        )
+
+    def _check_data_files(self, staged: Staged) -> None:
+        """Whether each can be added: it is there once, and not on the target yet."""
+        files = staged.files.data_files
+        paths = [path for piece in files.path_pieces() for path in piece.to_pylist()]
+        on_target = {file.path for file in self.table.files.data_files.with_paths(set(paths))}
+        untyped = partitions_without_type(self.table.metadata, files)
+        seen: set[str] = set()
+        for file in sorted(files, key=lambda one: one.data_sequence_number):
+            if file.path in on_target or file.path in seen:
+                where = f"branch {self.table.branch}" if file.path in on_target else "the staging branch"
+                told = f"its data file {file.path} is live on {where} already: its rows would come twice"
+                why = Reason("data_file_live_already", told, _LIVE_ALREADY)
+                raise _UnpublishableError(file.data_sequence_number, why)
+            if file.partition in untyped:
+                raise _UnpublishableError(file.data_sequence_number, LOST_TYPE)
+            seen.add(file.path)
+
+    def _named_positions(self, merged: _Merged) -> Positions:
+        """What the staged position deletes and deletion vectors name, in data files of either branch."""
+        storage, files = merged.table.storage, merged.table.files.data_files
+        found = Positions(files, self.job.memory_fraction)
+        try:
+            named = {
+                path: delete
+                for delete in sorted(merged.position_deletes, key=lambda one: -one.data_sequence_number)
+                for path in named_data_files(storage, delete)
+            }
+            ordinals = _ordinals_of(files, named)
+            of_path = list(zip(files.select(ordinals), ordinals.tolist(), strict=True))
+            for path in named.keys() - {file.path for file, _ in of_path}:
+                told = (
+                    f"{named[path].path} deletes rows of {path} by their positions, and branch"
+                    f" {self.table.branch} has no such data file (any more)"
+                )
+                why = Reason("staged_position_delete", told, _BY_KEY)
+                raise _UnpublishableError(named[path].data_sequence_number - merged.offset, why)
+            skipped = existing_deletes(storage, [file for file, _ in of_path], merged.position_deletes)
+        except UnreadableDeleteFileError as error:
+            self._check_overtaken(missing=error.missing)
+            number = error.delete_file.data_sequence_number - merged.offset
+            raise _UnpublishableError(number, _unreadable(str(error))) from error
+        for file, ordinal in of_path:
+            if file in skipped:
+                positions = positions_of(skipped[file].positions)
+                found.add(Matches(np.full(len(positions), ordinal, np.int64), positions.astype(np.int64)))
+        return found
+
+    def _refuse(self, merged: _Merged, refused: Sequence[Unconvertible]) -> None:
+        if not refused:
+            return
+        self._check_overtaken(missing=any(one.code == "missing_file" for one in refused))
+        by_path = {one.file_path: one for one in refused}
+        first = min(
+            (one for one in merged.equality_deletes if one.path in by_path),
+            key=lambda one: one.data_sequence_number,
+        )
+        one = by_path[first.path]
+        told = f"its equality delete {one.file_path} can't be resolved: {one.reason}"
+        why = Reason(one.code, told, one.remedy)
+        raise _UnpublishableError(first.data_sequence_number - merged.offset, why)
+
+    def _refuse_blocked(self, merged: _Merged, blocked: Sequence[Blocked], *, missing: bool) -> None:
+        """A data file for which no new deletes can be written stops the first snapshot that deletes there."""
+        self._check_overtaken(missing=missing)
+        global_spec_ids = self.table.files.global_spec_ids
+        numbers = {
+            delete.data_sequence_number: one
+            for one in blocked
+            for delete in merged.equality_deletes
+            if applies(delete, one.data_file, global_spec_ids)
+        } | {
+            delete.data_sequence_number: one
+            for one in blocked
+            for delete in merged.position_deletes
+            if delete.partition == one.data_file.partition
+        }
+        first = min(numbers)
+        code, why, remedy = numbers[first].why
+        reason = f"it deletes rows of {numbers[first].data_file.path}, and {why}"
+        raise _UnpublishableError(first - merged.offset, Reason(code, reason, remedy))
+
+    def _check_overtaken(self, *, missing: bool) -> None:
+        """A file that is gone was most likely replaced and expired since: a newer plan will not need it."""
+        table = self.table
+        if missing and find_head(table.java_table, table.branch) != table.snapshot_id:
+            raise CommitConflictError("a file that the plan needs is gone")
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """The target as if the staged snapshots were committed to it in their order, after all that it has.
+
+    offset: by which the sequence numbers of staged files are higher than on their branch. Numbers count
+    through all branches of a table: that of a staged delete may be lower than those of rows that it deletes.
+    """
+
+    table: PinnedTable
+    equality_deletes: tuple[DeleteFile, ...]
+    position_deletes: tuple[DeleteFile, ...]
+    offset: int
+
+    def is_staged(self, file: DataFile) -> bool:
+        return file.data_sequence_number > self.offset
+
+
+def _merged(table: PinnedTable, staged: Staged) -> _Merged:
+    assert not isinstance(table.metadata, TableMetadataV1)
+    offset = table.metadata.last_sequence_number
+
+    def later(files: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
+        return tuple(replace(file, data_sequence_number=file.data_sequence_number + offset) for file in files)
+
+    added = DataFiles.of(
+        replace(file, data_sequence_number=file.data_sequence_number + offset)
+        for file in staged.files.data_files
+    )
+    equality_deletes = later(staged.files.equality_deletes)
+    files = replace(
+        table.files,
+        data_files=DataFiles.joined([table.files.data_files, added]),
+        delete_files=(*table.files.position_deletes, *equality_deletes),
+    )
+    position_deletes = later(staged.files.position_deletes)
+    return _Merged(replace(table, files=files), equality_deletes, position_deletes, offset)
+
+
+def _ordinals_of(files: DataFiles, paths: Mapping[str, object]) -> Int64Array:
+    wanted = pa.array(list(paths), pa.large_string())
+    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
+    return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+
+
+_LIVE_ALREADY = (
+    "Roll the target back to before that file was added there by other means; or replace the staging branch"
+    " by one that starts at the target's head."
+)
+_BY_KEY = (
+    "Roll the staging branch back to the snapshot before it, and delete these rows by their key, or on the"
+    " target itself."
+)
+
+
+def _unreadable(told: str) -> Reason:
+    return Reason(
+        "unreadable_position_deletes",
+        f"its position deletes can't be read: {told}",
+        "Restore the delete file, or roll the staging branch back to the snapshot before it.",
+    )
