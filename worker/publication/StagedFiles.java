@@ -10,33 +10,47 @@ import java.util.Set;
 import org.apache.iceberg.DataFile;
 import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.ManifestFiles;
+import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.io.CloseableIterable;
 
-/** The live data files of a snapshot that have some paths and are not older than a sequence number. */
+/** The data files that some snapshots show, have some paths and are not older than a sequence number: each once. */
 public class StagedFiles {
+    private final Table table;
+    private final long since;
+    private final Set missing;
     private final List files = new ArrayList();
 
-    public StagedFiles(Table table, String snapshotId, String since, List paths) throws Exception {
-        long first = Long.parseLong(since);
-        Set wanted = new HashSet(paths);
-        List manifests = table.snapshot(Long.parseLong(snapshotId)).dataManifests(table.io());
-        for (Iterator each = manifests.iterator(); each.hasNext();) {
-            ManifestFile manifest = (ManifestFile) each.next();
-            if (manifest.sequenceNumber() < first) {
-                continue;
+    public StagedFiles(Table table, String since, List snapshotIds, List paths) throws Exception {
+        this.table = table;
+        this.since = Long.parseLong(since);
+        this.missing = new HashSet(paths);
+        for (Iterator each = snapshotIds.iterator(); each.hasNext();) {
+            Snapshot snapshot = table.snapshot(Long.parseLong((String) each.next()));
+            for (Iterator manifests = snapshot.dataManifests(table.io()).iterator(); manifests.hasNext();) {
+                read((ManifestFile) manifests.next());
             }
-            CloseableIterable entries = (CloseableIterable) ManifestFiles.read(manifest, table.io(), table.specs());
-            try {
-                for (Iterator found = entries.iterator(); found.hasNext();) {
-                    DataFile file = (DataFile) found.next();
-                    if (wanted.contains(file.location()) && file.dataSequenceNumber().longValue() >= first) {
-                        this.files.add(file.copy());
-                    }
+        }
+        if (!this.missing.isEmpty()) {
+            throw new IllegalStateException("no manifest names " + this.missing.iterator().next());
+        }
+    }
+
+    private void read(ManifestFile manifest) throws Exception {
+        if (manifest.sequenceNumber() < this.since || this.missing.isEmpty()) {
+            return;
+        }
+        CloseableIterable entries =
+                (CloseableIterable) ManifestFiles.read(manifest, this.table.io(), this.table.specs());
+        try {
+            for (Iterator found = entries.iterator(); found.hasNext();) {
+                DataFile file = (DataFile) found.next();
+                if (file.dataSequenceNumber().longValue() >= this.since && this.missing.remove(file.location())) {
+                    this.files.add(file.copy());
                 }
-            } finally {
-                ((Closeable) entries).close();
             }
+        } finally {
+            ((Closeable) entries).close();
         }
     }
 

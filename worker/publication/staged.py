@@ -5,11 +5,10 @@ Invariant: a snapshot is published as a whole, and nothing of the branch after o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from py4j.java_gateway import JavaObject
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent
@@ -23,13 +22,12 @@ from worker.process.errors import Reason
 from worker.process.slots import Threads
 from worker.table.catalogs import jvm_of
 from worker.table.commit_errors import prepared
-from worker.table.files import NO_FILES, DataFile, DeleteFile, FileContent, SnapshotFiles
+from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
 from worker.table.manifests import (
     Manifest,
     read_manifest,
     read_manifest_list,
     read_removed,
-    read_snapshot_files,
 )
 from worker.table.row_delta import java_list, java_object
 
@@ -54,6 +52,7 @@ class Staged:
     """
 
     snapshots: Sequence[Snapshot]
+    added: Sequence[_Added]
     files: SnapshotFiles
     stop: Stop | None = None
 
@@ -61,55 +60,114 @@ class Staged:
     def read(cls, metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO) -> Staged:
         """snapshots: that wait, the oldest first. Raises as `read_snapshot_files`."""
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        known: list[_Added] = []
+        stop = None
         with Threads(_READ_THREADS) as threads:
-            reasons = threads.map(lambda snapshot: _obstacle(snapshot, io, specs), snapshots)
-            for at, (snapshot, reason) in enumerate(zip(snapshots, reasons, strict=True)):
-                if reason is not None:
-                    return cls._of(metadata, snapshots[:at], io, Stop(snapshot.snapshot_id, reason))
-        return cls._of(metadata, snapshots, io, None)
-
-    @classmethod
-    def _of(
-        cls, metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO, stop: Stop | None
-    ) -> Staged:
-        if not snapshots:
-            return cls((), NO_FILES, stop)
-        since = _number(snapshots[0])
-        files = read_snapshot_files(metadata, snapshots[-1], io, since=since)
-        staged = cls(snapshots, files, stop)._only([_number(one) for one in snapshots])
-        for deletes in staged.files.equality_deletes:
-            try:
-                resolve_key_set(metadata, deletes.equality_ids)
-            except KeyColumnError as error:
-                staged = staged.before(deletes.data_sequence_number, error.reason)
-        return staged
+            read = threads.map(lambda snapshot: _Added.of(snapshot, io, specs), snapshots)
+            for snapshot, added in zip(snapshots, read, strict=True):
+                why = added.why or _unresolvable(metadata, added)
+                if why is not None:
+                    stop = Stop(snapshot.snapshot_id, why)
+                    break
+                known.append(added)
+        return cls(snapshots, known, NO_FILES, stop)._first(len(known))
 
     def before(self, sequence_number: int, why: Reason) -> Staged:
         """Without the snapshot of that number and those after it."""
-        kept = [one for one in self.snapshots if _number(one) < sequence_number]
-        if len(kept) == len(self.snapshots):
-            return self
-        stopped = Stop(self.snapshots[len(kept)].snapshot_id, why)
-        return replace(self, snapshots=kept, stop=stopped)._only([_number(one) for one in kept])
+        kept = sum(_number(one) < sequence_number for one in self.snapshots)
+        return replace(self, stop=Stop(self.snapshots[kept].snapshot_id, why))._first(kept)
 
-    def _only(self, numbers: Sequence[int]) -> Staged:
-        """With the files of some snapshots alone, which their numbers tell: no other branch has them."""
-        of_data = self.files.data_files.data_sequence_numbers
-        chosen = self.files.data_files.where(np.isin(of_data, np.array(numbers, np.int64)))
-        known = set(numbers)
-        deletes = tuple(one for one in self.files.delete_files if one.data_sequence_number in known)
-        return replace(self, files=replace(self.files, data_files=chosen, delete_files=deletes))
+    def _first(self, count: int) -> Staged:
+        """So many of the snapshots, and what these come to."""
+        added = self.added[:count]
+        superseded = {one for part in added for one in part.superseded}
+        all_deletes = [one for part in added for one in part.delete_files]
+        deletes = tuple(one for one in all_deletes if _identity(one) not in superseded)
+        data_files = DataFiles.joined(part.data_files for part in added)
+        files = replace(self.files, data_files=data_files, delete_files=deletes)
+        return replace(self, snapshots=self.snapshots[:count], added=added, files=files)
 
     def java_data_files(self, java_table: JavaObject) -> tuple[JavaObject, ...]:
         """The data files with all that their manifests say of them. Raises CommitError."""
-        if not len(self.files.data_files):
-            return ()
         paths = [path for piece in self.files.data_files.path_pieces() for path in piece.to_pylist()]
-        last, since = str(self.snapshots[-1].snapshot_id), str(_number(self.snapshots[0]))
+        if not paths:
+            return ()
         with prepared():
-            named = java_list(jvm_of(java_table), paths)
-            found = java_object(java_table, _SOURCE, "StagedFiles", java_table, last, since, named)
+            jvm = jvm_of(java_table)
+            since, shown_by = str(_number(self.snapshots[0])), java_list(jvm, self._shown_by())
+            named = java_list(jvm, paths)
+            found = java_object(java_table, _SOURCE, "StagedFiles", java_table, since, shown_by, named)
             return tuple(found.files())
+
+    def _shown_by(self) -> list[str]:
+        """Snapshots that show all of the data files: the last, and each after which some left the branch."""
+        followers = [one.parent_snapshot_id for one in self.snapshots[1:]]
+        ids = [one.snapshot_id for one in self.snapshots]
+        return [str(id_) for id_, follows in zip(ids, [*followers, None], strict=True) if follows != id_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What one snapshot added, from its own manifests: later ones may show less.
+
+    Iceberg takes delete files away that are older than all data files of the branch: they delete nothing
+    there, but perhaps on the target.
+
+    superseded: delete files whose positions others of the snapshot hold. why: it can't be published.
+    """
+
+    data_files: DataFiles
+    delete_files: Sequence[DeleteFile]
+    superseded: Set[tuple[str, int | None]]
+    why: Reason | None
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> _Added:
+        """Raises as `read_snapshot_files`."""
+        manifests = read_manifest_list(io, snapshot.manifest_list)
+        own = [one for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
+        read = [read_manifest(io, one, specs) for one in own if one.added != 0]
+        removed = [file for one in own if one.removed != 0 for file in read_removed(io, one, specs)]
+        data_files = DataFiles.joined(files for files, _ in read)
+        data_files = data_files.where(data_files.data_sequence_numbers == _number(snapshot))
+        deletes = [one for _, files in read for one in files if one.added_snapshot_id == snapshot.snapshot_id]
+        of_data = [one.min_sequence_number for one in manifests if _shows_data(one)]
+        oldest = min(of_data, default=_number(snapshot))
+        superseded = {_identity(one) for one in removed if _is_superseded(one, deletes)}
+        left = [
+            one
+            for one in removed
+            if _identity(one) not in superseded
+            and not (isinstance(one, DeleteFile) and one.data_sequence_number < oldest)
+        ]
+        return cls(data_files, deletes, superseded, _obstacle(snapshot, left, adds_deletes=bool(deletes)))
+
+
+def _obstacle(
+    snapshot: Snapshot, removed: Sequence[DataFile | DeleteFile], *, adds_deletes: bool
+) -> Reason | None:
+    """Why a snapshot can't be published: it may add files, and do nothing else."""
+    operation = snapshot.summary.operation if snapshot.summary is not None else None
+    name = operation.value if operation else "unknown"
+    if removed:
+        told = f"it removes {removed[0].path} from the branch (operation {name})"
+        return Reason("staged_removal", told, _REMEDY)
+    if operation not in _OPERATIONS:
+        return Reason("staged_operation", f"its operation is {name}", _REMEDY)
+    if operation is Operation.OVERWRITE and not adds_deletes:
+        told = "it overwrites partitions of the branch, which says nothing of the target's rows"
+        return Reason("staged_overwrite", told, _REMEDY)
+    return None
+
+
+def _unresolvable(metadata: TableMetadata, added: _Added) -> Reason | None:
+    for deletes in added.delete_files:
+        if deletes.content is FileContent.EQUALITY_DELETES:
+            try:
+                resolve_key_set(metadata, deletes.equality_ids)
+            except KeyColumnError as error:
+                return error.reason
+    return None
 
 
 def _number(snapshot: Snapshot) -> int:
@@ -117,35 +175,13 @@ def _number(snapshot: Snapshot) -> int:
     return snapshot.sequence_number
 
 
-def _obstacle(snapshot: Snapshot, io: FileIO, specs: dict[int, PartitionSpec]) -> Reason | None:
-    """Why a snapshot can't be published, as far as its manifests say: it may add files, and nothing else."""
-    operation = snapshot.summary.operation if snapshot.summary is not None else None
-    own = [
-        one
-        for one in read_manifest_list(io, snapshot.manifest_list)
-        if one.added_snapshot_id == snapshot.snapshot_id
-    ]
-    removed = [file for one in own if one.removed != 0 for file in read_removed(io, one, specs)]
-    added = [file for one in own for file in _added(io, one, specs, snapshot)] if removed else []
-    left = [file for file in removed if not _is_superseded(file, added)]
-    if left:
-        return Reason(
-            "staged_removal",
-            f"it removes {left[0].path}: it rewrites, overwrites or deletes files of the branch (operation"
-            f" {operation.value if operation else 'unknown'})",
-            _REMEDY,
-        )
-    if operation not in _OPERATIONS:
-        name = operation.value if operation else "unknown"
-        return Reason("staged_operation", f"its operation is {name}", _REMEDY)
-    adds_deletes = any(one.content is ManifestContent.DELETES and one.added != 0 for one in own)
-    if operation is Operation.OVERWRITE and not adds_deletes:
-        return Reason(
-            "staged_overwrite",
-            "it overwrites partitions of the branch, which says nothing of the target's rows",
-            _REMEDY,
-        )
-    return None
+def _shows_data(manifest: Manifest) -> bool:
+    return manifest.content is ManifestContent.DATA and manifest.entries != 0
+
+
+def _identity(file: DataFile | DeleteFile) -> tuple[str, int | None]:
+    """Several vectors may share a path."""
+    return file.path, file.content_offset if isinstance(file, DeleteFile) else None
 
 
 _REMEDY = (
@@ -154,24 +190,11 @@ _REMEDY = (
 )
 
 
-def _added(
-    io: FileIO, manifest: Manifest, specs: dict[int, PartitionSpec], snapshot: Snapshot
-) -> Iterator[DataFile | DeleteFile]:
-    data_files, delete_files = read_manifest(io, manifest, specs)
-    yield from (one for one in data_files if one.data_sequence_number == snapshot.sequence_number)
-    yield from (one for one in delete_files if one.added_snapshot_id == snapshot.snapshot_id)
-
-
-def _is_superseded(file: DataFile | DeleteFile, added: Sequence[DataFile | DeleteFile]) -> bool:
+def _is_superseded(file: DataFile | DeleteFile, added: Sequence[DeleteFile]) -> bool:
     """Whether position deletes of a data file gave way to ones that include them."""
+    of_file = {one.referenced_data_file for one in added if one.content is FileContent.POSITION_DELETES}
     return (
         isinstance(file, DeleteFile)
         and file.content is FileContent.POSITION_DELETES
-        and file.referenced_data_file is not None
-        and any(
-            isinstance(one, DeleteFile)
-            and one.content is FileContent.POSITION_DELETES
-            and one.referenced_data_file == file.referenced_data_file
-            for one in added
-        )
+        and file.referenced_data_file in of_file - {None}
     )

@@ -86,12 +86,9 @@ class MissingMetadataError(JobError):
     retryable = True
 
 
-def read_snapshot_files(
-    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, *, since: int = 0
-) -> SnapshotFiles:
+def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
-    since: leaves those away that are older, by the sequence numbers of their manifests; some may be there.
     Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
@@ -100,7 +97,6 @@ def read_snapshot_files(
     if not manifests and _counts_files(snapshot):
         # Cut off right before its first block, a list is a whole file without a row.
         raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
-    manifests = [one for one in manifests if one.sequence_number >= since]
     delete_files: list[DeleteFile] = []
     with Threads(_READ_THREADS) as threads:
 
@@ -345,7 +341,7 @@ class _AvroFile:
 class Manifest:
     """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1).
 
-    added, removed: how many its snapshot added and removed, likewise.
+    added, removed: how many its snapshot added and removed, likewise. min_sequence_number: of live files.
     """
 
     path: str
@@ -356,6 +352,7 @@ class Manifest:
     entries: int | None
     added: int | None = None
     removed: int | None = None
+    min_sequence_number: int = 0
 
 
 _MANIFEST_LIST = Schema(
@@ -363,6 +360,7 @@ _MANIFEST_LIST = Schema(
     NestedField(502, "partition_spec_id", IntegerType(), required=True),
     NestedField(517, "content", IntegerType(), required=False),
     NestedField(515, "sequence_number", LongType(), required=False),
+    NestedField(516, "min_sequence_number", LongType(), required=False),
     NestedField(503, "added_snapshot_id", LongType(), required=False),
     NestedField(504, "added_files_count", IntegerType(), required=False),
     NestedField(505, "existing_files_count", IntegerType(), required=False),
@@ -378,14 +376,15 @@ def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
             Manifest(
                 path,
                 spec_id,
-                ManifestContent(content or 0),  # absent in format version 1, as the sequence number is
-                sequence_number or 0,
+                ManifestContent(content or 0),  # absent in format version 1, as the sequence numbers are
+                number or 0,
                 snapshot_id,
                 None if added is None or existing is None else added + existing,
                 added,
                 removed,
+                lowest or 0,
             )
-            for path, spec_id, content, sequence_number, snapshot_id, added, existing, removed in file.rows(
+            for path, spec_id, content, number, lowest, snapshot_id, added, existing, removed in file.rows(
                 _MANIFEST_LIST
             )
         ]

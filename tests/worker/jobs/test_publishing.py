@@ -534,3 +534,18 @@ def test_where_nothing_says_what_was_published_nothing_is(lake: Lake) -> None:
     assert "says what was published" in _remedied(lake, "staged_snapshots_expired")
     lake.publish(parameters={"from": BRANCH, "after": fork})
     assert lake.rows() == in_order(row(1, 10), row(5, 5), row(6, 6))
+
+
+def test_a_delete_that_left_the_branch_for_its_age_still_deletes_on_the_target(lake: Lake) -> None:
+    """Iceberg drops deletes older than all data files of a branch, such as one that started empty."""
+    table = lake.create()
+    lake.delete(1)
+    table.append([row(1, 1), row(2, 2), row(3, 3)])
+    table.append([row(4, 4)])
+    lake.delete(4)
+    lake.upsert(row(2, 20))
+
+    result = lake.publish()
+
+    assert lake.rows() == in_order(row(3, 3), row(2, 20))
+    assert (result["equality_deletes_resolved"], result["rows_deleted"]) == (3, 3)
