@@ -17,9 +17,10 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.process.errors import JobError
+from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
-from worker.publication.history import SNAPSHOT_ID
+from worker.publication.clearing import FILES_CLEARED, clear
+from worker.publication.history import SNAPSHOT_ID, Publication
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, check_clock, find_commits
@@ -27,6 +28,7 @@ from worker.table.commit_errors import CommitConflictError, CommitError, CommitS
 
 LOOKS = 200
 """Heads that one attempt looks at, as writes by key do."""
+CLEARING_ATTEMPTS = 10
 
 
 class SameBranchError(JobError):
@@ -143,6 +145,9 @@ class _Publication:
             pieces = part.staged.files.data_files.path_pieces()
             added = {path for piece in pieces for path in piece.to_pylist()}
             table = index_new_files(job, table, self._warehouse, lambda files: files.with_paths(added))
+        # Where nothing had to be committed, the head that was looked at has it all.
+        done = part.publication(table) if part is not None and part.is_empty else None
+        files_cleared = 0 if dry_run else self._clear(done)
         last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
         if committed is not None:
             last = int(committed.summary[SNAPSHOT_ID])
@@ -154,11 +159,36 @@ class _Publication:
             "published_snapshot_id": last,
             **counts,
             "commits": 1 if committed else 0,
+            "files_cleared": files_cleared,
             "stopped_at": {"snapshot_id": stop.snapshot_id, **stop.why._asdict()} if stop else None,
             "deviations": [asdict(one) for one in part.deviations] if part else [],
             "key_sets": part.explanations if part else [],
         }
         return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+    def _clear(self, done: Publication | None) -> int:
+        """Takes what is published off the staging branch: how many files. A trouble undoes nothing."""
+        job = self._job
+        try:
+            cleared = self._cleared(done)
+        except (JobCancelledError, JobError, OSError) as error:
+            why = str(error) or "the job was to end"
+            job.decide(f"What is published is still on the staging branch: {why}. The next job takes it off.")
+            return 0
+        return int(cleared.summary[FILES_CLEARED]) if cleared is not None else 0
+
+    def _cleared(self, done: Publication | None) -> CommittedSnapshot | None:
+        job, source = self._job, self._job.assignment.job.publish.source
+        for left in reversed(range(CLEARING_ATTEMPTS)):
+            with job.stage("plan"):
+                table = pin_table(job)
+            published = done or Publication.last(table.metadata, source, table.branch)
+            try:
+                return clear(job, table, published) if published is not None else None
+            except CommitConflictError:
+                if not left:
+                    raise
+        return None
 
 
 def _sentence(counts: Mapping[str, int], source: str, target: str, *, dry_run: bool) -> str:

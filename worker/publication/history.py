@@ -16,7 +16,34 @@ from worker.process.errors import JobError
 
 BRANCH = "icestream.published-branch"
 SNAPSHOT_ID = "icestream.published-snapshot-id"
+SEQUENCE_NUMBER = "icestream.published-sequence-number"
 """Of a snapshot of the target: the staging branch, and the last snapshot of it that is published by then."""
+CLEARED = "icestream.cleared-snapshot-id"
+TARGET = "icestream.target-branch"
+TARGET_SNAPSHOT_ID = "icestream.target-snapshot-id"
+TARGET_SEQUENCE_NUMBER = "icestream.target-sequence-number"
+"""Of a snapshot of the staging branch that only takes published files off it: up to which snapshot, and which
+one of the target has all that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Up to which snapshot of the staging branch a snapshot of the target has all."""
+
+    snapshot_id: int
+    sequence_number: int
+    target_snapshot_id: int
+    target_sequence_number: int
+
+    @classmethod
+    def last(cls, metadata: TableMetadata, source: str, target: str) -> Publication | None:
+        """As the target says; None if it does not."""
+        for snapshot in History.of(metadata, target).snapshots:
+            told = properties(snapshot)
+            if told.get(BRANCH) == source and snapshot.sequence_number is not None:
+                published = int(told[SNAPSHOT_ID]), int(told[SEQUENCE_NUMBER])
+                return cls(*published, snapshot.snapshot_id, snapshot.sequence_number)
+        return None
 
 
 class PublicationError(JobError):
@@ -87,7 +114,8 @@ def staged_snapshots(
         known = ", ".join(sorted(metadata.refs)) or "none yet"
         raise StagingBranchNotFoundError(f"it has no branch {source}; it has {known}")
     try:
-        return _since_publication(staging, on_target, source, target)
+        ids = {one.snapshot_id for one in metadata.snapshots}
+        return _since_publication(staging, on_target, ids, source, target)
     except PublicationError:
         if after is None:
             raise
@@ -98,28 +126,29 @@ def staged_snapshots(
         return staged
 
 
-def _since_publication(staging: History, on_target: History, source: str, target: str) -> list[Snapshot]:
+def _since_publication(
+    staging: History, on_target: History, known: Set[int], source: str, target: str
+) -> list[Snapshot]:
     ids = [one.snapshot_id for one in on_target.snapshots]
     names = [properties(one).get(BRANCH) for one in on_target.snapshots]
-    if source not in names:
+    ends: set[int | None] = _cleared(staging, on_target, known, target)
+    if source in names:
+        at = names.index(source)
+        published = int(properties(on_target.snapshots[at])[SNAPSHOT_ID])
+        told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
+        # What both had before the publication says nothing of what it published.
+        ends.update([published, *ids[: at + 1]])
+    else:
+        told = f"no snapshot of branch {target} says what was published"
         # The oldest of the target's that is known names one that was its, too.
-        oldest = {one.parent_snapshot_id for one in on_target.snapshots[-1:]} - {None}
-        staged = _younger(staging, oldest.union(ids))
-        if staged is None and staging.is_whole and on_target.is_whole:
-            return list(reversed(staging.snapshots))
-        if staged is None:
-            raise StagedSnapshotsExpiredError(
-                f"no snapshot of branch {target} says what was published, and {source} shares none with it"
-            )
-        return staged
-    at = names.index(source)
-    published = int(properties(on_target.snapshots[at])[SNAPSHOT_ID])
-    # What both had before the publication says nothing of what it published.
-    staged = _younger(staging, {published, *ids[: at + 1]})
+        ends.update(ids, {one.parent_snapshot_id for one in on_target.snapshots[-1:]} - {None})
+        if staging.is_whole and on_target.is_whole:
+            ends.add(None)
+    staged = _younger(staging, ends)
     if staged is not None:
         return staged
-    told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
-    if staging.is_whole or not set(ids).isdisjoint(one.snapshot_id for one in staging.snapshots):
+    shares = not set(ids).isdisjoint(one.snapshot_id for one in staging.snapshots)
+    if source in names and (staging.is_whole or shares):
         raise StagingBranchReplacedError(f"{told}, and is no ancestor of branch {source}")
     raise StagedSnapshotsExpiredError(f"{told}, and the known ancestors of branch {source} end before")
 
@@ -130,10 +159,28 @@ def _younger(history: History, ends: Set[int | None]) -> list[Snapshot] | None:
     for snapshot in history.snapshots:
         if snapshot.snapshot_id in ends:
             return younger[::-1]
-        younger.append(snapshot)
+        if CLEARED not in properties(snapshot):
+            younger.append(snapshot)
         if snapshot.parent_snapshot_id in ends:  # it may have expired itself
             return younger[::-1]
     return None
+
+
+def _cleared(staging: History, on_target: History, known: Set[int], target: str) -> set[int | None]:
+    """Snapshots that were published, as the staging branch says: snapshots of the target may have expired.
+
+    Only as far as the target was not rolled back behind the publication since.
+    """
+    ids = {one.snapshot_id for one in on_target.snapshots}
+    oldest = min((one.sequence_number or 0 for one in on_target.snapshots), default=0)
+    found: set[int | None] = set()
+    for told in map(properties, staging.snapshots):
+        if CLEARED in told and told[TARGET] == target:
+            published_by = int(told[TARGET_SNAPSHOT_ID])
+            has_expired = published_by not in known and int(told[TARGET_SEQUENCE_NUMBER]) < oldest
+            if published_by in ids or has_expired:
+                found.add(int(told[CLEARED]))
+    return found
 
 
 def properties(snapshot: Snapshot) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions, union
 from worker.lookup.resolution import find_rows
 from worker.process.errors import Reason
-from worker.publication.history import BRANCH, SNAPSHOT_ID, staged_snapshots
+from worker.publication.history import BRANCH, SEQUENCE_NUMBER, SNAPSHOT_ID, Publication, staged_snapshots
 from worker.publication.staged import Staged
 from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
@@ -68,6 +68,15 @@ class Part:
     superseded: int = 0
     explanations: list[dict[str, Any]] = field(default_factory=list)
     deviations: list[Deviation] = field(default_factory=list)
+
+    def publication(self, target: PinnedTable) -> Publication | None:
+        """target: has all that, as soon as the part is committed. None if nothing is published."""
+        if not self.staged.snapshots or target.snapshot is None:
+            return None
+        last, head = self.staged.snapshots[-1], target.snapshot
+        assert last.sequence_number is not None
+        assert head.sequence_number is not None
+        return Publication(last.snapshot_id, last.sequence_number, head.snapshot_id, head.sequence_number)
 
     @property
     def is_empty(self) -> bool:
@@ -165,6 +174,7 @@ class Plan:
                             **part.summary,
                             BRANCH: self._source,
                             SNAPSHOT_ID: str(part.staged.snapshots[-1].snapshot_id),
+                            SEQUENCE_NUMBER: str(part.staged.snapshots[-1].sequence_number),
                         },
                         rows=part.staged.java_data_files(table.java_table),
                         layout=layout_of_new_rows(table.metadata),

@@ -69,7 +69,7 @@ public class NothingAddedAgain implements SnapshotAncestryValidator {
     }
 }
 
-/** Whether the branch still has the head whose rows were looked at; -1 for an empty table. */
+/** Whether the branch still has the head that was looked at; -1 for an empty table. */
 public class HeadUnmoved implements SnapshotAncestryValidator {
     private final long expected;
 
@@ -83,7 +83,7 @@ public class HeadUnmoved implements SnapshotAncestryValidator {
     }
 
     public String errorMessage() {
-        return "somebody else committed since the rows of the keys were looked for";
+        return "somebody else committed since the branch was looked at";
     }
 }
 

@@ -1,0 +1,95 @@
+"""What is published leaves the staging branch, whose manifests and live files would grow for ever.
+
+Invariant: the commit names what it takes away, none of it younger than the last published snapshot. It
+happens on the head that was looked at alone: what it repeats of the branch's writer is the last word of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from py4j.java_gateway import JavaObject
+from pyiceberg.table.snapshots import Snapshot
+
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable
+from worker.publication.history import (
+    CLEARED,
+    TARGET,
+    TARGET_SEQUENCE_NUMBER,
+    TARGET_SNAPSHOT_ID,
+    History,
+    Publication,
+    properties,
+)
+from worker.table import row_delta
+from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
+from worker.table.commit_errors import prepared
+
+FILES_CLEARED = "icestream.files-cleared"
+_SOURCE = Path(__file__).with_name("PublishedFiles.java")
+_OF_WRITERS = ("flink.", "kafka.connect.", "spark.sql.streaming.")
+"""Beginnings of properties that tell streaming writers what they have committed, when they start anew."""
+
+
+def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSnapshot | None:
+    """Takes what is published off the staging branch; None if that was done, or the branch is another now.
+
+    table: as it is after the publication. What the branch had of the target before goes, too: else its files
+    could never be deleted. The commit says up to where the branch is published. Raises CommitConflictError if
+    the branch has moved, or another CommitError.
+    """
+    source, up_to = job.assignment.job.publish.source, publication.sequence_number
+    history = History.of(table.metadata, source).snapshots
+    known = {one.snapshot_id for one in history} | {one.parent_snapshot_id for one in history}
+    if not history or publication.snapshot_id not in known:
+        return None
+    recorded = (properties(one).get(CLEARED) for one in history)
+    if next(filter(None, recorded), None) == str(publication.snapshot_id):
+        return None
+    head = history[0]
+    summary = {
+        **_of_writer(history),
+        CLEARED: str(publication.snapshot_id),
+        TARGET: table.branch,
+        TARGET_SNAPSHOT_ID: str(publication.target_snapshot_id),
+        TARGET_SEQUENCE_NUMBER: str(publication.target_sequence_number),
+        JOB_ID: job.assignment.job.id,
+        ATTEMPT: str(job.assignment.attempt),
+    }
+    java_table = table.java_table
+    with job.stage("clear"):
+        with prepared():
+            files = row_delta.java_object(
+                java_table, _SOURCE, "PublishedFiles", java_table, str(head.snapshot_id), str(up_to)
+            )
+            summary[FILES_CLEARED] = str(files.count())
+
+        def operation(of_commit: Mapping[str, str], condemned: JavaObject, place: str) -> JavaObject:
+            removal = row_delta.guarded(java_table, place, "").newRowDelta().toBranch(source)
+            removal.validateWith(row_delta.head_unmoved(java_table, head.snapshot_id))
+            removal.deleteWith(row_delta.collector(condemned))
+            files.removeBy(removal)
+            for name, value in of_commit.items():
+                removal.set(name, value)
+            return removal
+
+        return commit_snapshot(
+            java_table,
+            source,
+            head.snapshot_id,
+            summary,
+            operation,
+            confirm_lease=job.reporter.confirm_lease,
+            check_location=table.storage.io.check,
+        )
+
+
+def _of_writer(history: Sequence[Snapshot]) -> dict[str, str]:
+    """What the branch's writer said last: when older snapshots have expired, it still finds it."""
+    for snapshot in history:
+        told = properties(snapshot)
+        if found := {name: told[name] for name in told if name.startswith(_OF_WRITERS)}:
+            return found
+    return {}
