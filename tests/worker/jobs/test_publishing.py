@@ -1,7 +1,7 @@
 """A staging branch is published: the target gets its rows and deletes, and never an equality delete."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,79 +10,15 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_its_commit
-from tests.factories import TableBuilder, WrittenFile, garble, live_delete_files, visible_rows
+from tests.factories import TableBuilder, WrittenFile, garble, live_delete_files
 from tests.jobs import Jobs
-from tests.readers import duckdb_rows, pyiceberg_rows
+from tests.staging import BRANCH, Lake, in_order, row
 from tests.thorough import V2_FIRST, V3_FIRST
 from worker.process.errors import JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
 
 pytestmark = pytest.mark.integration
-
-Row = Mapping[str, Any]
-BRANCH = "ingest"
-
-
-def row(id_: int, value: int, region: str = "eu") -> dict[str, Any]:
-    return {"id": id_, "region": region, "value": value}
-
-
-def in_order(*rows: Row) -> Counter[tuple[Any, ...]]:
-    return Counter((one["id"], one["region"], one["value"]) for one in rows)
-
-
-class Lake:
-    """A table with a staging branch, whose target is read by all readers at each of its snapshots."""
-
-    def __init__(self, spark: SparkSession, jobs: Jobs, identifier: str) -> None:
-        self._spark, self.jobs, self._identifier = spark, jobs, identifier
-        self.table: TableBuilder
-        self._looked_at: set[int] = set()
-
-    def create(self, *rows: Row, **how: Any) -> TableBuilder:
-        """With the rows on main, from which the branch starts."""
-        self.table = TableBuilder.create(self._spark, self._identifier, **{"format_version": 3, **how})
-        if rows:
-            self.table.append(list(rows))
-            self.branch()
-        return self.table
-
-    def branch(self) -> None:
-        self.table.java.manageSnapshots().createBranch(BRANCH).commit()
-
-    def stage(self, *files: WrittenFile) -> None:
-        self.table.commit(*files, branch=BRANCH)
-
-    def upsert(self, *rows: Row, key: Sequence[str] = ("id",)) -> None:
-        """As a streaming writer does: rows and equality deletes of their keys, in one commit."""
-        table = self.table
-        self.stage(*table.data_files(list(rows)), *table.equality_deletes(list(rows), equality_columns=key))
-
-    def delete(self, *ids: int | None) -> None:
-        rows = [{"id": one, "region": "eu"} for one in ids]
-        self.stage(*self.table.equality_deletes(rows, equality_columns=["id"]))
-
-    def publish(self, **how: Any) -> dict[str, Any]:
-        how = {"parameters": {"from": BRANCH}, **how}
-        return self.jobs.run("publish", **how).result
-
-    def rows(self) -> Counter[tuple[Any, ...]]:
-        """Of the target, as all readers show them; PyIceberg refuses equality deletes."""
-        metadata = self.table.metadata
-        by_id = {one.snapshot_id: one for one in metadata.snapshots}
-        at = metadata.current_snapshot_id
-        while at is not None and at in by_id and at not in self._looked_at:
-            shown = pyiceberg_rows(self.table, snapshot_id=at)
-            assert shown == visible_rows(self._spark, self._identifier, snapshot_id=at)
-            assert shown == duckdb_rows(self.table, snapshot_id=at)
-            self._looked_at.add(at)
-            at = by_id[at].parent_snapshot_id
-        return visible_rows(self._spark, self._identifier)
-
-    def staged_rows(self) -> Counter[tuple[Any, ...]]:
-        """What Iceberg's reader shows of the branch, its equality deletes applied."""
-        return visible_rows(self._spark, self._identifier, branch=BRANCH)
 
 
 @pytest.fixture

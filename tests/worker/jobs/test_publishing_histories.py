@@ -1,0 +1,169 @@
+"""Random histories of a staging branch and its target, against a model in plain words."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.deaths import killed_at_its_commit
+from tests.jobs import Jobs
+from tests.staging import Lake
+from tests.thorough import first_always
+
+pytestmark = pytest.mark.integration
+
+Row = tuple[int, str, int]  # id, region, value
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A staged one: it deletes older rows by their key, then adds rows."""
+
+    deleted: tuple[tuple[str, Any, str | None], ...]  # column, value, and the region that it is confined to
+    added: tuple[Row, ...]
+
+    def on(self, rows: list[Row]) -> list[Row]:
+        return [one for one in rows if not any(map(_matches(one), self.deleted))] + list(self.added)
+
+
+def _matches(row: Row) -> Callable[[tuple[str, Any, str | None]], bool]:
+    values = dict(zip(("id", "region", "value"), row, strict=True))
+    return lambda key: values[key[0]] == key[1] and key[2] in (None, values["region"])
+
+
+@dataclass(frozen=True)
+class State:
+    """Of the target at one of its snapshots: its rows, and how many staged commits it has."""
+
+    rows: list[Row]
+    published: int
+
+
+class History:
+    def __init__(self, lake: Lake, seed: int) -> None:
+        self.lake, self.draw = lake, random.Random(seed)
+        self.partitioned, self.expires = self.draw.random() < 0.5, self.draw.random() < 0.5
+        self.version = self.draw.choice([2, 3])
+        self.staged: list[Commit] = []
+        rows = self._rows(6)
+        self.table = lake.create(
+            *map(_row, rows),
+            format_version=self.version,
+            partitioned_by=["region"] if self.partitioned else [],
+        )
+        self.target = State(rows, 0)
+        self.past = {self.table.snapshot_id: self.target}
+
+    def _rows(self, count: int) -> list[Row]:
+        draw = self.draw
+        return [(draw.randrange(12), draw.choice(["eu", "us"]), draw.randrange(6)) for _ in range(count)]
+
+    def step(self) -> None:
+        steps = [self.stage] * 8 + [self.publish] * 4 + [self.append] * 2
+        steps += [
+            self.delete,
+            self.compact,
+            self.index,
+            self.die,
+            self.expire if self.expires else self.roll_back,
+        ]
+        self.draw.choice(steps)()
+        assert self.lake.rows() == Counter(self.target.rows)
+
+    def stage(self) -> None:
+        table, draw = self.table, self.draw
+        rows = self._rows(draw.randrange(4))
+        column = draw.choice(["id", "id", "id", "value"])
+        of_keys = rows if draw.random() < 0.6 else self._rows(draw.randrange(3))
+        keys = [(column, one[0] if column == "id" else one[2], one[1]) for one in of_keys]
+        files = table.data_files([_row(one) for one in rows]) if rows else []
+        deletes = []
+        if of_keys:
+            deletes = table.equality_deletes([_row(one) for one in of_keys], equality_columns=[column])
+        if len(rows) > 1 and not self.partitioned and draw.random() < 0.5:
+            # The writer's own, of the same commit, as for a key that changes twice in a checkpoint.
+            write = table.deletion_vectors if self.version == 3 else table.position_deletes
+            deletes += write({files[0].path: [0]})
+            rows = rows[1:]
+        self.lake.stage(*files, *deletes)
+        scoped = [(name, value, region if self.partitioned else None) for name, value, region in keys]
+        self.staged.append(Commit(tuple(scoped), tuple(rows)))
+
+    def _published(self) -> State:
+        rows = self.target.rows
+        for commit in self.staged[self.target.published :]:
+            rows = commit.on(rows)
+        return State(rows, len(self.staged))
+
+    def _is_at(self, state: State) -> None:
+        self.target = self.past[self.table.snapshot_id] = state
+
+    def publish(self) -> None:
+        waiting = len(self.staged) - self.target.published
+        result = self.lake.publish()
+        assert (result["staged_snapshots"], result["stopped_at"]) == (waiting, None)
+        self._is_at(self._published())
+
+    def die(self) -> None:
+        when = self.draw.choice(["before", "after"])
+        state = self._published()
+        with killed_at_its_commit(when) as death:
+            self.lake.publish()
+        if not death.happened or when == "after":
+            self._is_at(state)
+
+    def append(self) -> None:
+        rows = self._rows(2)
+        self.table.append([_row(one) for one in rows])
+        self._is_at(State(self.target.rows + rows, self.target.published))
+
+    def delete(self) -> None:
+        id_ = self.draw.randrange(12)
+        self.lake.jobs.run("delete", rows=[{"id": id_}], parameters={"key_columns": ["id"]})
+        self._is_at(State([one for one in self.target.rows if one[0] != id_], self.target.published))
+
+    def compact(self) -> None:
+        self.table.compact()
+        self._is_at(self.target)
+
+    def index(self) -> None:
+        self.lake.jobs.run("index", key_sets=[["id"]])
+
+    def expire(self) -> None:
+        """All that no branch's head needs; what waits would be lost with it, so it is published before."""
+        self.publish()
+        self.table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
+
+    def roll_back(self) -> None:
+        known = {one.snapshot_id: one.parent_snapshot_id for one in self.table.metadata.snapshots}
+        at = self.table.snapshot_id
+        ancestors = []
+        while at is not None:
+            if at in self.past:
+                ancestors.append(at)
+            at = known[at]
+        chosen = self.draw.choice(ancestors)
+        self.table.java.manageSnapshots().rollbackTo(chosen).commit()
+        self.target = self.past[chosen]
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return dict(zip(("id", "region", "value"), row, strict=True))
+
+
+@first_always("seed", list(range(12)))
+def test_the_target_is_as_the_model_says_at_each_of_its_snapshots(
+    spark: SparkSession, jobs: Jobs, table_name: str, seed: int
+) -> None:
+    history = History(Lake(spark, jobs, table_name), seed)
+    for _ in range(STEPS):
+        history.step()
+    history.publish()
+    assert history.lake.rows() == Counter(history.target.rows)
