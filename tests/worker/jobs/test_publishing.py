@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -661,3 +663,55 @@ def test_a_writer_that_commits_while_the_branch_is_cleared_is_not_told_of_an_old
     _expire(table)
     assert _max_committed(table) == 3, "also when the writer's own snapshots have expired"
     assert lake.rows() == in_order(row(1, 1), row(2, 2), row(4, 0), row(5, 0))
+
+
+def test_published_rows_get_row_ids_of_their_own_and_the_commits_number(lake: Lake) -> None:
+    """Iceberg takes the ids that a file had on another branch away when it is added (spec, "Row Lineage")."""
+    table = lake.create(row(1, 1), row(2, 2))
+    before = _lineage(table)
+    lake.upsert(row(2, 20), row(3, 3))
+    lake.publish()
+
+    after = _lineage(table)
+
+    assert after[1] == before[1]
+    assert len({one for one, _ in after.values()}) == 3
+    published = table.metadata.snapshot_by_id(table.snapshot_id or 0)
+    assert published is not None
+    assert {after[2][1], after[3][1]} == {published.sequence_number}
+    assert max(one for one, _ in after.values()) < (table.java.operations().current().nextRowId())
+
+
+def _lineage(table: TableBuilder) -> dict[int, tuple[int, int]]:
+    query = f"SELECT id, _row_id, _last_updated_sequence_number FROM {table.identifier}"
+    return {one[0]: (one[1], one[2]) for one in table.spark.sql(query).collect()}
+
+
+@pytest.mark.thorough
+def test_others_who_commit_on_both_branches_each_second_hold_no_publication_up(lake: Lake) -> None:
+    table = lake.create(row(0, 0))
+    lake.jobs.run("index", key_sets=[["id"]])
+    has_ended = Event()
+
+    def commit_each_second() -> int:
+        number = 0
+        while not has_ended.wait(1):
+            number += 1
+            table.append([row(-number, number)])
+            lake.upsert(row(1, number), row(0, number))
+        return number
+
+    with ThreadPoolExecutor(1) as others:
+        commits = others.submit(commit_each_second)
+        try:
+            published = 0
+            while published < 5:
+                published += lake.publish()["commits"]
+        finally:
+            has_ended.set()
+        written = commits.result()
+    lake.publish()
+
+    assert written > 1
+    expected = [row(0, written), row(1, written), *[row(-n, n) for n in range(1, written + 1)]]
+    assert lake.rows() == in_order(*expected)
