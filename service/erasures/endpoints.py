@@ -8,7 +8,7 @@ from service.auth.access import Operator, Viewer
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.erasures import service
 from service.erasures.models import ErasurePlan, ErasureRequest, ErasureSummary, ErasureView, Receipt
-from service.http.paging import Page, PageRequest
+from service.http.paging import Page, PageRequest, Since, Until
 from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
 
@@ -34,9 +34,11 @@ def list_erasures(
     session: ReadSession,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    since: Since = None,
+    until: Until = None,
 ) -> Page[ErasureSummary]:
-    """Erasures, the latest first."""
-    return service.list_erasures(session, page)
+    """Erasures, the latest first; `since` and `until` go by `created_at`."""
+    return service.list_erasures(session, page, since=since, until=until)
 
 
 @router.get("/erasures/{erasure_id}")

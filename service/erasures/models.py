@@ -75,12 +75,12 @@ class ErasurePlan(Message):
 
 
 class ErasureTableView(Message):
-    """What becomes of an erasure in one table."""
+    """One table's part of an erasure says how far it has come."""
 
     table_id: str
     """The id names the enrolment."""
     table_uuid: str
-    """Iceberg's own id of the table."""
+    """Iceberg knows the table by this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
@@ -111,7 +111,7 @@ class ErasureSummary(Message):
     id: str
     """The id names the erasure."""
     requested_by: str
-    """Name of who asked for it."""
+    """Who asked for it has this name."""
     created_at: datetime
     """When it was asked for."""
     note: str | None
@@ -134,21 +134,21 @@ class ErasureSummary(Message):
 
 
 class ErasureView(ErasureSummary):
-    """An erasure with its tables."""
+    """An erasure is told with its tables."""
 
     tables: list[ErasureTableView]
     """Each table has a job of its own."""
 
 
 class ReceiptKey(Message):
-    """What became of one key in one table."""
+    """One key has this state in one table."""
 
     hash: str
     """HMAC-SHA256 of the key as it was sent, with ICESTREAM_ERASURE_SECRET, in hexadecimal digits."""
     state: KeyState
     """What is known of it."""
     held_by: list[int]
-    """By their numbers in `held`, from 0: what holds it, or keeps it from being known."""
+    """What holds it, or keeps it from being known, is given by its number in `held`, from 0."""
 
 
 class ReceiptTable(Message):
@@ -157,7 +157,7 @@ class ReceiptTable(Message):
     table_id: str
     """The id names the enrolment."""
     table_uuid: str
-    """Iceberg's own id of the table."""
+    """Iceberg knows the table by this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
@@ -196,7 +196,7 @@ class Receipt(Message):
     icestream_version: str
     """The service that made it has this version."""
     requested_by: str
-    """Name of who asked for the erasure."""
+    """Who asked for the erasure has this name."""
     requested_at: datetime
     """When the erasure was asked for."""
     note: str | None
@@ -210,4 +210,4 @@ class Receipt(Message):
     files: list[str]
     """The files that had the keys: the service does not read them, so keys are told by number alone."""
     tables: list[ReceiptTable]
-    """What became of the keys in each table."""
+    """Each table says what has become of the keys in it."""

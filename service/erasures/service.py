@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,7 +26,7 @@ from service.erasures.models import (
 )
 from service.erasures.receipt import key_hash, make_receipt, report_of, secrets_of, sign
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import queue
 from service.jobs.models import JobView
 from service.jobs.service import refuse_paused, views
@@ -111,8 +112,12 @@ def create_erasure(
     return view(session, erasure)
 
 
-def list_erasures(session: Session, page: PageRequest) -> Page[ErasureSummary]:
-    query = select(Erasure).options(defer(_RECEIPT, raiseload=True))
+def list_erasures(
+    session: Session, page: PageRequest, *, since: datetime | None = None, until: datetime | None = None
+) -> Page[ErasureSummary]:
+    """Those that were asked for from `since` until before `until`."""
+    query = within(select(Erasure), col(Erasure.created_at), since, until)
+    query = query.options(defer(_RECEIPT, raiseload=True))
     return read_page(session, query, page, SORTING, lambda rows: _summaries(session, rows))
 
 

@@ -273,7 +273,7 @@ class HeldKeys(Message):
     name: Place | None = None
     """The holder has this name, such as that of a tag."""
     snapshot_id: SnapshotId | None = None
-    """The snapshot that reaches the file with the keys."""
+    """This snapshot holds the file with the keys; null if none does."""
     until: AwareDatetime | None = None
     """Retention lets go at this time."""
     reason: Words
