@@ -245,7 +245,7 @@ class TaskRunner:
                 results, self.slot.share(RESULTS_AT_ONCE), lambda done, _: on_progress(done), on_work, about
             )
         finally:
-            broadcast.unpersist()
+            broadcast.destroy()  # with the file that Python keeps of it, which may have keys
 
     def shuffle(
         self,
@@ -276,7 +276,7 @@ class TaskRunner:
             yield from self._results(results, 1, on_progress, on_work, about)
         finally:
             for used in (broadcast, reduce):
-                used.unpersist()
+                used.destroy()
 
     def _results(
         self,

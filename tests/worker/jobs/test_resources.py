@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,28 @@ def test_what_spark_computes_again_for_an_executor_that_is_gone_can_be_cancelled
     with pytest.raises(JobCancelledError):
         list(results)
     assert not list(tmp_path.glob("*-second"))
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    def run(self, shared: str) -> list[tuple[int, str]]:
+        return [(0, shared)]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    def run(self, values: Iterable[str]) -> str:
+        return "".join(values)
+
+
+def test_what_tasks_share_leaves_no_file_behind(spark: SparkSession) -> None:
+    """It may be keys that are erased."""
+    runner, tasks = TaskRunner(spark, -1), [Paired()]
+    context: Any = spark.sparkContext
+    before = set(Path(context._temp_dir).iterdir())
+    assert list(runner.run(tasks, "key", planned_rows=1, on_progress=lambda _: None)) == [[(0, "key")]]
+    assert list(runner.shuffle(tasks, "key", Joined(), 1, on_progress=lambda *_: None)) == ["key"]  # type: ignore[arg-type]
+    assert set(Path(context._temp_dir).iterdir()) == before
 
 
 def test_a_job_takes_what_its_policy_lets_it_and_tells_what_it_took(
