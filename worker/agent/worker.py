@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
@@ -234,7 +233,7 @@ class Worker:
                 finished = _failed(error)
             except Exception as error:
                 log.exception("Job %s failed", job.id)
-                finished = _failed(_unexpected(error))
+                finished = _failed(UnexpectedError.of(error))
             if finished["status"] == "failed" and not self._runner.is_usable:
                 # Whatever the error says, this is its cause; the job's own doing, if it took all memory.
                 log.error("Spark has ended: this process ends too")
@@ -301,12 +300,6 @@ class Worker:
 
 def _failed(error: JobError) -> dict[str, Any]:
     return {"status": "failed", "error": error.problem}
-
-
-def _unexpected(error: Exception) -> UnexpectedError:
-    """With its place."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return UnexpectedError(f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})")
 
 
 def run_workers(workers: Sequence[Worker], names: Sequence[str]) -> None:

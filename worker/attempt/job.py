@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -58,13 +58,17 @@ class Usage:
 
 @dataclass(slots=True)
 class Job:
-    """One attempt at a job, with all that its stages need."""
+    """One attempt at a job, with all that its stages need.
+
+    redacted: makes of a sentence what may be kept.
+    """
 
     assignment: Assignment
     runner: TaskRunner
     reporter: Reporter
     decisions: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    redacted: Callable[[str], str] = str
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -96,6 +100,7 @@ class Job:
         return max(0.5**full, SMALLEST_FRACTION)
 
     def decide(self, sentence: str) -> None:
+        sentence = self.redacted(sentence)
         self.decisions.append(sentence)
         self.reporter.decide(sentence)
 

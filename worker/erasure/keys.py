@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import quote, quote_plus, unquote_plus
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ from worker.table.manifests import EntryValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
+_NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
+_SHORT = 4
+"""Characters below which a text is a key only if it stands by itself: it is in too many words."""
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 
 
@@ -86,11 +89,54 @@ class ErasedKeys:
         return frozenset(found)
 
     def redacted(self, text: str) -> str:
-        """Without values of keys in what names places of partitions."""
-        return _IN_PLACES.sub(lambda part: self._without_value(*part.groups()), text)
+        """Without texts that are a value of a key, and without values in what names places of partitions."""
+        return self._without_texts(_IN_PLACES.sub(lambda part: self._without_value(*part.groups()), text))
+
+    def redacted_name(self, name: str) -> str:
+        """The same of a file, a branch or a tag, which has no numbers that count: also without those."""
+
+        def told(number: re.Match[str]) -> str:
+            return "..." if number[0].lstrip("+-") in self._numerals else number[0]
+
+        return _NUMBERS.sub(told, self.redacted(name))
 
     def _without_value(self, name: str, value: str) -> str:
         return f"{name}=..." if unquote_plus(value) in self._values_as_words else f"{name}={value}"
+
+    def _without_texts(self, text: str) -> str:
+        """Whatever the number of keys: only their lengths count."""
+        told, at = [], 0
+        while at < len(text):
+            size = next((size for size in self._text_sizes if self._is_told(text, at, at + size)), 0)
+            told.append("..." if size else text[at])
+            at += size or 1
+        return "".join(told)
+
+    def _is_told(self, text: str, start: int, end: int) -> bool:
+        if end > len(text) or text[start:end] not in self._texts:
+            return False
+        around = text[start - 1 : start] + text[end : end + 1] if start else text[end : end + 1]
+        return end - start >= _SHORT or not any(character.isalnum() for character in around)
+
+    @cached_property
+    def _texts(self) -> set[str]:
+        """Values of keys that are no numbers, as people and as paths write them."""
+        found = {
+            word
+            for column, values in zip(self.key_set.columns, self._values, strict=True)
+            for value in values
+            if value is not None and isinstance(word := to_words(value, column), str) and word
+        }
+        return found | {written(word) for word in found for written in (quote, quote_plus)}
+
+    @cached_property
+    def _text_sizes(self) -> list[int]:
+        """The longest first."""
+        return sorted({len(word) for word in self._texts}, reverse=True)
+
+    @cached_property
+    def _numerals(self) -> set[str]:
+        return {word.lstrip("-") for word in self._values_as_words if word.lstrip("-").isdecimal()}
 
     @cached_property
     def _values_as_words(self) -> set[str]:

@@ -64,17 +64,29 @@ class Findings:
             "unknown": _sent(keys, unknown),
             "held": [
                 {
-                    "holder": one["hold"].holder,
-                    "name": None if one["hold"].name is None else keys.redacted(one["hold"].name),
+                    **_told(one["hold"], keys),
                     "snapshot_id": one["snapshot_id"],
-                    "until": _iso(one["hold"].until),
-                    "reason": keys.redacted(one["hold"].reason),
-                    "remedy": one["hold"].remedy,
                     "keys": _sent(keys, unknown if one["keys"] is None else one["keys"]),
                 }
                 for one in self.held[:HELD_AT_MOST]
             ],
         }
+
+
+def _told(hold: Hold, keys: ErasedKeys) -> dict[str, Any]:
+    """Without values of keys; the words of a hold may repeat its name."""
+    name = hold.name or ""
+    told = keys.redacted_name(name)
+    reason, remedy = (
+        keys.redacted(text.replace(name, told) if name else text) for text in (hold.reason, hold.remedy)
+    )
+    return {
+        "holder": hold.holder,
+        "name": None if hold.name is None else told,
+        "until": _iso(hold.until),
+        "reason": reason,
+        "remedy": remedy,
+    }
 
 
 def _sent(keys: ErasedKeys, numbers: frozenset[int]) -> list[int]:

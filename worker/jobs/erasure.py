@@ -7,7 +7,7 @@ on where a lost one ended. Invariant: the report never says more than was seen, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -16,10 +16,10 @@ from pyiceberg.table.snapshots import Snapshot
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import usable_index
-from worker.attempt.job import Job, Reporter
+from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
-from worker.contract.control_plane import AnnouncedPlan
+from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.erasure.expiry import Hold, delete_unneeded, expire, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
@@ -48,12 +48,13 @@ from worker.index.key_set_index import (
 )
 from worker.index.sorted_runs import REPORTS, IndexWarehouse
 from worker.jobs.conversion import Conversion
+from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.writing import RowWrite
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
-from worker.process.errors import JobError, Reason
+from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
 from worker.process.slots import Threads
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, find_commits
@@ -76,40 +77,20 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     key_set = key_set_of(job, table, warehouse)
     with job.stage("read"):
         keys = ErasedKeys(key_set, read_sent(job, table, key_set).keys)
-    job.reporter = _Discreet(job.reporter, keys)
+    job.redacted = keys.redacted
     try:
         return _Erasure(job, table, warehouse, keys).run(table)
-    except JobError as error:
-        error.detail = keys.redacted(error.detail)
-        error.args = (error.detail,)
+    except (JobCancelledError, StaleAttemptError, ControlPlaneError):
         raise
+    except Exception as error:  # whatever it is, its text is kept
+        raise _without_keys(error, keys) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Discreet:
-    """Tells no value of a key, where a place of a partition has one."""
-
-    reporter: Reporter
-    keys: ErasedKeys
-
-    @property
-    def seconds_ahead(self) -> float:
-        return self.reporter.seconds_ahead
-
-    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
-        self.reporter.progress(stage, done, total, unit, message)
-
-    def decide(self, sentence: str) -> None:
-        self.reporter.decide(self.keys.redacted(sentence))
-
-    def confirm_lease(self) -> None:
-        self.reporter.confirm_lease()
-
-    def announce(self, plan: AnnouncedPlan) -> None:
-        self.reporter.announce(plan)
-
-    def grant_row_addresses(self, rows: int, at_least: int) -> int:
-        return self.reporter.grant_row_addresses(rows, at_least)
+def _without_keys(error: Exception, keys: ErasedKeys) -> JobError:
+    known = error if isinstance(error, JobError) else meaning_of(error) or UnexpectedError.of(error)
+    known.detail, known.remedy = keys.redacted(known.detail), keys.redacted(known.remedy)
+    known.args = (known.detail,)
+    return known
 
 
 class _Erasure:

@@ -4,7 +4,8 @@ A kind of failure is a type, which lies with what fails: the catalog's in worker
 commit in worker.table.commit_errors, and so on. Here are those of a worker as such.
 """
 
-from typing import Any, NamedTuple
+import traceback
+from typing import Any, NamedTuple, Self
 
 
 class Reason(NamedTuple):
@@ -51,6 +52,12 @@ class UnexpectedError(JobError):
     title = "The job met an unexpected error"
     remedy = "It is retried. If it stays, look at the worker's log and report it with this text."
     retryable = True
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """With its place."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return cls(f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})")
 
 
 class OutOfMemoryError(JobError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
@@ -19,7 +21,10 @@ from tests.factories import TableBuilder, equality_delete_files, garble, live_de
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST, first_always, thorough_unless
 from worker.erasure import expiry, rewrite
+from worker.erasure.look import Look
+from worker.io.storage import Storage
 from worker.jobs import erasure
+from worker.process.errors import UnexpectedError
 from worker.table import row_delta
 
 pytestmark = pytest.mark.integration
@@ -390,6 +395,42 @@ def test_a_killed_attempt_is_gone_on_with(
     assert files_with([1, 7], place_of(table), jobs.index) == []
     assert numbers_of(table) == [0, 2, 3, 4, 5]
     assert (report["rows_deleted"], report["data_files_rewritten"]) == (2, 2)
+
+
+def test_nothing_that_is_kept_of_the_job_has_a_key(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(partitioned_by=("id",))
+    table.append([row(0), row(1)])
+    table.java.manageSnapshots().createTag(f"of-{key(0)}", table.snapshot_id).commit()
+    table.append([row(7), row(8)])
+    (place_of(table) / "data" / f"export_{key(0)}.csv").write_text(key(0))
+
+    def refuse(_: Storage, location: str) -> bool:
+        raise PermissionError(f"{location} may not be deleted")
+
+    monkeypatch.setattr(Storage, "delete", refuse)
+    how: dict[str, Any] = {
+        "rows": [{"id": key(0)}, {"id": key(7)}],
+        "parameters": {"key_columns": ["id"], "erasure_id": "e", "expire_snapshots": True},
+    }
+    outcome = jobs.run("erase", **how)
+
+    kept = json.dumps([outcome.result, outcome.health, jobs.reporter.decisions], default=str)
+    assert "could not be deleted" in kept
+    assert (key(0) in kept, key(7) in kept) == (False, False)
+    names = {
+        (one["holder"], str(one["name"]).rpartition("/")[2]) for one in outcome.result["erasure"]["held"]
+    }
+    assert {("tag", "of-..."), ("orphan_file", "export_....csv")} <= names
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError(f"{table.data_file_paths[0]} of {key(0)} is odd")
+
+    monkeypatch.setattr(Look, "at_snapshots", fail)
+    with pytest.raises(UnexpectedError, match=r"ArithmeticError: .* of \.\.\. is odd \(in fail") as failed:
+        jobs.run("erase", **how)
+    assert key(0) not in "".join(traceback.format_exception(failed.value))
 
 
 @V2_FIRST
