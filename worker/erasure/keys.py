@@ -23,6 +23,7 @@ from worker.table.manifests import EntryValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
+_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000  # no text has what is between
 _NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
 _SHORT = 4
 """Characters below which a text is a key only if it stands by itself: it is in too many words."""
@@ -54,22 +55,26 @@ class ErasedKeys:
     def in_entry(self, entry: EntryValues, spec: PartitionSpec) -> frozenset[int]:
         """The keys that an entry of a manifest tells: each of their values is a bound, or the partition's.
 
-        The lower bound of a file that was removed may be the beginning of a value.
+        Bounds of several columns of a live file are no key: they may be of different rows, and its rows are
+        looked at. The bounds of a file that was removed may be cut off.
         """
         partition = {
             part.source_id: value
             for part, value in zip(spec.fields, json.loads(entry.partition), strict=True)
             if isinstance(part.transform, IdentityTransform)
         }
+        has_bounds = entry.is_removed or len(self.key_set.columns) == 1
         found: frozenset[int] | None = None
         for at, column in enumerate(self.key_set.columns):
-            lower, upper = (
-                None if bound is None else _from_bound(bound, column)
-                for bound in entry.bounds.get(column.field_id, (None, None))
-            )
-            here = self._having(at, lower) | self._having(at, upper)
-            if entry.is_removed:
-                here |= self._beginning_with(at, lower)
+            here: frozenset[int] = frozenset()
+            if has_bounds:
+                lower, upper = (
+                    None if bound is None else _from_bound(bound, column)
+                    for bound in entry.bounds.get(column.field_id, (None, None))
+                )
+                here = self._having(at, lower) | self._having(at, upper)
+                if entry.is_removed:
+                    here |= self._cut_to(at, lower) | self._cut_to(at, _before(upper))
             if column.field_id in partition:
                 here |= self._values[at].get(
                     from_single_value(partition[column.field_id], column), frozenset()
@@ -189,14 +194,27 @@ class ErasedKeys:
     def _having(self, at: int, bound: Any) -> frozenset[int]:
         return frozenset() if bound is None else self._values[at].get(bound, frozenset())
 
-    def _beginning_with(self, at: int, bound: Any) -> frozenset[int]:
+    def _cut_to(self, at: int, bound: Any) -> frozenset[int]:
+        """The keys of which a value goes on after a bound."""
         if not isinstance(bound, str | bytes) or not bound:
             return frozenset()
         return self._prefixes(at, len(bound)).get(bound, frozenset())
 
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as a job
     def _prefixes(self, at: int, size: int) -> Mapping[Any, frozenset[int]]:
-        return _numbers_by(None if value is None else value[:size] for value in self._columns[at])
+        """Of values that are longer."""
+        return _numbers_by(
+            value[:size] if value is not None and len(value) > size else None for value in self._columns[at]
+        )
+
+
+def _before(bound: Any) -> Any:
+    """What an upper bound was cut to, before its last character was made greater; None for other types."""
+    if not isinstance(bound, str | bytes) or not bound or not (last := ord(bound[-1:])):
+        return None
+    if isinstance(bound, bytes):
+        return bound[:-1] + bytes([last - 1])
+    return bound[:-1] + chr(last - 1 if last != _AFTER_SURROGATES else _BEFORE_SURROGATES)
 
 
 def _numbers_by(values: Iterable[Any]) -> Mapping[Any, frozenset[int]]:
