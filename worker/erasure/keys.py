@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, LongType
 
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.values import from_single_value, to_key_value, to_words
@@ -27,6 +28,7 @@ _BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000  # no text has what is be
 _NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
 _SHORT = 4
 """Characters below which a text is a key only if it stands by itself: it is in too many words."""
+_WORDS = re.compile(r"""[=/,;|&\s"'(){}\[\]]+""")  # what is between them
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 
 
@@ -88,7 +90,7 @@ class ErasedKeys:
         """The keys that texts of the table's metadata tell: they are one, or name a partition of it."""
         found: set[int] = set()
         for text in texts:
-            for part in re.split("[=/]", text):
+            for part in {*re.split("[=/]", text), *_WORDS.split(text)}:
                 is_value = self._is_text or text.startswith(_PARTITION_COUNTS)
                 found |= self._words.get(unquote_plus(part), set()) if is_value else set()
         return frozenset(found)
@@ -159,6 +161,17 @@ class ErasedKeys:
         return frozenset(
             number for word, numbers in self._words.items() if word.encode() in content for number in numbers
         )
+
+    def in_scalars(self, scalars: Iterable[Any]) -> frozenset[int] | None:
+        """The keys that values of JSON tell; None where keys are written in too many ways to know."""
+        if self._is_text:
+            return self.in_bytes("\n".join(map(str, scalars)).encode(errors="surrogatepass"))
+        if len(self.key_set.columns) > 1 or not pa.types.is_integer(self.key_set.columns[0].key_type):
+            return None
+        if not isinstance(self.key_set.columns[0].iceberg_type, IntegerType | LongType):
+            return None  # dates and times are numbers in keys alone
+        numbers = {str(int(one)) for scalar in scalars for one in re.findall(r"-?\d{1,19}", str(scalar))}
+        return frozenset(number for one in numbers for number in self._words.get(one, ()))
 
     @property
     def _is_text(self) -> bool:

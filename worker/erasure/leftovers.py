@@ -18,11 +18,12 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from trust.bounds import ANSWER_BYTES, PACKED_METADATA, LimitExceededError, unpacked
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.look import LookTask, Trace, unreadable
-from worker.io.file_formats import open_columns
+from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import Storage, StoredFile
 from worker.keys.read import key_reader
 from worker.process.errors import JobError, Reason
@@ -36,9 +37,9 @@ from worker.table.manifests import (
 )
 
 _NO_PARTITION = PartitionKey(-1, "[]")
+_GZIP = b"\x1f\x8b"
+_MALFORMED = (ValueError, TypeError, AttributeError, RecursionError)
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
-_TEXT_BYTES = 256 * 1024**2
-"""Of a file of unknown form that is searched."""
 PARTITION_STATISTICS = Reason(
     "partition_statistics",
     "statistics of partitions are not looked through, and the key is part of a partition",
@@ -73,14 +74,27 @@ def is_partition(metadata: TableMetadata, keys: ErasedKeys) -> bool:
 
 
 def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:
-    """What the properties of a table and of its snapshots tell."""
+    """What the properties of a table and of its snapshots tell, also of a file that gzip has packed."""
     try:
-        content = storage.read(location)
-        return Trace(keys.in_texts(_texts(json.loads(content))), size_bytes=len(content))
+        content = _read(storage, location)
+        size_bytes = len(content)
+        if content.startswith(_GZIP):
+            content = unpacked(content, location)
+        told = json.loads(content)
+        if not isinstance(told, dict) or "format-version" not in told:
+            return Trace(why=_UNKNOWN_FORM)
+        return Trace(keys.in_texts(_texts(told)), size_bytes=size_bytes)
     except FileNotFoundError:
         return Trace()  # an old one that is named and gone
-    except (ValueError, LocationNotAllowedError) as error:
+    except (*_MALFORMED, LocationNotAllowedError, LimitExceededError) as error:
         return Trace(why=Reason("unreadable_metadata", str(error), "Restore the file."))
+
+
+def _read(storage: Storage, location: str) -> bytes:
+    content = storage.read(location, 0, ANSWER_BYTES + 1)
+    if len(content) > ANSWER_BYTES:
+        raise ValueError(f"it has more than {ANSWER_BYTES:,} bytes")
+    return content
 
 
 def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -96,52 +110,93 @@ def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile
     """What lies under the table's location and is not named. Raises OSError where that can't be listed."""
     known = {_place(path) for path in named}
     return [
-        file
-        for file in table.storage.walk(table.metadata.location)
-        if _place(file.location) not in known and not file.name.endswith((".crc", "version-hint.text"))
+        file for file in table.storage.walk(table.metadata.location) if _place(file.location) not in known
     ]
 
 
 def look_at_unnamed(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """What a file tells that nobody names, by what its name says that it is. Raises OSError (a retry can
-    help)."""
-    storage, kind = table.storage, file.name.rpartition(".")[2].lower()
+    """What a file tells that nobody names, by how it begins: its name may say anything. Raises OSError (a
+    retry can help)."""
+    storage = table.storage
     try:
-        match kind:
-            case "parquet" | "orc":
-                return _look_at_rows(table, keys, file, kind)
-            case "avro":
+        match storage.read(file.location, 0, 4):
+            case b"PAR1":
+                return _look_at_rows(table, keys, file, "parquet")
+            case beginning if beginning.startswith(b"ORC"):
+                return _look_at_rows(table, keys, file, "orc")
+            case b"Obj\x01":
                 return _look_at_manifest(table, keys, file)
-            case "json":
-                return look_at_metadata(storage, keys, file.location)
-            case "puffin" | "stats":
-                return Trace(size_bytes=file.size_bytes)  # positions, and sketches of hashes
-        found = keys.in_bytes(storage.read(file.location)) if file.size_bytes <= _TEXT_BYTES else None
-        return Trace(why=_UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
+            case b"PFA1" | b"crc\x00" | b"":  # positions, sketches of hashes, and checksums
+                return Trace(size_bytes=file.size_bytes)
+            case beginning if beginning.startswith(_GZIP):
+                is_metadata = file.name.endswith(PACKED_METADATA)
+                return (
+                    look_at_metadata(storage, keys, file.location)
+                    if is_metadata
+                    else Trace(why=_UNKNOWN_FORM)
+                )
+        return _look_at_text(storage, keys, file)
     except FileNotFoundError:
         return Trace()  # whoever wrote it has removed it
-    except (JobError, ValueError, EOFError, LocationNotAllowedError) as error:
+    except (JobError, *_MALFORMED, EOFError, LocationNotAllowedError) as error:
         return Trace(why=unreadable(error))
+
+
+def _look_at_text(storage: Storage, keys: ErasedKeys, file: StoredFile) -> Trace:
+    """Plain UTF-8: of JSON each value, of anything else what stands in it."""
+    content = _read(storage, file.location)
+    text = content.decode()
+    if file.name == "version-hint.text" and text.strip().isdecimal():
+        return Trace(size_bytes=file.size_bytes)
+    if "\0" in text:  # UTF-16, or no text
+        return Trace(why=_UNKNOWN_FORM)
+    try:
+        told = json.loads(content)
+    except ValueError:
+        found = keys.in_bytes(content)
+    else:
+        if isinstance(told, dict) and "format-version" in told:
+            return Trace(keys.in_texts(_texts(told)), size_bytes=file.size_bytes)
+        found = keys.in_scalars(_scalars(told))
+    return Trace(why=_UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
+
+
+def _scalars(told: Any) -> Iterator[Any]:
+    """The names and values of JSON."""
+    left = [told]
+    while left:
+        match left.pop():
+            case dict() as names:
+                left += [*names, *names.values()]
+            case list() as values:
+                left += values
+            case scalar:
+                yield scalar
 
 
 def _look_at_rows(table: PinnedTable, keys: ErasedKeys, file: StoredFile, kind: str) -> Trace:
     with open_columns(table.storage, file.location, kind, file.size_bytes) as source:
         rows = source.rows or 0
+        if all(field_id_of(field) is None for field in source.schema):  # whatever its columns are called
+            return Trace(why=_UNKNOWN_FORM)
     described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
     reader = key_reader(table.metadata, table.storage, keys.key_set)
     return LookTask(reader, [described]).run(keys.wanted)[file.location]
 
 
 def _look_at_manifest(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """A manifest, or a list of these, which has no more than the values of partitions."""
+    """A manifest. A list of these has no more than the values of partitions, which are not looked through."""
     io = table.storage.io
     spec_id = spec_id_of(io, file.location)
-    if spec_id is None:
-        is_list = file.name.startswith("snap-")
-        return Trace(why=None if is_list else _UNKNOWN_FORM, size_bytes=file.size_bytes)
     specs = {spec.spec_id: spec for spec in table.metadata.partition_specs}
+    if spec_id is None:
+        read_manifest_list(io, file.location)
+        why = _UNKNOWN_FORM if is_partition(table.metadata, keys) else None
+        return Trace(why=why, size_bytes=file.size_bytes)
+    if spec_id not in specs:
+        return Trace(why=_UNKNOWN_FORM)
     manifest = Manifest(file.location, spec_id, ManifestContent.DATA, 0, None, None)
-    spec: PartitionSpec = specs[spec_id]
+    spec = specs[spec_id]
     entries = read_entry_values(io, manifest, spec)
     found = frozenset(number for entry in entries for number in keys.in_entry(entry, spec))
     return Trace(found, size_bytes=file.size_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import random
 import traceback
@@ -11,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import fastavro
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -316,6 +320,54 @@ def test_what_nobody_names_is_looked_through_and_told(new_table: NewTable, erase
     ((holder, name, keys),) = holders(report)
     assert (holder, keys) == ("orphan_file", [0, 1])
     assert str(name).rpartition("/")[2] == lost.path.rpartition("/")[2]
+
+
+def _manifest_of_a_lost_spec() -> bytes:
+    out = io.BytesIO()
+    schema = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "string"}]}
+    fastavro.writer(out, schema, [{"id": key(0)}], metadata={"partition-spec-id": "77"})
+    return out.getvalue()
+
+
+def _parquet_without_ids() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"region": ["eu"], "value": [1], "id": [key(0)]}), out)
+    return out.getvalue()
+
+
+_ORPHANS: dict[str, tuple[bytes, str]] = {
+    "object.json": (json.dumps({"id": key(0)}).encode(), "held"),
+    "list.json": (json.dumps([{"id": key(0)}]).encode(), "held"),
+    "escaped.json": (rb'"person-00000\u0030"', "held"),
+    "x.puffin": (key(0).encode(), "held"),
+    "rows.crc": (key(0).encode(), "held"),
+    "rows.csv.gz": (gzip.compress(key(0).encode()), "unknown"),
+    "rows.txt": (key(0).encode("utf-16"), "unknown"),
+    "rows.parquet": (_parquet_without_ids(), "unknown"),
+    "lost-m0.avro": (_manifest_of_a_lost_spec(), "unknown"),
+    "snap-1.avro": (_manifest_of_a_lost_spec(), "unknown"),
+}
+
+
+def test_orphan_files_are_told_by_what_is_in_them(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    for name, (content, _) in _ORPHANS.items():
+        (place_of(table) / "data" / name).write_bytes(content)
+
+    report = erase(0)
+
+    told = {str(one["name"]).rpartition("/")[2]: one["holder"] for one in report["held"]}
+    holder = {"held": "orphan_file", "unknown": "unreadable_file"}
+    assert told == {name: holder[state] for name, (_, state) in _ORPHANS.items()}
+
+
+def test_packed_metadata_is_looked_through(new_table: NewTable, erase: Erase) -> None:
+    properties = {**PLAIN, "write.metadata.compression-codec": "gzip", "vip": f"{key(7)},{key(8)}"}
+    table = new_table(properties=properties)
+    table.append([row(0), row(1)])
+    assert erase(0)["counts"] == ALL_GONE
+    assert {one["holder"] for one in erase(8)["held"]} == {"metadata"}
 
 
 def test_a_row_that_is_written_meanwhile_is_told(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
