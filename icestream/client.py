@@ -26,7 +26,8 @@ KEYS_AT_ONCE: Final = 10_000
 """Of one call at most; more keys are asked in several."""
 _BODY_BYTES: Final = 8 * 1024**2
 _ARROW: Final = "application/vnd.apache.arrow.stream"
-_WAIT_SECONDS: Final = 120.0
+WAIT_SECONDS: Final = 120.0
+"""For a service that says when to come again, in one call of those that change nothing."""
 _WAIT_FOR_JOB_SECONDS: Final = 600.0
 
 Rows = Iterable[Mapping[str, Any]]
@@ -81,7 +82,7 @@ class Client:
         api_key: str | None = None,
         *,
         ca_file: str | Path | None = None,
-        wait_seconds: float = _WAIT_SECONDS,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         """url, api_key: ICESTREAM_URL and ICESTREAM_API_KEY, if they are not given. ca_file: certificates of
         who has signed the service's own, in PEM. wait_seconds: how long one call may wait for a service that
@@ -330,6 +331,11 @@ class _Rows:
 
     def content(self) -> bytes:
         return json.dumps(self.keys).encode()
+
+
+def parts_of(keys: list[Json]) -> Iterator[list[Json]]:
+    """As many at a time as one call takes."""
+    return (part.keys for part in _Rows(keys, None).parts())
 
 
 Keys = TypeVar("Keys", _Columns, _Rows)

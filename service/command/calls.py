@@ -72,9 +72,10 @@ def wait(job_id: str, output: Output) -> None:
 class Client:
     """Talks to the service."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_seconds: float = 0) -> None:
+        """wait_seconds: as of `Connection`."""
         try:
-            self._connection = Connection()
+            self._connection = Connection(wait_seconds=wait_seconds)
         except IcestreamError as error:
             _end(error)
 

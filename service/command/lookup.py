@@ -10,10 +10,12 @@ from typing import Any
 
 import typer
 
-from icestream.client import KEYS_AT_ONCE, pinned
+from icestream.client import WAIT_SECONDS, parts_of, pinned
 from service.command.calls import Client
 from service.command.operations import Json, Output
 from service.command.printing import print_answer
+
+_PLACE = ("live", "data_file", "position", "deleted_by")
 
 
 def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, output: Output) -> None:
@@ -25,19 +27,18 @@ def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, o
     asked = [_key(text) for text in keys] + (list(_read(file)) if file is not None else [])
     if not asked:
         raise typer.BadParameter("Name keys by --key or --file.")
-    with Client() as client:
+    with Client(WAIT_SECONDS) as client:
         path = f"/api/v1/tables/{client.table_id(table)}/lookups"
 
         def ask(part: Sequence[Json], options: Json) -> tuple[Json, Json]:
             answer: Json = client.send("POST", path, body=options | {"keys": part})
             return answer, answer
 
-        parts = (asked[start : start + KEYS_AT_ONCE] for start in range(0, len(asked), KEYS_AT_ONCE))
-        answer = reduce(_joined, pinned(parts, ask, options))
+        answer = reduce(_joined, pinned(parts_of(asked), ask, options))
     if output is Output.JSON:
         print_answer(answer, output)
     else:
-        print_answer({"items": [row for found in answer["results"] for row in _rows(found)]}, output)
+        print_answer({"items": list(_rows(answer["results"]))}, output)
 
 
 def _joined(answer: Json, part: Json) -> Json:
@@ -47,13 +48,18 @@ def _joined(answer: Json, part: Json) -> Json:
     }
 
 
-def _rows(found: Json) -> Iterator[Json]:
-    for match in found["matches"]:
-        row = match.get("row") or {}
-        place = {name: match[name] for name in ("live", "data_file", "position", "deleted_by")}
-        yield found["key"] | place | row
-    if not found["matches"]:
-        yield found["key"] | {"live": None, "data_file": None, "position": None, "deleted_by": None}
+def _rows(results: Sequence[Json]) -> Iterator[Json]:
+    """With columns named as those of `Answer.to_pandas`: any name may be one of the table's own."""
+    selected = dict.fromkeys(
+        name for found in results for match in found["matches"] for name in match.get("row") or ()
+    )
+    nothing = dict.fromkeys((*_PLACE, "row"))
+    for found in results:
+        key = {f"key.{name}": value for name, value in found["key"].items()}
+        for match in found["matches"] or [nothing]:
+            row = match.get("row") or selected
+            place = {name: match[name] for name in _PLACE}
+            yield key | place | {f"row.{name}": row[name] for name in selected}
 
 
 def _key(text: str) -> Json:
