@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -104,11 +104,9 @@ class Client:
     def table(self, name: str) -> Table:
         """name: `namespace.table`, or with its catalog `catalog.namespace.table`; or the id.
 
-        Raises IcestreamError: UnknownNameError, if no enrolled table or several have the name.
+        The service is not asked until the table is: a key of lookups alone may name it, and list none.
         """
-        if is_id(name):
-            return Table(self._connection, name)
-        return Table(self._connection, str(self._connection.find("/tables", "name", name)["id"]))
+        return Table(self._connection, name)
 
     def erase(
         self,
@@ -143,11 +141,19 @@ class Client:
 
 
 class Table:
-    """An enrolled table."""
+    """An enrolled table.
 
-    def __init__(self, connection: Connection, table_id: str) -> None:
-        self.id = table_id
+    All that it is asked for raises IcestreamError; NotFoundError, InvalidError or UnknownNameError, if no
+    enrolled table or several have the name.
+    """
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._name = name
         self._connection = connection
+
+    @cached_property
+    def id(self) -> str:
+        return self._connection.table_id(self._name)
 
     def lookup(
         self,
@@ -239,9 +245,8 @@ class Table:
         return write(self._connection, f"/api/v1/tables/{self.id}/rows/{kind}", whole, wait_seconds)
 
     def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[Json, tuple[pa.Table, Json]]:
-        answer = self._connection.request(
-            "POST", f"/api/v1/tables/{self.id}/lookups", **part.request(options)
-        )
+        path = self._connection.lookups_path(self._name)
+        answer = self._connection.request("POST", path, **part.request(options))
         try:
             with pa.ipc.open_stream(answer.content) as reader:
                 table = reader.read_all()
@@ -375,11 +380,3 @@ def _joined(answers: list[tuple[pa.Table, Json]]) -> Answer:
         rows_scanned=sum(one["rows_scanned"] for one in facts),
         matches=pa.concat_tables([table.replace_schema_metadata() for table in tables]),
     )
-
-
-def is_id(text: str) -> bool:
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True

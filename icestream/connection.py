@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 
@@ -111,6 +113,16 @@ class Connection:
                 return {**page, "items": items}
             query = {**query, "cursor": cursor}
 
+    def table_id(self, named: str) -> str:
+        """Of a table that is named by it or by its name. Raises IcestreamError."""
+        return named if is_id(named) else str(self.find("/tables", "name", named)["id"])
+
+    def lookups_path(self, named: str) -> str:
+        """Where keys of a table are asked about; the service knows it by its name, too."""
+        # A slash ends a name in a path, however it is written.
+        in_path = self.table_id(named) if "/" in named else quote(named, safe="")
+        return f"/api/v1/tables/{in_path}/lookups"
+
     def find(self, path: str, field: str, named: str) -> Json:
         """What is listed at `path` of the API with this name in `field`; a table's may have its catalog's
         before it. Raises IcestreamError."""
@@ -128,6 +140,14 @@ class Connection:
                 f"{len(exact)} {_NOUNS[path]}s are named {named}.", f"Give the id of one: {ids}."
             )
         return exact[0]
+
+
+def is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def json_of(answer: httpx.Response) -> Any:

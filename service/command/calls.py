@@ -17,8 +17,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from icestream.client import is_id
-from icestream.connection import Connection, json_of
+from icestream.connection import Connection, is_id, json_of
 from icestream.errors import IcestreamError, ProblemError, SetupError, refusal
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import print_answer, reason_of
@@ -106,9 +105,12 @@ class Client:
         has_body = any(field.place == "body" for field in operation.fields)
         return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
 
-    def table_id(self, named: str) -> str:
-        """The id of a table that is named by it or by its name."""
-        return self._find("table_id", named)
+    def lookups_path(self, table: str) -> str:
+        """table: named by its id or by its name."""
+        try:
+            return self._connection.lookups_path(table)
+        except IcestreamError as error:
+            _end(error)
 
     def _find(self, parameter: str, given: Any) -> str:
         if parameter not in NAMED or is_id(given):

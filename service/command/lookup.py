@@ -28,7 +28,7 @@ def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, o
     if not asked:
         raise typer.BadParameter("Name keys by --key or --file.")
     with Client(WAIT_SECONDS) as client:
-        path = f"/api/v1/tables/{client.table_id(table)}/lookups"
+        path = client.lookups_path(table)
 
         def ask(part: Sequence[Json], options: Json) -> tuple[Json, Json]:
             answer: Json = client.send("POST", path, body=options | {"keys": part})

@@ -97,6 +97,14 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+def is_id(text: str) -> bool:
+    """Whether `new_id` may have made it."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
 class UtcDateTime(TypeDecorator[datetime]):
     """Aware UTC in Python on every database; SQLite keeps no time zone of its own."""
 

@@ -48,7 +48,13 @@ def _asked_about(
 
 Asking = Annotated[Principal, Depends(_AccessToTable(Role.VIEWER, reads=True))]
 """A viewer, by a call that reads though it is a POST."""
-NamedTable = Annotated[str, Path(alias="table_id", description="The id names an enrolled table.")]
+NamedTable = Annotated[
+    str,
+    Path(
+        alias="table_id",
+        description="The table is enrolled, and named by its id, or as `catalog.namespace.table`.",
+    ),
+]
 """For the OpenAPI document; `Asking` reads it."""
 
 

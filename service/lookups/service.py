@@ -1,32 +1,64 @@
 """Who asks about which keys of which table, and where that is."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from sqlmodel import Session
+from sqlalchemy import or_
+from sqlmodel import Session, col, select
 
 from service.auth import audit
 from service.auth.models import Principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
-from service.errors import ForbiddenError, IcestreamError
+from service.db.database import is_id
+from service.errors import ForbiddenError, IcestreamError, InvalidError
 from service.lookups.metadata_locations import Head
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
-from service.records.tables import EnrolledTable, get_table
+from service.records.tables import EnrolledTable, get_table, not_enrolled
 from service.settings import Settings
 
 
-def asked_about(session: Session, caller: Principal, table_id: str) -> tuple[EnrolledTable, Catalog]:
+def asked_about(session: Session, caller: Principal, named: str) -> tuple[EnrolledTable, Catalog]:
     """The table and its catalog.
 
-    Raises NotFoundError, or ForbiddenError for a caller who may ask about other tables alone.
+    named: by its id; or by its name, with the catalog's before it or without, as far as one table has it that
+    the caller may ask about. To whoever may ask about some alone, other names say nothing of what there is.
+
+    Raises NotFoundError, InvalidError, or ForbiddenError for a caller who may ask about other tables alone.
     """
-    table = get_table(session, table_id)
-    catalog = session.get_one(Catalog, table.catalog_id)
-    _check_tables(caller, _full_name(catalog, table))
-    return table, catalog
+    if is_id(named):
+        table = get_table(session, named)
+        catalog = session.get_one(Catalog, table.catalog_id)
+        if not _may_ask(caller, _full_name(catalog, table)):
+            raise _not_for(caller, _full_name(catalog, table))
+        return table, catalog
+    found = [pair for pair in _tables_named(session, named) if _may_ask(caller, _full_name(*pair[::-1]))]
+    if not found and caller.tables is not None:
+        raise _not_for(caller, named)
+    if not found:
+        raise not_enrolled(named)
+    if len(found) > 1:
+        ids = "; ".join(
+            f"{table.id} is {_full_name(catalog, table)}, branch {table.branch}" for table, catalog in found
+        )
+        raise InvalidError(
+            "table-ambiguous", f"{len(found)} tables are named {named!r}.", f"Give an id: {ids}."
+        )
+    return found[0]
+
+
+def _tables_named(session: Session, name: str) -> Sequence[tuple[EnrolledTable, Catalog]]:
+    full_name = col(Catalog.name) + "." + col(EnrolledTable.name)
+    return session.exec(
+        select(EnrolledTable, Catalog)
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .where(col(EnrolledTable.deleted_at).is_(None))
+        .where(or_(col(EnrolledTable.name) == name, full_name == name))
+        .order_by(col(Catalog.name), col(EnrolledTable.branch))
+    ).all()
 
 
 def record(
@@ -43,12 +75,14 @@ def _full_name(catalog: Catalog, table: EnrolledTable) -> str:
     return f"{catalog.name}.{table.name}"
 
 
-def _check_tables(caller: Principal, table: str) -> None:
-    if caller.tables is None or any(_means(pattern, table) for pattern in caller.tables):
-        return
-    raise ForbiddenError(
+def _may_ask(caller: Principal, table: str) -> bool:
+    return caller.tables is None or any(_means(pattern, table) for pattern in caller.tables)
+
+
+def _not_for(caller: Principal, table: str) -> ForbiddenError:
+    return ForbiddenError(
         "out-of-scope",
-        f"{caller.name!r} is only for keys of {', '.join(caller.tables)}.",
+        f"{caller.name!r} is only for keys of {', '.join(caller.tables or ())}.",
         "Use a key that is for this table as well.",
         action="table.look_up",
         target=table,

@@ -77,9 +77,14 @@ def get_table(session: Session, table_id: str, *, for_update: bool = False) -> E
     """Raises NotFoundError."""
     row = session.get(EnrolledTable, table_id, with_for_update=FOR_UPDATE if for_update else None)
     if row is None or row.deleted_at is not None:
-        raise NotFoundError(
-            "table-not-enrolled",
-            f"There is no enrolled table {table_id!r}.",
-            "Look in the list of tables, or enrol it.",
-        )
+        raise not_enrolled(table_id)
     return row
+
+
+def not_enrolled(named: str) -> NotFoundError:
+    """named: by an id or a name that no table has."""
+    return NotFoundError(
+        "table-not-enrolled",
+        f"There is no enrolled table {named!r}.",
+        "Look in the list of tables, or enrol it.",
+    )

@@ -88,8 +88,10 @@ def test_the_programs_of_the_page_find_a_row(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """With a key of lookups alone."""
+    made = {"name": "k", "role": "viewer", "scopes": ["lookups:read"], "tables": ["local.sales.*"]}
     monkeypatch.setenv("ICESTREAM_URL", service.url)
-    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("ICESTREAM_API_KEY", service.admin.post("/api-keys", json=made).json()["key"])
     iceberg.create("sales.customers")
     iceberg.append("sales.customers", [18])
     service.enroll("sales.customers", key_sets=[["id"]])
@@ -177,12 +179,16 @@ def test_what_the_service_refuses_is_an_error_of_its_kind(service: Running, clie
     with pytest.raises(icestream.NotFoundError):
         table.lookup([{"id": 1}], key_columns=["id"], snapshot_id=7)
     with pytest.raises(icestream.UnknownNameError, match=r"No table is named db\.no"):
-        client.table("db.no")
+        client.table("db.no").delete([{"id": 1}])
+    for name in ("db.no", "no.db.t"):
+        with pytest.raises(icestream.NotFoundError, match="no enrolled table"):
+            client.table(name).lookup([{"id": 1}])
+    assert client.table("local/db.t").lookup([{"id": 1}], key_columns=["id"]).key_columns == ["id"]
     with (
         icestream.Client(service.url, "another-key-that-nobody-has-made") as stranger,
         pytest.raises(icestream.UnauthenticatedError),
     ):
-        stranger.table("db.t")
+        stranger.table("db.t").lookup([{"id": 1}])
     with pytest.raises(ValueError, match="no keys"):
         table.lookup([])
 
@@ -196,7 +202,7 @@ def test_a_client_that_cannot_call_anybody_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ICESTREAM_API_KEY", "from-the-environment")
     monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:9")
     with icestream.Client() as client, pytest.raises(icestream.UnreachableError, match=r"127\.0\.0\.1:9"):
-        client.table("db.t")
+        client.table("db.t").lookup([{"id": 1}])
 
 
 def test_a_service_that_is_busy_is_asked_again_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +225,7 @@ def test_a_service_that_is_busy_is_asked_again_when_it_says_so(monkeypatch: pyte
             icestream.Client(server.url, "key", wait_seconds=60) as client,
             pytest.raises(icestream.BusyError, match="Too many keys"),
         ):
-            client.table("db.t")
+            assert client.table("db.t").id
         assert waits == [7, 1], "that is longer than it may wait"
 
 
@@ -233,4 +239,4 @@ def test_an_answer_of_something_else_is_told_as_such() -> None:
         with pytest.raises(icestream.UnreachableError, match="not Icestream"):
             client.table(table).lookup([{"id": 1}])
         with pytest.raises(icestream.UnreachableError, match="not Icestream"):
-            client.table("db.t")
+            assert client.table("db.t").id

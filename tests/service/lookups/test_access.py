@@ -21,6 +21,7 @@ from tests.service.conftest import (
     Running,
     alike_on_both,
 )
+from tests.service.iceberg_tables import IcebergCatalog
 
 database_kind = alike_on_both
 
@@ -126,6 +127,35 @@ def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: s
     assert {entry["target"] for entry in denied["items"]} == {"local.db.t"}
     for refused in (key(), key("x", scopes=("lookups:read", "tables:read")), key("x", scopes=())):
         assert refused.status_code == 422
+
+
+def test_a_key_for_lookups_alone_names_a_table(service: Running, table: str, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.other")
+    other = service.enroll("db.other")["id"]
+    asked = {"keys": [{"id": 3}], "key_columns": ["id"]}
+
+    def client(*tables: str) -> httpx.Client:
+        body = {"name": "k", "role": "viewer", "scopes": ["lookups:read"], "tables": tables or None}
+        key = service.admin.post("/api-keys", json=body).json()["key"]
+        return service.client_with({"Authorization": f"Bearer {key}"})
+
+    def problem(client: httpx.Client, name: str) -> tuple[int, str]:
+        answer = client.post(f"/tables/{name}/lookups", json=asked)
+        return answer.status_code, answer.json().get("type", "").rpartition("/")[2]
+
+    of_all, of_one = client(), client("local.db.t")
+    for name in ("db.t", "local.db.t"):
+        for one in (of_all, of_one):
+            assert one.post(f"/tables/{name}/lookups", json=asked).status_code == 200
+    assert problem(of_all, "db.no") == (404, "table-not-enrolled")
+    # What is there, and what is not, look alike to whoever may not ask about it.
+    assert problem(of_one, "db.other") == problem(of_one, "db.no") == (403, "out-of-scope")
+    assert problem(of_one, other) == (403, "out-of-scope")
+    denied = service.admin.get("/audit", params={"action": "table.look_up", "outcome": "denied"}).json()
+    assert {"db.other", "db.no"} <= {entry["target"] for entry in denied["items"]}
+    iceberg.catalog.load_table("db.t").manage_snapshots().create_branch(iceberg.head("db.t"), "dev").commit()
+    service.enroll("db.t", branch="dev")
+    assert problem(of_one, "db.t") == (422, "table-ambiguous")
 
 
 def test_questions_are_counted_by_what_became_of_them(service: Running, table: str) -> None:

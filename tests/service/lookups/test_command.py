@@ -25,7 +25,8 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
     service: Running, table: str, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ICESTREAM_URL", service.url)
-    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    made = {"name": "k", "role": "viewer", "scopes": ["lookups:read"]}
+    monkeypatch.setenv("ICESTREAM_API_KEY", service.admin.post("/api-keys", json=made).json()["key"])
     monkeypatch.setenv("COLUMNS", "400")
     iceberg.delete_keys("db.t", [2])
 
