@@ -157,7 +157,7 @@ def _answer(
         log.warning("A store did not answer: %s", why)
         return _problem(503, "store_unavailable", "A store does not answer", why, "Ask again.")
     except Exception as error:
-        log.error("A question failed: %s", _redacted(asked, traceback.format_exc()))
+        log.error("A question failed: %s", _redacted(asked, _frames(error)))
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         remedy = "The lookup server's log tells more."
         return _problem(500, "internal_error", "A lookup server failed", why, remedy)
@@ -210,6 +210,15 @@ def _place(answers: Answers, asked: LookupRequest) -> TablePlace:
         table.branch,
         tuple(map(tuple, table.key_sets)),
     )
+
+
+def _frames(error: BaseException | None) -> str:
+    """Where an error and its causes come from, without their words: these may have keys."""
+    frames = []
+    while error is not None:
+        frames.append(f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}")
+        error = error.__cause__ or error.__context__
+    return "from ".join(frames)
 
 
 def _refusal(status: int, error: JobError, asked: LookupRequest) -> Response:

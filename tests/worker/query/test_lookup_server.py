@@ -599,14 +599,17 @@ def test_columns_that_no_file_has_are_told_for_each_row(
     assert rows[1] == [{"later": None}]
 
 
-def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets(
+def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets_and_keys(
     server: Server,
     table: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: object) -> None:
-        raise RuntimeError("it broke with a-secret-key")
+        try:
+            raise LookupError(f"of key {171_717}")
+        except LookupError as error:
+            raise RuntimeError("it broke with a-secret-key") from error
 
     monkeypatch.setattr(app, "rows_at", fails)
     monkeypatch.setenv("LAKE_SECRET_KEY", "a-secret-key")
@@ -615,8 +618,9 @@ def test_what_goes_wrong_unexpectedly_is_told_and_logged_without_secrets(
     answer = ask(server, table | of_record, {"id": 1}, select=["name"])
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error"), answer.text
     assert answer.json()["detail"] == "RuntimeError: it broke with ***"
-    assert "in fails" in caplog.text
+    assert all(told in caplog.text for told in ("RuntimeError", "from LookupError", "in fails"))
     assert "a-secret-key" not in caplog.text
+    assert "171717" not in caplog.text
 
 
 def test_a_branch_is_read_with_the_columns_of_now_and_the_past_with_its_own(
