@@ -101,7 +101,8 @@ class Settings(BaseSettings):
     lookup_token: SecretStr | None = Field(default=None, min_length=16)
     """What the service shows its lookup servers, of 16 characters or more."""
     lookup_keys_per_minute: int = Field(default=600_000, ge=0)
-    """How many keys one caller may ask about in a minute. 0 is no limit."""
+    """How many keys one caller may ask about in a minute, of each replica of the service. A call of more keys
+    counts as a minute's. 0 is no limit."""
     erasure_secret: SecretStr | None = Field(default=None, min_length=32)
     """What turns erased keys into keyed hashes, of 32 characters or more: whoever has it can tell whether a
     receipt is about a key. Without it and the next one, nothing can be erased."""

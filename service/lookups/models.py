@@ -103,7 +103,7 @@ class LookupAnswer(Message):
     data_files_scanned: Amount
     """So many were read, since the index does not cover them."""
     rows_scanned: Amount
-    """So many rows were read for that."""
+    """So many rows were read for that, and for the keys that pending deletes of another key have."""
     results: list[KeyMatches]
     """There is one result for each key, in the order of the question."""
 
@@ -176,7 +176,8 @@ class KeyInSnapshot(Message):
     data_files_scanned: Amount | None
     """So many were read, since the index does not cover them; null where nothing is told."""
     rows_scanned: Amount | None
-    """So many rows were read for that; null where nothing is told."""
+    """So many rows were read for that, and for the keys that pending deletes of another key have; null where
+    nothing is told."""
 
 
 class KeyHistory(Message):
