@@ -28,6 +28,9 @@ def test_batches_are_full_and_bounded_but_for_the_files_of_a_path(
     found = Positions(DataFiles.of(files))
     found.add(Matches(ordinals, np.arange(len(ordinals))))
 
+    for number, file in enumerate(files):
+        assert found.of(file).tolist() == np.flatnonzero(ordinals == number).tolist()
+
     def fits(batch: list[DataFile]) -> bool:
         return len(batch) <= files_at_most and sum(map(found.rows_of, batch)) <= rows_at_most
 

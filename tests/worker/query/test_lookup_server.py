@@ -52,7 +52,7 @@ from worker.lookup_server.turns import Turns
 from worker.process import deadline
 from worker.process.room import Room
 from worker.process.slots import Threads
-from worker.query import places, rows, snapshot
+from worker.query import answers, places, rows, snapshot
 from worker.query.answers import Answers
 from worker.query.report import report
 from worker.query.snapshot import PendingKeys, TableSnapshot, snapshot_of
@@ -362,6 +362,22 @@ def test_what_happens_to_an_index_that_is_open_changes_no_answer(
         ]
 
     assert places(after.json()) == places(before)
+
+
+def test_an_index_that_covers_all_by_now_is_looked_for_again_after_a_while(
+    table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table | {"index": {"warehouse": (tmp_path / "index").as_uri()}}
+    table["allowed_locations"] = [*table["allowed_locations"], tmp_path.as_uri()]
+    server = Server(create_app(TOKEN), TOKEN)
+
+    def files_from_index(seconds: float) -> Any:
+        monkeypatch.setattr(answers, "_LOOK_AGAIN_SECONDS", seconds)
+        return ask(server, table, {"id": 1}).json()["data_files_from_index"]
+
+    assert files_from_index(1e9) == 0
+    Indexed(table)
+    assert [files_from_index(1e9), files_from_index(-1.0)] == [0, 2]
 
 
 def test_a_question_too_many_is_refused_at_once(table: dict[str, Any]) -> None:

@@ -486,6 +486,29 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_history(new_plan: NewPla
     assert len(plan.rows) == 8
 
 
+def test_a_commit_that_happened_and_is_told_as_lost_keeps_its_manifests(new_plan: NewPlan) -> None:
+    """As where a statement is repeated whose answer was lost: Iceberg would delete them."""
+    plan = new_plan(3, **{"commit.retry.num-retries": "0"})
+    rows, name = plan.rows, plan.table.identifier.split(".")[-1]
+    with closing(sqlite3.connect(plan.catalog.database)) as connection:
+        connection.executescript(
+            f"""
+            CREATE TRIGGER swap_{name} BEFORE UPDATE ON iceberg_tables WHEN OLD.table_name = '{name}'
+            BEGIN
+                UPDATE iceberg_tables SET metadata_location = NEW.metadata_location
+                WHERE table_name = '{name}';
+                SELECT RAISE(IGNORE);
+            END;
+            """
+        )
+        try:
+            committed = commit_row_delta(plan.java_table, plan.delta)
+        finally:
+            connection.execute(f"DROP TRIGGER swap_{name}")
+    assert committed.snapshot_id == plan.table.snapshot_id
+    assert plan.rows == rows
+
+
 def test_a_commit_that_was_rolled_back_before_it_was_seen_is_not_taken_for_a_failed_one(
     new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
