@@ -178,6 +178,8 @@ def test_a_conversion_that_holds_less_works_in_more_parts(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.lookup.resolution.DRIVER_KEYS", 100)
+    # Cuts come from a sample, and matches from all keys, also where there are no cuts.
+    monkeypatch.setattr("worker.lookup.resolution.SAMPLES_PER_RANGE", 8)
     monkeypatch.setattr("worker.lookup.positions.MEMORY_POSITIONS", 100)
     monkeypatch.setattr("worker.deletes.stage.MEMORY_POSITIONS", 480)
     table = TableBuilder.create(spark, table_name, format_version=3)
@@ -190,11 +192,13 @@ def test_a_conversion_that_holds_less_works_in_more_parts(
     usual = Meter(monkeypatch)
     foretold = jobs.run("convert", dry_run=True).result
     assert (foretold["key_sets"][0]["key_ranges"], foretold["commits"]) == (1, 1)
+    assert foretold["key_sets"][0]["keys"] == 80
     assert usual.spills == 0
 
     smaller = Meter(monkeypatch)
     foretold = jobs.run("convert", dry_run=True, out_of_memory=2).result
     assert foretold["key_sets"][0]["key_ranges"] > 1
+    assert foretold["key_sets"][0]["keys"] == 80
     assert smaller.spills > 0
     assert smaller.delete_tasks > usual.delete_tasks - smaller.delete_tasks > 0
 

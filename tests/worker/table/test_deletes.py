@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import orc
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
@@ -87,6 +88,12 @@ class TestExistingDeletes:
         found = existing_deletes(Storage(), [data_file("a"), data_file("b"), data_file("d")], [delete])
         assert positions(found) == {"a": [1, 5], "b": [2]}
         assert all(not deletes.file_scoped for deletes in found.values())
+
+    def test_a_file_of_another_format_is_split_likewise(self, tmp_path: Path) -> None:
+        orc.write_table(pa.table({"file_path": ["a", "b", "a"], "pos": [1, 2, 5]}), tmp_path / "p.orc")
+        delete = delete_file(f"{tmp_path}/p.orc", file_format="orc", rows=3)
+        found = existing_deletes(Storage(), [data_file("a"), data_file("d")], [delete])
+        assert positions(found) == {"a": [1, 5]}
 
     def test_columns_are_found_by_field_id(self, tmp_path: Path) -> None:
         schema = pa.schema(
