@@ -419,7 +419,7 @@ def test_a_caller_is_answered_in_time_though_the_thread_that_works_for_it_hangs(
             is_over.set()
             its.stop()
 
-    asyncio.run(ask())
+    run_apart(ask())
 
 
 def test_a_thread_may_end_when_the_loop_does(settings: Settings) -> None:

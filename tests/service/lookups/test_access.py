@@ -1,7 +1,6 @@
 """Who may ask about keys, how much, and what is remembered of it."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import (
     Running,
     alike_on_both,
+    run_apart,
 )
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -87,10 +87,7 @@ def test_a_question_that_is_given_up_ends_as_such_whatever_the_audit_log_says(
         await asyncio.wait([asking])
         return asking
 
-    # In a thread of its own: that of the tests may have a loop, of a browser.
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(lambda: asyncio.run(give_up())).result()
-    assert asked.cancelled()
+    assert run_apart(give_up()).cancelled()
 
 
 def test_a_key_for_reading_lookups_asks_and_one_for_other_reads_does_not(

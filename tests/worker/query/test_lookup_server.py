@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from tests.benchmarks.waiting_files import WaitingFiles
 from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port, serving
+from tests.service.conftest import run_apart
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from trust.arrow_streams import STREAM_TYPE
 from worker.contract.lookups import SECONDS_LEFT
@@ -117,7 +117,7 @@ class Server:
             ) as client:
                 return await client.request(method, path, **what)
 
-        return asyncio.run(send())
+        return run_apart(send())
 
     def post(self, path: str, json: Any) -> httpx.Response:
         return self.request("POST", path, json=json)
@@ -401,7 +401,7 @@ POSITION_DELETE = DeleteFile(
     [
         (Answers, "coverage"),  # what was sent
         (FromByteStream, "table_metadata"),
-        (manifests, "_live_files"),
+        (manifests, "_files"),
         (snapshot, "by_key_set"),  # what manifests tell
         (snapshot, "existing_deletes"),
         (key_set_index, "FileDictionary"),
