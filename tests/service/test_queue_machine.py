@@ -333,7 +333,8 @@ class QueueMachine(RuleBasedStateMachine):
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
     def expected_leftovers(self, assignment: Assignment) -> list[EndedAttempt]:
-        if assignment.job.kind not in ("convert", "compact", "upsert", "delete") or assignment.job.dry_run:
+        clearing = ("convert", "compact", "upsert", "delete", "erase")
+        if assignment.job.kind not in clearing or assignment.job.dry_run:
             return []
         return [
             EndedAttempt(job_id=job_id, attempt=attempt, plans=list(plans.values()))
