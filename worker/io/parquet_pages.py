@@ -26,6 +26,7 @@ DELTA_BYTE_ARRAY = 7
 BYTE_ARRAY = 6
 MAGIC = b"PAR1"
 _DICTIONARY_BYTES = 16 * 1024**2  # of one that is looked at; a larger one counts as a single value
+_DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _PLAIN, _RLE = 0, 3
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "LZ4": 7}
 # Fields of Parquet's structs (parquet.thrift).
@@ -79,18 +80,25 @@ def _value_bytes(
     if chunk.physical_type != "BYTE_ARRAY":
         return 8
     apart: float = chunk.total_uncompressed_size / max(chunk.num_values, 1)
-    if not chunk.has_dictionary_page or chunk.num_values * chunk.total_uncompressed_size <= BATCH_BYTES:
+    if (
+        not _DICTIONARIES & {*chunk.encodings}
+        or chunk.num_values * chunk.total_uncompressed_size <= BATCH_BYTES
+    ):
         return apart
-    begin, end = chunk.dictionary_page_offset, chunk.data_page_offset
-    if not 0 <= begin < end <= source.size():
-        raise ValueError("a dictionary lies outside the file")
-    longest = longest_value(source.read_at(end - begin, begin), chunk.compression)
-    return max(apart, longest)
+    # Some writers tell no place of a dictionary, or none that is right: it is what comes first.
+    begin = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+    size = chunk.data_page_offset - begin or min(chunk.total_compressed_size, _DICTIONARY_BYTES)
+    return max(apart, longest_value(source.read_at(size, begin), chunk.compression))
 
 
 def longest_value(dictionary: bytes, compression: str) -> int:
-    """Bytes of it. dictionary: a page of values of varying length. Raises pa.ArrowException or ValueError."""
+    """Bytes of it; 0 for another page. dictionary: a page of values of varying length, and whatever follows.
+
+    Raises pa.ArrowException or ValueError.
+    """
     header, at = thrift.decode(dictionary)
+    if _DICTIONARY_PAGE not in header:
+        return 0
     try:
         count, size = int(header[_DICTIONARY_PAGE][1][1][1]), page_bytes(header)
         stored = dictionary[at : at + int(header[_STORED_BYTES][1])]

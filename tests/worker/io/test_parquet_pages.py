@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.arrow_memory import measured
-from worker.io import parquet_pages
+from worker.io import parquet_pages, thrift
 from worker.io.file_formats import FORMATS
 from worker.io.parquet_rows import ParquetFooter, rows_at
 
@@ -38,6 +38,28 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, pa.Ta
     table = pa.table({"v": column})
     pq.write_table(table, tmp_path / "file.parquet", data_page_size=100_000, write_batch_size=10, **how)
     return tmp_path / "file.parquet", table
+
+
+@pytest.mark.parametrize("told", [None, 0])
+def test_a_dictionary_whose_place_is_not_told_is_found(
+    told: int | None, tmp_path: Path, held: pa.MemoryPool
+) -> None:
+    path, table = tmp_path / "file.parquet", pa.table({"v": [LONG] * ROWS})
+    pq.write_table(table, path)
+    content = path.read_bytes()
+    length = int.from_bytes(content[-8:-4], "little")
+    footer, _ = thrift.decode(content, len(content) - 8 - length)
+    [group] = footer[4][1][1]
+    chunk = group[1][1][1][0][3][1]
+    if told is None:
+        chunk[9] = chunk.pop(11)  # data pages begin where the dictionary does
+    else:
+        chunk[9], chunk[11] = chunk[11], (thrift.I64, told)
+    end = thrift.encode(footer)
+    path.write_bytes(content[: -8 - length] + end + len(end).to_bytes(4, "little") + b"PAR1")
+    with pa.memory_map(str(path)) as source:
+        batches = [len(one) for one in FORMATS["parquet"](source).batches([("v",)])]
+    assert (sum(batches), max(batches)) == (ROWS, BATCH_BYTES // LENGTH)
 
 
 @pytest.fixture
