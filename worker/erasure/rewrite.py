@@ -38,15 +38,13 @@ from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot
 from worker.table import row_delta
 from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
-from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
+from worker.table.commit import ATTEMPT, JOB_ID, LOOKS, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
 from worker.table.files import DataFile, DeleteFile
 from worker.table.plan import applies
 from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
 from worker.writes.live_rows import KeysInTable
 
-LOOKS = 200
-"""Heads that one attempt looks at, as writes by key do; successors that are still right are kept."""
 _FILES_AT_ONCE = 4
 """Each holds a row group of its successor, which is 128 MiB unless the table says otherwise."""
 _NOTHING = np.empty(0, np.int64)
@@ -297,7 +295,7 @@ def java_rewrite(
         operation.deleteFile(file)
     for file in added:
         operation.addFile(file)
-    return _described(operation, properties, condemned)
+    return row_delta.described(operation, properties, condemned)
 
 
 def java_manifest_rewrite(
@@ -316,13 +314,7 @@ def java_manifest_rewrite(
         operation.deleteManifest(old)
         if new is not None:
             operation.addManifest(new)
-    return _described(operation, properties, condemned)
-
-
-def _described(operation: JavaObject, properties: Mapping[str, str], condemned: JavaObject) -> JavaObject:
-    for name, value in properties.items():
-        operation.set(name, value)
-    return operation.deleteWith(row_delta.collector(condemned))
+    return row_delta.described(operation, properties, condemned)
 
 
 def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> CommittedSnapshot:

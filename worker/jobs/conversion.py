@@ -17,9 +17,9 @@ from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, SUMMARY, Part, Plan
 from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.own_commits import told_as_unreachable
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
-from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, check_clock, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
@@ -139,8 +139,7 @@ class Conversion:
         try:
             self._find_commits(table)
         except CommitError as error:
-            told = f"it can't be asked for what earlier attempts committed: {error}"
-            raise CatalogUnreachableError(told) from error
+            raise told_as_unreachable(error) from error
         return any(commit.summary.get(COMMITS_LEFT, "0") == "0" for commit in self._commits.values())
 
     def look_at_what_is_left(self, table: PinnedTable) -> None:

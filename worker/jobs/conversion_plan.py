@@ -11,17 +11,17 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.commit import commit_deletes
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
-from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import applies, plan_conversion
-from worker.table.row_delta import RowDelta
 
 PLAN = "icestream.plan"
 COMMITS_LEFT = "icestream.commits-left"
@@ -168,30 +168,15 @@ class Plan:
         return list(refused.values())
 
     def _commit(self, part: Part) -> CommittedSnapshot:
-        assignment, snapshot_id = self.job.assignment, self.table.snapshot_id
-        assert snapshot_id is not None
-        written = part.deletes
-
         def confirm_lease() -> None:
             self.may_be_committed = False
             self.deletes.announce(removes=part.delete_files[0].path)
             self.may_be_committed = True
 
         try:
-            return commit_row_delta(
-                self.table.java_table,
-                RowDelta(
-                    branch=assignment.table.branch,
-                    starting_snapshot_id=snapshot_id,
-                    job_id=assignment.job.id,
-                    attempt=assignment.attempt,
-                    added=written.added,
-                    removed=(*written.removed, *part.delete_files),
-                    referenced_data_files=written.data_files,
-                    summary={**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)},
-                ),
-                confirm_lease=confirm_lease,
-                check_location=self.table.storage.io.check,
+            summary = {**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)}
+            return commit_deletes(
+                self.job, self.table, part.deletes, summary, confirm_lease, resolved=part.delete_files
             )
         except (CommitError, LocationNotAllowedError) as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)

@@ -51,12 +51,12 @@ from worker.jobs.conversion import Conversion
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
 from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.own_commits import told_as_unreachable
 from worker.jobs.writing import RowWrite
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
 from worker.process.slots import Threads
-from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitError
 from worker.table.files import DeleteFile
@@ -185,8 +185,7 @@ class _Erasure:
         try:
             found = find_commits(table.java_table, table.branch, assignment.job.id)
         except CommitError as error:
-            told = f"it can't be asked for what was committed: {error}"
-            raise CatalogUnreachableError(told) from error
+            raise told_as_unreachable(error, "was committed") from error
         return [one for one in found if STEP in one.summary]
 
     def _pinned(self) -> PinnedTable:

@@ -7,8 +7,8 @@ looked at before the commit is tried again. Safe to repeat: what is published is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from worker.attempt.job import Job
@@ -17,17 +17,15 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear
 from worker.publication.history import SNAPSHOT_ID, Publication
 from worker.publication.plan import SUMMARY, Part, Plan
-from worker.table.catalogs import CatalogUnreachableError
-from worker.table.commit import CommittedSnapshot, check_clock, find_commits
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
+from worker.table.commit_errors import CommitConflictError
 
-LOOKS = 200
-"""Heads that one attempt looks at, as writes by key do."""
 CLEARING_ATTEMPTS = 10
 
 
@@ -61,6 +59,8 @@ class _Publication:
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
         self._warehouse = warehouse
+        told = "what was staged since is left to the next job"
+        self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
         self._looks = 0
 
     def run(self, table: PinnedTable) -> _Published:
@@ -71,14 +71,14 @@ class _Publication:
                 with job.stage("plan"):
                     table = pin_table(job)
             # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
-            if committed := self._earlier_commit(table):
+            if committed := self._own.of_earlier_attempt(table):
                 return _Published(table, committed.summary, committed)
             if not job.assignment.job.dry_run:
                 check_clock(table.java_table)
             plan = Plan(job, table, self._warehouse, number)
             try:
                 part = plan.resolve()
-                committed = self._commit(plan, part)
+                committed = self._own.made_by(table, partial(plan.commit, part))
                 return _Published(table, part.summary, committed, part)
             except CommitConflictError as error:
                 if not self._looks:
@@ -90,37 +90,6 @@ class _Publication:
             number = plan.number
         remedy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
         raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
-
-    def _commit(self, plan: Plan, part: Part) -> CommittedSnapshot | None:
-        try:
-            return plan.commit(part)
-        except CommitStateUnknownError:
-            with suppress(CommitError):  # the catalog may still be away
-                ours = self._find_commit(plan.table)
-                if ours is not None and ours.attempt == self._job.assignment.attempt:
-                    return ours
-            raise
-
-    def _earlier_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
-        """What an earlier attempt has committed before it was lost."""
-        assignment = self._job.assignment
-        if assignment.attempt == 1 or assignment.job.dry_run:
-            return None
-        try:
-            found = self._find_commit(table)
-        except CommitError as error:
-            told = f"it can't be asked for what earlier attempts committed: {error}"
-            raise CatalogUnreachableError(told) from error
-        if found is not None:
-            self._job.decide(
-                f"Attempt {found.attempt} committed snapshot {found.snapshot_id} before it was lost: what was"
-                " staged since is left to the next job."
-            )
-        return found
-
-    def _find_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
-        found = find_commits(table.java_table, table.branch, self._job.assignment.job.id)
-        return next((one for one in found if SNAPSHOT_ID in one.summary), None)
 
     # report
 

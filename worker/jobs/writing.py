@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,13 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.own_commits import OwnCommit
 from worker.process.plurals import counted
-from worker.table.catalogs import CatalogUnreachableError
-from worker.table.commit import CommittedSnapshot, check_clock, find_commits
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
+from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DataFiles
 from worker.table.row_delta import layout_of_new_rows
 from worker.writes.plan import LEFT_OUT, Part, Plan, totals
-
-LOOKS = 200
-"""Heads that one attempt looks at: each look takes about as long as a commit, so a writer that commits all
-the time comes first now and then, and never so often."""
 
 
 def write_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -61,6 +57,7 @@ class RowWrite:
         self._job = job
         self._warehouse = warehouse
         self._properties = properties or {}
+        self._own = OwnCommit(job, self._is_it, "there is nothing left to write")
         self._plan: Plan | None = None
         self._looks = 0
 
@@ -77,7 +74,7 @@ class RowWrite:
                 with job.stage("plan"):
                     table = pin_table(job)
             # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
-            if committed := self._earlier_commit(table):
+            if committed := self._own.of_earlier_attempt(table):
                 self._remove_written()
                 return Written(table, committed.summary, committed)
             if not job.assignment.job.dry_run:
@@ -85,7 +82,7 @@ class RowWrite:
             try:
                 plan = self._plan_for(table)
                 part = plan.resolve(table)
-                committed = self._commit(plan, table, part)
+                committed = self._own.made_by(table, partial(plan.commit, table, part, self._properties))
             except CommitConflictError as error:
                 if not self._looks:
                     job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
@@ -109,37 +106,8 @@ class RowWrite:
         self._plan = Plan(self._job, table, self._warehouse, number)
         return self._plan
 
-    def _commit(self, plan: Plan, table: PinnedTable, part: Part) -> CommittedSnapshot | None:
-        try:
-            return plan.commit(table, part, self._properties)
-        except CommitStateUnknownError:
-            with suppress(CommitError):  # the catalog may still be away
-                ours = self._find_commit(table)
-                if ours is not None and ours.attempt == self._job.assignment.attempt:
-                    return ours
-            raise
-
-    def _earlier_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
-        """What an earlier attempt has committed before it was lost."""
-        assignment = self._job.assignment
-        if assignment.attempt == 1 or assignment.job.dry_run:
-            return None
-        try:
-            found = self._find_commit(table)
-        except CommitError as error:
-            told = f"it can't be asked for what earlier attempts committed: {error}"
-            raise CatalogUnreachableError(told) from error
-        if found is not None:
-            self._job.decide(
-                f"Attempt {found.attempt} committed snapshot {found.snapshot_id} before it was lost: there is"
-                " nothing left to write."
-            )
-        return found
-
-    def _find_commit(self, table: PinnedTable) -> CommittedSnapshot | None:
-        assignment = self._job.assignment
-        found = find_commits(table.java_table, assignment.table.branch, assignment.job.id)
-        return next((one for one in found if self._properties.items() <= one.summary.items()), None)
+    def _is_it(self, summary: Mapping[str, str]) -> bool:
+        return self._properties.items() <= summary.items()
 
     def _remove_written(self) -> None:
         if self._plan is not None and not self._plan.may_be_committed:

@@ -69,11 +69,8 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
         def operation(of_commit: Mapping[str, str], condemned: JavaObject, place: str) -> JavaObject:
             removal = row_delta.guarded(java_table, place, "").newRowDelta().toBranch(source)
             removal.validateWith(row_delta.head_unmoved(java_table, head.snapshot_id))
-            removal.deleteWith(row_delta.collector(condemned))
             files.removeBy(removal)
-            for name, value in of_commit.items():
-                removal.set(name, value)
-            return removal
+            return row_delta.described(removal, of_commit, condemned)
 
         return commit_snapshot(
             java_table,

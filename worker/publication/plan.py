@@ -19,6 +19,7 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.commit import commit_deletes, head_of
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes, named_data_files
 from worker.deletes.merge import Blocked
 from worker.deletes.puffin import positions_of
@@ -33,12 +34,12 @@ from worker.lookup.resolution import find_rows
 from worker.process.errors import Reason
 from worker.publication.history import BRANCH, SEQUENCE_NUMBER, SNAPSHOT_ID, Publication, staged_snapshots
 from worker.publication.staged import Staged
-from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.manifests import UnsupportedTableError
 from worker.table.plan import applies, plan_conversion
-from worker.table.row_delta import NO_SNAPSHOT, RowDelta, layout_of_new_rows
+from worker.table.row_delta import layout_of_new_rows
 
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
 SUMMARY = {
@@ -147,40 +148,32 @@ class Plan:
         """None if there is nothing to commit, or in a dry run."""
         if self.dry_run or part.is_empty:
             return None
-        assignment, table = self.job.assignment, self.table
-        head = NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
+        table, last = self.table, part.staged.snapshots[-1]
+        summary = {
+            **part.summary,
+            BRANCH: self._source,
+            SNAPSHOT_ID: str(last.snapshot_id),
+            SEQUENCE_NUMBER: str(last.sequence_number),
+        }
 
         def confirm_lease() -> None:
             self.may_be_committed = False
             if self._deletes is not None and part.deletes.added:
-                self._deletes.announce(only_on=head)
+                self._deletes.announce(only_on=head_of(table))
             else:
                 self.job.reporter.confirm_lease()
             self.may_be_committed = True
 
         try:
             with self.job.stage("commit"):
-                return commit_row_delta(
-                    table.java_table,
-                    RowDelta(
-                        branch=table.branch,
-                        starting_snapshot_id=head,
-                        job_id=assignment.job.id,
-                        attempt=assignment.attempt,
-                        added=part.deletes.added,
-                        removed=part.deletes.removed,
-                        referenced_data_files=part.deletes.data_files,
-                        summary={
-                            **part.summary,
-                            BRANCH: self._source,
-                            SNAPSHOT_ID: str(part.staged.snapshots[-1].snapshot_id),
-                            SEQUENCE_NUMBER: str(part.staged.snapshots[-1].sequence_number),
-                        },
-                        rows=part.staged.java_data_files(table.java_table),
-                        layout=layout_of_new_rows(table.metadata),
-                    ),
-                    confirm_lease=confirm_lease,
-                    check_location=table.storage.io.check,
+                return commit_deletes(
+                    self.job,
+                    table,
+                    part.deletes,
+                    summary,
+                    confirm_lease,
+                    rows=part.staged.java_data_files(table.java_table),
+                    layout=layout_of_new_rows(table.metadata),
                 )
         except (CommitError, LocationNotAllowedError) as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)

@@ -74,7 +74,6 @@ def java_row_delta(
         guarded(java_table, place, delta.layout)
         .newRowDelta()
         .toBranch(delta.branch)
-        .deleteWith(collector(condemned))
         .validateDataFilesExist(referenced)
         .validateDeletedFiles()
         .validateWith(validator)
@@ -89,9 +88,14 @@ def java_row_delta(
     remove = _row_delta_consumer(operation, "removeDeletes")
     for removed in _slices(delta.removed):
         java_delete_files(java_table, removed).forEach(remove)
+    return described(operation, summary, condemned)
+
+
+def described(operation: JavaObject, summary: Mapping[str, str], condemned: JavaObject) -> JavaObject:
+    """A snapshot's operation with its properties. condemned: gets the manifests that Iceberg would delete."""
     for name, value in summary.items():
         operation.set(name, value)
-    return operation
+    return operation.deleteWith(collector(condemned))
 
 
 def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:

@@ -21,6 +21,7 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.commit import commit_deletes, head_of
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
@@ -32,10 +33,10 @@ from worker.lookup.resolution import Choice, explain
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
-from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.manifests import UnsupportedTableError
-from worker.table.row_delta import NO_SNAPSHOT, RowDelta, layout_of_new_rows
+from worker.table.row_delta import layout_of_new_rows
 from worker.writes import changes
 from worker.writes.changes import Changes
 from worker.writes.data_files import NewRows, WrittenRows
@@ -177,35 +178,25 @@ class Plan:
         """None if there is nothing to commit, or in a dry run. properties: further ones of the snapshot."""
         if self.dry_run or part.is_empty:
             return None
-        assignment = self._job.assignment
-        head = NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
 
         def confirm_lease() -> None:
             self.may_be_committed = False
             if self._deletes is not None and part.deletes.added:
-                self._deletes[0].announce(only_on=head)
+                self._deletes[0].announce(only_on=head_of(table))
             if self._new_rows is not None:
-                self._new_rows[0].announce(only_on=head)
+                self._new_rows[0].announce(only_on=head_of(table))
             self.may_be_committed = True
 
         try:
             with self._job.stage("commit"):
-                return commit_row_delta(
-                    table.java_table,
-                    RowDelta(
-                        branch=assignment.table.branch,
-                        starting_snapshot_id=head,
-                        job_id=assignment.job.id,
-                        attempt=assignment.attempt,
-                        added=part.deletes.added,
-                        removed=part.deletes.removed,
-                        referenced_data_files=part.deletes.data_files,
-                        summary={**part.summary, **properties},
-                        rows=part.rows.files,
-                        layout=self.layout,
-                    ),
-                    confirm_lease=confirm_lease,
-                    check_location=table.storage.io.check,
+                return commit_deletes(
+                    self._job,
+                    table,
+                    part.deletes,
+                    {**part.summary, **properties},
+                    confirm_lease,
+                    rows=part.rows.files,
+                    layout=self.layout,
                 )
         except (CommitError, LocationNotAllowedError) as error:
             self.may_be_committed = isinstance(error, CommitStateUnknownError)

@@ -1,0 +1,52 @@
+"""One `RowDelta` of a job, with the deletes that it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from py4j.java_gateway import JavaObject
+
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.write import WrittenDeletes
+from worker.table.commit import CommittedSnapshot, commit_row_delta
+from worker.table.files import DeleteFile
+from worker.table.row_delta import NO_SNAPSHOT, RowDelta
+
+
+def head_of(table: PinnedTable) -> int:
+    """The snapshot that a table is pinned at, as commits name it."""
+    return NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
+
+
+def commit_deletes(
+    job: Job,
+    table: PinnedTable,
+    written: WrittenDeletes,
+    summary: Mapping[str, str],
+    confirm_lease: Callable[[], None],
+    *,
+    resolved: Sequence[DeleteFile] = (),
+    rows: Sequence[JavaObject] = (),
+    layout: str = "",
+) -> CommittedSnapshot:
+    """On the branch at whose head the table is pinned.
+
+    resolved: equality deletes that go. summary, rows, layout: as of `RowDelta`. Raises as `commit_row_delta`.
+    """
+    assignment = job.assignment
+    delta = RowDelta(
+        branch=table.branch,
+        starting_snapshot_id=head_of(table),
+        job_id=assignment.job.id,
+        attempt=assignment.attempt,
+        added=written.added,
+        removed=(*written.removed, *resolved),
+        referenced_data_files=written.data_files,
+        summary=summary,
+        rows=rows,
+        layout=layout,
+    )
+    return commit_row_delta(
+        table.java_table, delta, confirm_lease=confirm_lease, check_location=table.storage.io.check
+    )
