@@ -1,11 +1,12 @@
 """Erasures: a job for each table, and a receipt that is kept when the jobs' history has ended."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sqlalchemy import or_
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
@@ -36,9 +37,10 @@ from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.reports import ErasureReport
-from service.records.tables import EnrolledTable, get_table
+from service.records.tables import EnrolledTable, get_table, not_enrolled
 from service.rows.service import refuse_too_many
 from service.settings import Settings
+from service.tables.names import Pair, are_named, enrolled_tables, full_name, only_one
 
 SORTING = Sorting({"created_at": Erasure.created_at}, key=Erasure.id, default="-created_at")
 _RECEIPT: Any = Erasure.receipt
@@ -182,12 +184,7 @@ def _keep(database: Database, erasure_id: str, receipt: str) -> str:
 
 def _tables_of(session: Session, request: ErasureRequest) -> list[tuple[EnrolledTable, Catalog]]:
     """What a request names, each once, by catalogs and names. Raises InvalidError."""
-    query = (
-        select(EnrolledTable, Catalog)
-        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .where(col(EnrolledTable.deleted_at).is_(None))
-        .order_by(col(Catalog.name), col(EnrolledTable.name), col(EnrolledTable.branch))
-    )
+    query = enrolled_tables()
     if request.catalog is not None:
         catalog = find_catalog(session, request.catalog)
         if catalog is None:
@@ -195,13 +192,14 @@ def _tables_of(session: Session, request: ErasureRequest) -> list[tuple[Enrolled
                 "catalog-not-found", f"There is no catalog {request.catalog!r}.", "Name one of the list."
             )
         query = query.where(EnrolledTable.catalog_id == catalog.id)
-    enrolled = session.exec(query).all()
     if request.pattern is not None:
-        matched = [pair for pair in enrolled if fnmatchcase(pair[0].name, request.pattern)]
+        matched = [pair for pair in session.exec(query) if fnmatchcase(pair[0].name, request.pattern)]
         _check_number(matched, request.pattern)
         return matched
-    chosen = {_named(enrolled, name) for name in request.tables or ()}
-    return [pair for pair in enrolled if pair[0].id in chosen]
+    names = request.tables or []
+    found = session.exec(query.where(or_(col(EnrolledTable.id).in_(names), are_named(names)))).all()
+    chosen = {_named(found, name) for name in names}
+    return [pair for pair in found if pair[0].id in chosen]
 
 
 def _check_number(matched: Sequence[object], pattern: str) -> None:
@@ -218,25 +216,13 @@ def _check_number(matched: Sequence[object], pattern: str) -> None:
         )
 
 
-def _named(enrolled: Iterable[tuple[EnrolledTable, Catalog]], name: str) -> str:
+def _named(tables: Sequence[Pair], name: str) -> str:
     """The id of the one table that has an id or a name."""
-    found = [
-        (table, catalog)
-        for table, catalog in enrolled
-        if name in (table.id, table.name, f"{catalog.name}.{table.name}")
-    ]
+    found = [pair for pair in tables if name in (pair[0].id, pair[0].name, full_name(*pair))]
     if not found:
-        raise InvalidError(
-            "table-not-enrolled",
-            f"There is no enrolled table {name!r}.",
-            "Look in the list of tables, or enrol it.",
-        )
-    if len(found) > 1:
-        ids = "; ".join(
-            f"{table.id} is {catalog.name}.{table.name}, branch {table.branch}" for table, catalog in found
-        )
-        raise InvalidError("table-ambiguous", f"{len(found)} tables are named {name!r}.", f"Give ids: {ids}.")
-    return found[0][0].id
+        missing = not_enrolled(name)
+        raise InvalidError(missing.slug, missing.detail, missing.remedy)
+    return only_one(name, found)[0].id
 
 
 def _refuse(session: Session, table: EnrolledTable) -> None:

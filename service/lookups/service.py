@@ -1,24 +1,23 @@
 """Who asks about which keys of which table, and where that is."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import or_
-from sqlmodel import Session, col, select
+from sqlmodel import Session
 
 from service.auth import audit
 from service.auth.models import Principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
 from service.db.database import is_id
-from service.errors import ForbiddenError, IcestreamError, InvalidError
+from service.errors import ForbiddenError, IcestreamError
 from service.lookups.metadata_locations import Head
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable, get_table, not_enrolled
 from service.settings import Settings
+from service.tables.names import are_named, enrolled_tables, full_name, only_one
 
 
 def asked_about(session: Session, caller: Principal, named: str) -> tuple[EnrolledTable, Catalog]:
@@ -31,34 +30,17 @@ def asked_about(session: Session, caller: Principal, named: str) -> tuple[Enroll
     """
     if is_id(named):
         table = get_table(session, named)
-        catalog = session.get_one(Catalog, table.catalog_id)
-        if not _may_ask(caller, _full_name(catalog, table)):
-            raise _not_for(caller, _full_name(catalog, table))
-        return table, catalog
-    found = [pair for pair in _tables_named(session, named) if _may_ask(caller, _full_name(*pair[::-1]))]
-    if not found and caller.tables is not None:
+        found = table, session.get_one(Catalog, table.catalog_id)
+        if not _may_ask(caller, full_name(*found)):
+            raise _not_for(caller, full_name(*found))
+        return found
+    tables = session.exec(enrolled_tables().where(are_named([named]))).all()
+    asked = [pair for pair in tables if _may_ask(caller, full_name(*pair))]
+    if not asked and caller.tables is not None:
         raise _not_for(caller, named)
-    if not found:
+    if not asked:
         raise not_enrolled(named)
-    if len(found) > 1:
-        ids = "; ".join(
-            f"{table.id} is {_full_name(catalog, table)}, branch {table.branch}" for table, catalog in found
-        )
-        raise InvalidError(
-            "table-ambiguous", f"{len(found)} tables are named {named!r}.", f"Give an id: {ids}."
-        )
-    return found[0]
-
-
-def _tables_named(session: Session, name: str) -> Sequence[tuple[EnrolledTable, Catalog]]:
-    full_name = col(Catalog.name) + "." + col(EnrolledTable.name)
-    return session.exec(
-        select(EnrolledTable, Catalog)
-        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .where(col(EnrolledTable.deleted_at).is_(None))
-        .where(or_(col(EnrolledTable.name) == name, full_name == name))
-        .order_by(col(Catalog.name), col(EnrolledTable.branch))
-    ).all()
+    return only_one(named, asked)
 
 
 def record(
@@ -68,11 +50,7 @@ def record(
 
     counts: of keys, and what else the audit log tells.
     """
-    audit.record(session, caller, "table.look_up", _full_name(catalog, table), "allowed", **counts)
-
-
-def _full_name(catalog: Catalog, table: EnrolledTable) -> str:
-    return f"{catalog.name}.{table.name}"
+    audit.record(session, caller, "table.look_up", full_name(table, catalog), "allowed", **counts)
 
 
 def _may_ask(caller: Principal, table: str) -> bool:
