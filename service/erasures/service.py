@@ -221,7 +221,7 @@ def _named(tables: Sequence[Pair], name: str) -> str:
     found = [pair for pair in tables if name in (pair[0].id, pair[0].name, full_name(*pair))]
     if not found:
         missing = not_enrolled(name)
-        raise InvalidError(missing.slug, missing.detail, missing.remedy)
+        raise InvalidError("table-not-enrolled", missing.detail, missing.remedy)
     return only_one(name, found)[0].id
 
 
