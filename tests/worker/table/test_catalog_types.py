@@ -197,6 +197,7 @@ def test_no_class_that_a_table_names_is_loaded(
     record: CatalogRecord = request.getfixturevalue(kind)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {record.name}.db")
     identifier = f"{record.name}.db.trapped"
+    request.addfinalizer(lambda: drop(spark, identifier))
     table = table_with_deletes(spark, identifier, 3, ROWS, writer="iceberg")
     (tmp_path / "trap.py").write_text("class Provider: ...")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -230,6 +231,11 @@ def test_no_class_that_a_table_names_is_loaded(
         loaded.locationProvider()
 
 
+def drop(spark: SparkSession, identifier: str) -> None:
+    """Others list what the catalog has."""
+    spark.sql(f"DROP TABLE {identifier}")
+
+
 def timers(spark: SparkSession) -> int:
     """How many timers the JVM has had, but for those that were given a name."""
     jvm: Any = spark.sparkContext._jvm
@@ -242,13 +248,18 @@ def timers(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("names", [("client",), ("glue", "s3")])
 def test_java_asks_glue_with_the_credentials_of_the_record(
-    glue: CatalogRecord, spark: SparkSession, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    glue: CatalogRecord,
+    spark: SparkSession,
+    names: tuple[str, ...],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     system: Any = jvm.java.lang.System
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {glue.name}.signed")
-    spark.sql(f"CREATE TABLE IF NOT EXISTS {glue.name}.signed.t (id bigint) USING iceberg")
+    spark.sql(f"CREATE TABLE {glue.name}.signed.t (id bigint) USING iceberg")
+    request.addfinalizer(lambda: drop(spark, f"{glue.name}.signed.t"))
     monkeypatch.setenv("LAKE_KEY_ID", "of-the-record")
     monkeypatch.setenv("LAKE_SECRET", "secret")
     references = {"access-key-id": "env:LAKE_KEY_ID", "secret-access-key": "env:LAKE_SECRET"}
@@ -271,18 +282,21 @@ def test_java_asks_glue_with_the_credentials_of_the_record(
             system.setProperty(name, value)
 
 
-def move_head(record: CatalogRecord, location: str) -> None:
-    """What the owner of the catalog can say of the table without deletes."""
+def move_head(record: CatalogRecord, location: str) -> str:
+    """What the owner of the catalog can say of the table without deletes. Returns where its metadata was."""
     if record.type == "hive":
         with HiveCatalog("hive", **record.properties)._client as client:
             table = client.get_table("db", "clean")
+            before = table.parameters["metadata_location"]
             table.parameters["metadata_location"] = location
             client.alter_table("db", "clean", table)
     else:
         client = GlueCatalog("glue", **record.properties).glue
         parameters = client.get_table(DatabaseName="db", Name="clean")["Table"]["Parameters"]
+        before = parameters["metadata_location"]
         given = {"Name": "clean", "Parameters": parameters | {"metadata_location": location}}
         client.update_table(DatabaseName="db", TableInput=given)
+    return str(before)
 
 
 def assert_java_reads_no_metadata_elsewhere(
@@ -290,11 +304,14 @@ def assert_java_reads_no_metadata_elsewhere(
 ) -> None:
     secret = directory / "v1.metadata.json"
     secret.write_text("TOPSECRETLINE")
-    move_head(record, secret.as_uri())
     assignment["table"]["identifier"] = ["db", "clean"]
     assignment["allowed_locations"] = [record.properties["warehouse"]]
-    with pytest.raises(JobError, match=f"{secret.as_uri()} lies outside") as caught:
-        run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+    before = move_head(record, secret.as_uri())
+    try:
+        with pytest.raises(JobError, match=f"{secret.as_uri()} lies outside") as caught:
+            run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
+    finally:
+        move_head(record, before)
     assert (caught.value.code, caught.value.retryable) == ("location_not_allowed", False)
 
 
