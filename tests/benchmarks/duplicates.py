@@ -19,6 +19,7 @@ from tests.benchmarks.datasets import Dataset, Kind
 from tests.benchmarks.measure import Figure, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine
+from worker.process.plurals import counted
 from worker.spark.session import create_spark
 
 DUPLICATES = 1_000
@@ -86,9 +87,10 @@ def section(measured: DuplicatesMeasurement, about: str) -> str:
     return f"""# Duplicates
 
 A table of {measured.rows:,} rows with int64 keys, of which {measured.duplicates:,} were appended once more.
-A job `report_duplicates` lists them and their rows from the index ({measured.sorted_runs} sorted runs);
-its tasks run in the worker, or on Spark if there are more than 200 million rows. DuckDB lists the keys
-alone, from the data files, by `GROUP BY id HAVING count(*) > 1`. Whole jobs and queries, the median
+A job `report_duplicates` lists them and their rows from the index
+({counted(measured.sorted_runs, "sorted run")}); its tasks run in the worker, or on Spark if there are
+more than 200 million rows. DuckDB lists the keys alone, from the data files, by
+`GROUP BY id HAVING count(*) > 1`. Whole jobs and queries, the median
 (least-most) of {len(measured.duckdb.seconds)}, on {about}
 
 | rows | job, in the worker | job, on Spark | DuckDB |
