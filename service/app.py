@@ -65,6 +65,7 @@ from service.lookups.metadata_locations import Heads
 from service.lookups.questions import add_schema
 from service.lookups.servers import LookupServers
 from service.metrics import render_metrics
+from service.notifications import endpoints as notifications_endpoints
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
 from service.records.keys import Role
@@ -91,6 +92,7 @@ _TAGS = [
         "lookups": "Where the rows of given keys are, and what they hold.",
         "rows": "Rows that are written by key: upserts and deletes.",
         "erasures": "Keys that are erased from tables, and the receipts about it.",
+        "notifications": "Tables that somebody says have changed, which are looked at at once.",
         "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
         "jobs": "What is done to tables: requests, progress, results and events.",
         "health": "How far a table's index and its conversion are behind, now and over time.",
@@ -127,7 +129,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def run(app: FastAPI) -> AsyncIterator[None]:
         database.check_start()
         _complete(database, settings)
-        background = Background(database, settings, app.state.catalogs)
+        background = app.state.background = Background(database, settings, app.state.catalogs)
         if settings.background:
             background.start()
         yield
@@ -349,6 +351,7 @@ def _every_route() -> APIRouter:
         rows_endpoints,
         erasures_endpoints,
         health_endpoints,
+        notifications_endpoints,
         workers_endpoints,
         webhooks_endpoints,
         audit_endpoints,

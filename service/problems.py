@@ -194,6 +194,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "A host that a catalog names cannot be resolved to an address.",
         "Check the spelling, and the name server of the machine that the service runs on.",
     ),
+    "event-not-understood": ProblemType(
+        (422,),
+        "The event is not understood",
+        "The body is no event of an object store that is known, or lacks the file that it tells of.",
+        "Send the event as the store or what passes it on makes it, or name tables or files instead.",
+    ),
     "erasure-not-found": ProblemType(
         (404,), "No such erasure", "No erasure has the id in the path.", "List them: GET /api/v1/erasures."
     ),

@@ -19,8 +19,11 @@ _DOCUMENT = Path(__file__).with_name("openapi.json")
 """A link to the one that is checked in, which becomes a file of the installed package."""
 _METHODS = ("get", "post", "put", "patch", "delete")
 _LARGE_PAGE = 500
-_OF_WORKERS = {"register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"}
-"""Calls that only a worker's program makes."""
+_OF_PROGRAMS = {
+    *("register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"),
+    "notify_by_event",
+}
+"""Calls that only programs make: workers, and object stores."""
 NAMED = {
     "table_id": ("/tables", "name"),
     "key_id": ("/api-keys", "name"),
@@ -120,10 +123,10 @@ def load_document() -> Json:
 
 
 def operations(document: Json) -> Iterator[Operation]:
-    """All calls but those of workers."""
+    """All calls that people make."""
     for path, calls in document["paths"].items():
         for method in _METHODS:
-            if method in calls and calls[method]["operationId"] not in _OF_WORKERS:
+            if method in calls and calls[method]["operationId"] not in _OF_PROGRAMS:
                 yield _operation(document, path, method, calls[method])
 
 

@@ -32,6 +32,8 @@ from service.webhooks.sender import WebhookSender
 _log = logging.getLogger("icestream.background")
 _LEASE = "scheduler"
 _CLEAN_UP_SECONDS = 3600.0
+_TOGETHER_SECONDS = 0.05
+"""What comes so soon after another is dealt with in one tick."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,19 @@ class Background:
         self._timeouts = LeaseObserver[attempts.RunningAttempt, None](settings.lease_seconds, clock.monotonic)
         self._clocks: tuple[datetime, float] | None = None
         self._clean_up_at = 0.0
-        self._stopping = threading.Event()
+        self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="background", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def wake(self) -> None:
+        """Tick now, and not when the interval is over."""
+        self._woken.set()
+
     def stop(self) -> None:
         self._stopping.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join()
         self.patterns.stop()
@@ -92,7 +99,9 @@ class Background:
                     _log.warning("The control database does not answer, trying again: %s", error)
                 else:
                     _log.exception("A background tick failed")
-            self._stopping.wait(self._settings.scheduler_interval_seconds)
+            self._stopping.wait(_TOGETHER_SECONDS)
+            self._woken.wait(self._settings.scheduler_interval_seconds)
+            self._woken.clear()
 
     def tick(self) -> None:
         """Do once whatever is due, if this replica holds the lease."""

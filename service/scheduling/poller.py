@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from pyiceberg.table import Table
-from sqlalchemy import func, update
+from sqlalchemy import delete, func, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
@@ -36,6 +36,7 @@ from service.policies.service import effective_policy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth, health_of
 from service.records.jobs import JobStatus
+from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
@@ -53,6 +54,9 @@ _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
+_HEARD_AT_ONCE = 5_000
+_PATIENCE_IF_TOLD = 6
+"""Times the interval that a table waits for its next poll if its last change was told by a notification."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,14 @@ class _Tracked:
     identifier: Identifier
     known: Hashable
     """What decisions depend on, besides the Iceberg table and time."""
+    heard: int = 0
+    """How often something was heard of it: that a job has ended, or that somebody has committed."""
     polled: Hashable = None
-    """The same at the last poll; other than `known` if there is news."""
+    """Both when the last poll began; others if there is news."""
+    is_notified: bool = False
+    """Whether it is said to have changed since the last poll began."""
+    tells: bool = False
+    """Whether its last change was told, and not found out."""
     next_at: float = 0.0
     fresh_until: float = 0.0
     """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
@@ -83,10 +93,14 @@ class _Tracked:
     metadata_location: str | None = None
     is_busy: bool = False
 
+    @property
+    def news(self) -> Hashable:
+        return self.known, self.heard
+
     def is_settled(self, moment: datetime) -> bool:
         """Whether only its metadata location can tell anything new, also while it waits to be read anyway."""
         is_decided = self.decide_at is None or moment < self.decide_at
-        return self.known == self.polled and self.fresh_until > 0 and is_decided
+        return self.news == self.polled and self.fresh_until > 0 and is_decided
 
 
 @dataclass
@@ -130,6 +144,9 @@ class Poller:
         with self._database.read() as session:
             self._list(session, now)
             self._hear_of_ended_jobs(session)
+            told = session.exec(select(Notification).limit(_HEARD_AT_ONCE)).all()
+        if told:
+            self._take_up(told)
         for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
                 self._start_due(catalog_id, lane)
@@ -213,7 +230,21 @@ class Poller:
             with self._lock:
                 for lane in self._lanes.values():
                     for table_id in lane.tables.keys() & ended:
-                        lane.tables[table_id].polled = None
+                        lane.tables[table_id].heard += 1
+
+    def _take_up(self, told: Sequence[Notification]) -> None:
+        """Notifications are gone once it is remembered what they say; after a start all tables are polled."""
+        notified = {notification.table_id for notification in told}
+        with self._lock:
+            for lane in self._lanes.values():
+                for table_id in lane.tables.keys() & notified:
+                    table = lane.tables[table_id]
+                    table.heard, table.is_notified = table.heard + 1, True
+        with self._database.write() as session:
+            numbers = [notification.id for notification in told]
+            for start in range(0, len(numbers), _LOOKED_AT_ONCE):
+                chosen = numbers[start : start + _LOOKED_AT_ONCE]
+                session.execute(delete(Notification).where(col(Notification.id).in_(chosen)))
 
     def _start_due(self, catalog_id: str, lane: _Lane) -> None:
         now, moment = time.monotonic(), utc_now()
@@ -222,7 +253,7 @@ class Poller:
         due: list[tuple[bool, float, str]] = []
         settled: list[tuple[float, str]] = []
         for table_id, table in lane.tables.items():
-            has_news = table.known != table.polled
+            has_news = table.news != table.polled
             if table.is_busy:
                 continue
             is_settled = table.is_settled(moment)
@@ -291,14 +322,16 @@ class Poller:
                 # So it is when the catalog fails: then the polls of these tables find out more.
                 lane.settled.clear()
             for table_id, table in tables.items():
-                table.is_busy, table.next_at = False, now + self._interval()
+                table.is_busy, table.next_at = False, now + self._interval(table)
                 if table_id not in same:
                     table.fresh_until = table.next_at = 0.0
+                    table.tells = False
             if not self._is_stopping:
                 self._start_sweeps(catalog_id, lane, utc_now())
 
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
-        known = table.known
+        with self._lock:
+            news, was_notified, table.is_notified = table.news, table.is_notified, False
         found = Polled(is_reachable=True)
         try:
             found = self.poll(table_id)
@@ -307,8 +340,12 @@ class Poller:
         now = time.monotonic()
         with self._lock:
             lane.busy -= 1
-            table.is_busy, table.polled, table.metadata_location = False, known, found.metadata_location
-            table.next_at, table.fresh_until, table.decide_at = now + self._interval(), 0.0, found.decide_at
+            # A commit that was told and is not there yet is waited for as if nobody had told it.
+            if was_notified:
+                table.tells = found.metadata_location not in (None, table.metadata_location)
+            table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
+            table.next_at, table.decide_at = now + self._interval(table), found.decide_at
+            table.fresh_until = 0.0
             if found.metadata_location is not None:
                 # Looked at anyway now and then, whatever else there may be that decisions depend on.
                 table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
@@ -319,8 +356,9 @@ class Poller:
                 doubled = self._settings.poll_interval_seconds * 2.0 ** min(lane.failures, 30)
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
-    def _interval(self) -> float:
-        return self._settings.poll_interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+    def _interval(self, table: _Tracked) -> float:
+        seconds = self._settings.poll_interval_seconds * (_PATIENCE_IF_TOLD if table.tells else 1)
+        return seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
     def _budget(self) -> Budget:
         return Budget(budget_seconds(self._settings, _SILENCES))
@@ -447,8 +485,8 @@ class Poller:
 def _by_key_set(deletes: Sequence[EqualityDelete]) -> list[dict[str, Any]]:
     """As TableHealth.pending_key_sets."""
     found: dict[tuple[int, ...], list[datetime]] = {}
-    for delete in deletes:
-        found.setdefault(delete.equality_field_ids, []).append(delete.committed_at)
+    for one in deletes:
+        found.setdefault(one.equality_field_ids, []).append(one.committed_at)
     return [
         {"equality_field_ids": ids, "files": len(times), "oldest_at": min(times).isoformat()}
         for ids, times in sorted(found.items())

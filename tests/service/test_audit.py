@@ -124,7 +124,9 @@ def test_each_write_leaves_one_entry(
     write("DELETE /catalogs/{catalog_id}", "catalog.delete", **catalog)
     # These read, and have entries all the same: tests/service/lookups/test_access.py.
     lookups = {"POST /tables/{table_id}/lookups", "POST /tables/{table_id}/lookups/history"}
-    assert write.routes == WRITES - lookups
+    # And these only make the service look sooner.
+    notifications = {route for route in WRITES if route.endswith(("/notifications", "/store-events"))}
+    assert write.routes == WRITES - lookups - notifications
 
 
 def test_what_was_allowed_and_came_to_nothing_leaves_no_entry(

@@ -26,6 +26,7 @@ TABLES = (
     "health_samples",
     "jobs",
     "policy_attachments",
+    "notifications",
     "table_health",
     "turns",
     "job_rows",
@@ -452,6 +453,15 @@ def _create_tables() -> None:
     op.create_index("ix_policy_attachments_catalog_id", "policy_attachments", ["catalog_id"], unique=False)
     op.create_index("ix_policy_attachments_policy_id", "policy_attachments", ["policy_id"], unique=False)
     op.create_index("ix_policy_attachments_table_id", "policy_attachments", ["table_id"], unique=False)
+    op.create_table(
+        "notifications",
+        sa.Column("id", BIG_ID, nullable=False),
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("at", AT, nullable=False),
+        sa.ForeignKeyConstraint(["table_id"], ["tables.id"]),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
     op.create_table(
         "table_health",
         sa.Column("table_id", sa.String(), nullable=False),

@@ -1,0 +1,54 @@
+"""What is told of tables that have changed."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, StringConstraints, model_validator
+from pydantic import Field as ModelField
+
+from service.http.messages import Message, example
+
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=4_000)]
+
+
+class CatalogNotification(Message):
+    """Tables of a catalog that have changed are named, by their names or by files that were written."""
+
+    model_config = ConfigDict(json_schema_extra=example({"tables": ["db.t"]}))
+
+    tables: list[_Text] = ModelField(default_factory=list, max_length=1_000)
+    """Dotted names, without the catalog's."""
+    locations: list[_Text] = ModelField(default_factory=list, max_length=1_000)
+    """Places of files that were written, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
+    the tables under whose locations it lies."""
+
+    @model_validator(mode="after")
+    def _check_something(self) -> Self:
+        if not self.tables and not self.locations:
+            raise ValueError("tables or locations must name something")
+        return self
+
+
+StoreEvent = Annotated[
+    dict[str, Any],
+    ModelField(
+        description="The event has the form in which the store sends it.",
+        json_schema_extra=example(
+            {
+                "source": "aws.s3",
+                "detail-type": "Object Created",
+                "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t/metadata/1.metadata.json"}},
+            }
+        ),
+    ),
+]
+
+
+class Notified(Message):
+    """The answer says what has become of a notification."""
+
+    notified: int
+    """How many enrolled tables are looked at now; one that is enrolled with several branches counts as
+    several."""
+    unknown: int
+    """How many of the names and files mean no enrolled table. That is no error: whoever tells of all tables
+    of a catalog need not know which are enrolled."""

@@ -1,0 +1,77 @@
+"""Take down which tables are said to have changed; the replica that polls looks at them.
+
+Whoever may notify can make the service look at a table, and nothing else: what is told is compared with what
+is enrolled, and never opened.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from sqlmodel import Session, col, select
+
+from service.notifications.models import CatalogNotification, Notified
+from service.records.catalogs import Catalog
+from service.records.notifications import Notification
+from service.records.tables import EnrolledTable
+from trust.locations import AmbiguousLocationError, Location, parse_location
+
+_METADATA_FILE = ".metadata.json"
+_AT_ONCE = 500
+"""Values in one query: SQLite takes some thousands at most."""
+_SPELLINGS = {"s3": ("s3", "s3a", "s3n"), "gs": ("gs", "gcs"), "abfs": ("abfs", "abfss")}
+"""Of what one place is enrolled as."""
+
+
+def notify_of_table(session: Session, table: EnrolledTable) -> Notified:
+    session.add(Notification(table_id=table.id))
+    return Notified(notified=1, unknown=0)
+
+
+def notify_of_tables(session: Session, catalog: Catalog, told: CatalogNotification) -> Notified:
+    """Of names, and of places where metadata files were written."""
+    by_name = _enrolled(session, catalog, "name", told.tables)
+    parents = {place: set(_parents(place)) for place in told.locations}
+    by_place = _enrolled(session, catalog, "location", {one for each in parents.values() for one in each})
+    known = sum(name in by_name for name in told.tables)
+    known += sum(not each.isdisjoint(by_place) for each in parents.values())
+    found = {table_id for ids in (*by_name.values(), *by_place.values()) for table_id in ids}
+    session.add_all(Notification(table_id=table_id) for table_id in sorted(found))
+    return Notified(notified=len(found), unknown=len(told.tables) + len(told.locations) - known)
+
+
+def _enrolled(session: Session, catalog: Catalog, column: str, values: Iterable[str]) -> dict[str, list[str]]:
+    """Ids of a catalog's tables, by those values of a column that they have."""
+    found: dict[str, list[str]] = {}
+    wanted, compared = sorted(set(values)), col(getattr(EnrolledTable, column))
+    for start in range(0, len(wanted), _AT_ONCE):
+        query = select(compared, EnrolledTable.id).where(
+            EnrolledTable.catalog_id == catalog.id,
+            col(EnrolledTable.deleted_at).is_(None),
+            compared.in_(wanted[start : start + _AT_ONCE]),
+        )
+        for value, table_id in session.exec(query):
+            found.setdefault(value, []).append(table_id)
+    return found
+
+
+def _parents(place: str) -> Iterator[str]:
+    """Where the table of a metadata file may lie, as it may be spelled."""
+    try:
+        location = parse_location(place)
+    except AmbiguousLocationError:
+        return
+    # A commit writes one; whatever else is written may never be committed.
+    if not location.path.removesuffix(".gz").endswith(_METADATA_FILE):
+        return
+    path = location.path
+    while path := path.rpartition("/")[0]:
+        yield from _spelled(location, path)
+
+
+def _spelled(location: Location, path: str) -> Iterator[str]:
+    starts = [
+        f"{scheme}://{location.authority}" for scheme in _SPELLINGS.get(location.store, [location.scheme])
+    ]
+    if location.is_local:
+        starts = ["", "file:", "file://"]
+    for start in starts:
+        yield from (f"{start}{path}", f"{start}{path}/")

@@ -1,0 +1,65 @@
+"""What docs/notifications.md has engines do: whoever commits tells the service."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlmodel import select
+
+from service.records.notifications import Notification
+from service.settings import Settings
+from tests.factories import Catalog
+from tests.patience import wait_until
+from tests.service.conftest import ADMIN_KEY, Running, running
+
+pytestmark = pytest.mark.integration
+PAGE = Path(__file__).parents[2] / "docs" / "notifications.md"
+
+
+def test_the_listener_of_the_page_tells_of_a_commit(
+    spark: SparkSession, catalog: Catalog, tmp_path: Path
+) -> None:
+    (method,) = re.findall(r"```java\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    listener = _compiled(spark, tmp_path, "Notifier", f"public class Notifier {{ public {method} }}")
+    identifier = f"{catalog.name}.told.orders"
+    spark.sql(f"CREATE NAMESPACE {catalog.name}.told")
+    spark.sql(f"CREATE TABLE {identifier} (id bigint) USING iceberg")
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+        allowed_locations=(tmp_path.as_uri(),),
+    )
+    with running(settings) as service:
+        record = {"name": catalog.name, "type": "sql", "properties": catalog.properties}
+        assert service.admin.post("/catalogs", json=record).status_code == 201
+        table = service.enroll("told.orders", catalog=catalog.name)
+        listener.notifyIcestream(service.url, ADMIN_KEY, catalog.name)
+        spark.sql(f"INSERT INTO {identifier} VALUES (1)")
+        assert wait_until(lambda: _told(service), "the notification") == [table["id"]]
+
+
+def _told(service: Running) -> list[str]:
+    with service.database.read() as session:
+        return [one.table_id for one in session.exec(select(Notification))]
+
+
+def _compiled(spark: SparkSession, directory: Path, name: str, source: str) -> Any:
+    """A class of Java that sees Iceberg."""
+    gateway: Any = spark.sparkContext._gateway
+    jvm: Any = spark.sparkContext._jvm
+    iceberg = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    listeners = iceberg.loadClass("org.apache.iceberg.events.Listeners")
+    (directory / f"{name}.java").write_text(source)
+    jar = listeners.getProtectionDomain().getCodeSource().getLocation().getPath()
+    javac = Path(jvm.java.lang.System.getProperty("java.home")) / "bin" / "javac"
+    subprocess.run([javac, "-cp", jar, "-d", directory, directory / f"{name}.java"], check=True)
+    urls = gateway.new_array(jvm.java.net.URL, 1)
+    urls[0] = jvm.java.io.File(str(directory)).toURI().toURL()
+    made = jvm.java.net.URLClassLoader(urls, iceberg).loadClass(name)
+    return made.getDeclaredConstructor(gateway.new_array(jvm.java.lang.Class, 0)).newInstance(
+        gateway.new_array(jvm.java.lang.Object, 0)
+    )

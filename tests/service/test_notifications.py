@@ -1,0 +1,258 @@
+"""Whoever hears of a commit first says so, and the table is looked at then, however seldom it is polled."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlmodel import func, select
+
+from service.records.notifications import Notification
+from service.records.tables import EnrolledTable
+from service.settings import Settings
+from tests.patience import PATIENCE_SECONDS
+from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.test_poller import health, polling, tick_until
+
+database_kind = alike_on_both
+SELDOM = 3600.0
+"""Seconds between polls: whatever is seen before was told."""
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Running]:
+    with running(settings.model_copy(update={"poll_interval_seconds": SELDOM})) as service:
+        yield service
+
+
+def enrolled(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
+    service.register(iceberg)
+    return service.enroll(policy="manual")
+
+
+def pending(service: Running, table: dict[str, Any]) -> int:
+    return int(health(service, table)["pending_equality_delete_files"])
+
+
+def notify(service: Running, path: str, body: Any = None) -> dict[str, int]:
+    answer = service.admin.post(path, json=body)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+@ON_BOTH
+def test_a_commit_that_is_told_is_seen_at_once(service: Running, iceberg: IcebergCatalog) -> None:
+    table = enrolled(service, iceberg)
+    path = f"/tables/{table['id']}/notifications"
+    with polling(service) as (poller, catalogs):
+        tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
+        iceberg.delete_keys("db.t", [1])
+        for _ in range(3):
+            poller.poll_due()
+        assert (catalogs.loads["local.db.t"], pending(service, table)) == (1, 0)
+        for _ in range(5):  # which are one reason to look
+            assert notify(service, path) == {"notified": 1, "unknown": 0}
+        tick_until(poller, lambda: pending(service, table) == 1)
+        for _ in range(3):
+            poller.poll_due()
+        assert catalogs.loads["local.db.t"] == 2
+    with service.database.read() as session:
+        assert session.exec(select(func.count()).select_from(Notification)).one() == 0
+
+
+def test_a_commit_that_is_told_during_a_poll_is_looked_at_by_another(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    table = enrolled(service, iceberg)
+    with polling(service) as (poller, catalogs):
+        catalogs.slow = "local"
+        tick_until(poller, lambda: catalogs.waiting == 1)
+        notify(service, f"/tables/{table['id']}/notifications")
+        poller.poll_due()
+        catalogs.go_on.set()
+        tick_until(poller, lambda: catalogs.loads["local.db.t"] == 2)
+
+
+def test_a_service_that_waits_is_woken(settings: Settings, iceberg: IcebergCatalog) -> None:
+    idle = {"background": True, "scheduler_interval_seconds": SELDOM, "poll_interval_seconds": SELDOM}
+    with running(settings.model_copy(update=idle)) as service:
+        table = enrolled(service, iceberg)
+        path = f"/tables/{table['id']}/notifications"
+        # The first tick was before the table was there, so this one lists it.
+        notify(service, path)
+        wait_until(lambda: health(service, table)["measured_at"] is not None)
+        iceberg.delete_keys("db.t", [1])
+        notify(service, path)
+        wait_until(lambda: pending(service, table) == 1)
+
+
+def wait_until(is_met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_where_commits_are_told_tables_are_polled_less_often(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.scheduling.poller.random.uniform", lambda low, high: (low + high) / 2)
+    table = enrolled(service, iceberg)
+    with polling(service) as (poller, catalogs):
+        tracked = None
+
+        def look(count: int) -> float:
+            """When the table is polled next, after so many polls, in intervals."""
+            nonlocal tracked
+            tick_until(poller, lambda: catalogs.loads["local.db.t"] == count and not busy(poller))
+            (lane,) = poller._lanes.values()
+            tracked = lane.tables[table["id"]]
+            return round((tracked.next_at - time.monotonic()) / SELDOM)
+
+        def busy(poller: Any) -> int:
+            return sum(lane.busy + lane.sweeps for lane in poller._lanes.values())
+
+        assert look(1) == 1
+        iceberg.delete_keys("db.t", [1])
+        notify(service, f"/tables/{table['id']}/notifications")
+        assert look(2) == 6
+        notify(service, f"/tables/{table['id']}/notifications")  # of a commit that is not there yet
+        assert look(3) == 1
+        iceberg.delete_keys("db.t", [2])
+        notify(service, f"/tables/{table['id']}/notifications")
+        assert look(4) == 6
+        iceberg.delete_keys("db.t", [3])  # of which nobody tells
+        assert tracked is not None
+        tracked.next_at = 0.0
+        assert look(5) == 1
+
+
+@ON_BOTH
+def test_tables_are_told_by_names_and_by_metadata_files(
+    service: Running, iceberg: IcebergCatalog, tmp_path: Path
+) -> None:
+    table = enrolled(service, iceberg)
+    loaded = iceberg.catalog.load_table("db.t")
+    head = loaded.current_snapshot()
+    assert head is not None
+    loaded.manage_snapshots().create_branch(head.snapshot_id, "audit").commit()
+    branch = service.enroll(branch="audit", policy="manual")
+    (tmp_path / "other").mkdir()
+    other = IcebergCatalog(tmp_path / "other", "other")
+    other.create("db.t")
+    service.register(other)
+    foreign = service.enroll(catalog="other", policy="manual")
+    with service.database.read() as session:
+        location = session.get_one(EnrolledTable, table["id"]).location.rstrip("/")
+    path = "/catalogs/local/notifications"
+
+    def told() -> list[str]:
+        with service.database.write() as session:
+            found = session.exec(select(Notification)).all()
+            for one in found:
+                session.delete(one)
+        return sorted(one.table_id for one in found)
+
+    both = sorted([table["id"], branch["id"]])
+    assert notify(service, path, {"tables": ["db.t", "db.none", "local.db.t"]}) == {
+        "notified": 2,
+        "unknown": 2,
+    }
+    assert told() == both
+    place = location.removeprefix("file://")
+    files = [f"{place}/metadata/1.metadata.json", f"file://{place}/metadata/2.gz.metadata.json"]
+    assert notify(service, path, {"locations": files}) == {"notified": 2, "unknown": 0}
+    assert told() == both
+    strange = [f"{place}/data/1.parquet", f"{place}2/metadata/1.metadata.json", "../x.metadata.json", "x"]
+    assert notify(service, path, {"locations": strange}) == {"notified": 0, "unknown": 4}
+    assert told() == []
+    assert notify(service, "/catalogs/other/notifications", {"tables": ["db.t"]})["notified"] == 1
+    assert told() == [foreign["id"]]
+    refused = service.admin.post(path, json={})
+    assert (refused.status_code, "name something" in refused.text) == (422, True)
+    assert service.admin.post("/catalogs/none/notifications", json={"tables": ["t"]}).status_code == 404
+    other.close()
+
+
+EVENTS = {
+    "s3": {
+        "Records": [
+            {"s3": {"bucket": {"name": "lake"}, "object": {"key": "db/t+%C3%A4/metadata/1.metadata.json"}}}
+        ]
+    },
+    "eventbridge": {
+        "source": "aws.s3",
+        "detail-type": "Object Created",
+        "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t ä/metadata/1.metadata.json"}},
+    },
+    "pubsub": {
+        "message": {
+            "attributes": {"bucketId": "lake", "objectId": "db/t ä/metadata/1.metadata.json"},
+            "data": "e30=",
+        }
+    },
+    "cloudevents": {
+        "specversion": "1.0",
+        "type": "Microsoft.Storage.BlobCreated",
+        "data": {"url": "https://acc.blob.core.windows.net/lake/db/t ä/metadata/1.metadata.json"},
+    },
+    "event-grid": {
+        "eventType": "Microsoft.Storage.BlobCreated",
+        "data": {"url": "https://acc.blob.core.windows.net/lake/db/t ä/metadata/1.metadata.json"},
+    },
+}
+PLACES = {
+    "s3": "s3a://lake/db/t ä",
+    "eventbridge": "s3://lake/db/t ä/",
+    "pubsub": "gs://lake/db/t ä",
+    "cloudevents": "abfss://lake@acc.dfs.core.windows.net/db/t ä",
+    "event-grid": "abfs://lake@acc.dfs.core.windows.net/db/t ä",
+}
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_events_of_object_stores_mean_the_table_whose_metadata_was_written(
+    service: Running, iceberg: IcebergCatalog, kind: str
+) -> None:
+    table = enrolled(service, iceberg)
+    with service.database.write() as session:
+        session.get_one(EnrolledTable, table["id"]).location = PLACES[kind]
+    path = "/catalogs/local/store-events"
+    assert notify(service, path, EVENTS[kind]) == {"notified": 1, "unknown": 0}
+    other = json.loads(json.dumps(EVENTS[kind]).replace("lake", "pond"))
+    assert notify(service, path, other) == {"notified": 0, "unknown": 1}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"Records": [{}]},
+        {"Records": ["s3"]},
+        {"Records": [{"s3": {"bucket": "lake", "object": {"key": 1}}}]},
+        {"source": "aws.s3", "detail": {"bucket": {"name": "lake"}}},
+        {"message": {"attributes": {"bucketId": "lake"}}},
+        {"type": "Microsoft.Storage.BlobCreated", "data": {"url": "https://[x"}},
+    ],
+)
+def test_what_is_no_event_of_a_store_is_refused(
+    service: Running, iceberg: IcebergCatalog, event: dict[str, Any]
+) -> None:
+    service.register(iceberg)
+    answer = service.admin.post("/catalogs/local/store-events", json=event)
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (422, "event-not-understood")
+
+
+def test_a_key_may_be_for_notifications_alone(service: Running, iceberg: IcebergCatalog) -> None:
+    table = enrolled(service, iceberg)
+    made = service.admin.post(
+        "/api-keys", json={"name": "flink", "role": "operator", "scopes": ["notifications:write"]}
+    ).json()
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    path = f"/tables/{table['id']}"
+    assert service.admin.post(f"{path}/notifications", headers=headers).status_code == 202
+    assert service.admin.post(f"{path}/pause", headers=headers).json()["type"].endswith("/out-of-scope")
+    assert service.admin.get(path, headers=headers).status_code == 403
