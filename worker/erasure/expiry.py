@@ -1,45 +1,36 @@
-"""Snapshots that still reach erased rows expire, unless something holds them: then it is told what.
+"""Snapshots that still reach erased rows expire, and with them the files that nothing else needs.
 
-Invariant: no snapshot expires that a branch or tag names, that the table's own settings retain, or that a
-streaming writer looks for when it starts again.
+Invariants: just the snapshots that are named go, and no branch or tag. A file is deleted only if all that is
+left could be read by then, and does not name it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
 from pyspark.errors.exceptions.captured import CapturedException
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE
+from worker.erasure.holds import is_never_deleted_from
+from worker.erasure.leftovers import metadata_files, place_of, statistics_files
+from worker.erasure.look import Look
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table import row_delta
-from worker.table.catalogs import java_message, jvm_of
+from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
 from worker.table.commit import check_clock
-from worker.table.commit_errors import prepared
-from worker.table.row_delta import ANY_FILE
+from worker.table.commit_errors import CommitConflictError, commit_failure, prepared
+from worker.table.row_delta import ANY_FILE, java_list, java_object
 
-_MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
-_MAX_AGE = "history.expire.max-snapshot-age-ms"
-_GC = "gc.enabled"
-# Properties by which streaming writers find what they committed last; the values say which writer's.
-_WRITERS = (
-    ("flink.job-id", "flink.operator-id"),
-    ("spark.sql.streaming.queryId",),
-    ("kafka.connect.control-topic", "kafka.connect.commit-id"),
-)
-_AGAIN = "and erase again."
+_SOURCE = Path(__file__).with_name("ExactExpiry.java")
 
 
 class ExpiryError(JobError):
@@ -49,162 +40,59 @@ class ExpiryError(JobError):
     retryable = True
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Why a snapshot stays. until: when that ends by itself, if it does."""
+def expire(job: Job, table: PinnedTable, snapshot_ids: Collection[int]) -> None:
+    """Lets snapshots expire, on the very metadata that the table was pinned with or not at all.
 
-    holder: str
-    reason: str
-    remedy: str
-    name: str | None = None
-    until: datetime | None = None
-
-
-def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
-    """What holds the snapshots of a table, by their ids; the others may expire."""
-    found: dict[int, Hold] = {}
-    for snapshot_id, hold in _holds(job, metadata, datetime.now(UTC)):
-        found.setdefault(snapshot_id, hold)
-    return found
-
-
-def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
-    """The most telling first."""
-    assignment = job.assignment
-    for name, ref in metadata.refs.items():
-        if ref.snapshot_ref_type is SnapshotRefType.TAG:
-            yield ref.snapshot_id, _of_tag(metadata, name, ref)
-        else:
-            why, remedy = f"It is the head of branch {name}.", f"Erase on branch {name}, or drop it, {_AGAIN}"
-            if name == assignment.table.branch:
-                remedy = "Erase again."
-            yield ref.snapshot_id, Hold("branch", why, remedy, name)
-    if metadata.properties.get(_GC, "true").lower() == "false":
-        why, remedy = (
-            f"The table's property {_GC} is false.",
-            f"Set it to true if no other table has its files, {_AGAIN}",
-        )
-        yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
-    branches = {
-        name: (ref, list(_ancestors(metadata, ref.snapshot_id)))
-        for name, ref in metadata.refs.items()
-        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
-    }
-    for name, (ref, ancestors) in branches.items():
-        yield from _of_retention(metadata, name, ref, ancestors, now)
-    yield from _of_age(metadata, now)
-    for name, (_, ancestors) in branches.items():
-        yield from _of_writers(name, ancestors)
-    if not assignment.job.erase.expire_snapshots:
-        why, remedy = (
-            "The request lets no snapshot expire.",
-            "Let this one expire, or erase again and let snapshots expire.",
-        )
-        yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
-
-
-def _of_tag(metadata: TableMetadata, name: str, ref: SnapshotRef) -> Hold:
-    snapshot = metadata.snapshot_by_id(ref.snapshot_id)
-    until = None
-    if ref.max_ref_age_ms is not None and snapshot is not None:
-        until = _after(snapshot, ref.max_ref_age_ms)
-    return Hold("tag", f"Tag {name} names it.", f"Drop the tag, {_AGAIN}", name, until)
-
-
-def _of_retention(
-    metadata: TableMetadata, name: str, ref: SnapshotRef, ancestors: list[Snapshot], now: datetime
-) -> Iterator[tuple[int, Hold]]:
-    """As the branch says, or else the table; what neither says holds nothing."""
-    remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
-    least = ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0
-    for snapshot in ancestors[:least]:
-        why = f"Branch {name} keeps its last {counted(least, 'snapshot')}."
-        yield snapshot.snapshot_id, Hold("retention", why, remedy, name)
-    if ref.max_snapshot_age_ms is None:
-        return
-    for snapshot in ancestors:
-        if (until := _after(snapshot, ref.max_snapshot_age_ms)) > now:
-            why = f"Branch {name} keeps snapshots of that age."
-            yield snapshot.snapshot_id, Hold("retention", why, remedy, name, until)
-
-
-def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
-    age = _number(metadata, _MAX_AGE)
-    if age is None:
-        return
-    for snapshot in metadata.snapshots:
-        if (until := _after(snapshot, age)) > now:
-            why = f"The table keeps snapshots of that age ({_MAX_AGE})."
-            remedy = f"Wait, or let the table keep fewer, {_AGAIN}"
-            yield snapshot.snapshot_id, Hold("retention", why, remedy, until=until)
-
-
-def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[int, Hold]]:
-    """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
-    would commit it once more.
-    """
-    last, writers = 0, set[tuple[str | None, ...]]()
-    for number, snapshot in enumerate(ancestors, start=1):
-        told = snapshot.summary.additional_properties if snapshot.summary else {}
-        of_snapshot = {tuple(told.get(name) for name in names) for names in _WRITERS if names[0] in told}
-        if not of_snapshot <= writers:
-            last = number
-        writers |= of_snapshot
-    why = "A streaming writer looks for its last snapshot when it starts: this one, or one behind it."
-    remedy = f"Wait until that writer has committed again, {_AGAIN}"
-    for snapshot in ancestors[:last]:
-        yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
-
-
-def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
-    while snapshot_id is not None and (snapshot := metadata.snapshot_by_id(snapshot_id)) is not None:
-        yield snapshot
-        snapshot_id = snapshot.parent_snapshot_id
-
-
-def _number(metadata: TableMetadata, name: str) -> int | None:
-    try:
-        return int(metadata.properties[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _after(snapshot: Snapshot, milliseconds: int) -> datetime:
-    return datetime.fromtimestamp((snapshot.timestamp_ms + milliseconds) / 1000, UTC)
-
-
-def expire(job: Job, table: PinnedTable, snapshot_ids: Iterable[int]) -> None:
-    """Lets snapshots expire, by Iceberg's own operation, and deletes what no other one needs.
-
-    Raises ExpiryError when that did not happen, or nobody can tell whether it did.
+    Raises CommitConflictError when the table has changed, ExpiryError when it did not happen for another
+    reason, or nobody can tell whether it did.
     """
     java_table = table.java_table
-    ids = sorted(snapshot_ids)
     check_clock(java_table)
     job.reporter.confirm_lease()
     with prepared():
         place = java_table.operations().metadataFileLocation(ANY_FILE)
         table.storage.io.check(place)
-        unneeded = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
-        operation = java_expiry(row_delta.guarded(java_table, place, ""), ids, unneeded)
+        operation = java_expiry(row_delta.guarded(java_table, place, ""), snapshot_ids)
     try:
         operation.commit()
     except (Py4JError, CapturedException) as error:
+        raise_lack_of_memory(error)
+        failure = commit_failure(error)
+        if isinstance(failure, CommitConflictError):
+            raise failure from None
         raise ExpiryError(java_message(error)) from None
-    delete_unneeded(job, table, jvm_of(java_table).java.util.ArrayList(unneeded))
-    job.decide(f"{counted(len(ids), 'snapshot')} expired.")
 
 
-def java_expiry(java_table: JavaObject, snapshot_ids: Iterable[int], unneeded: JavaObject) -> JavaObject:
-    """An `ExpireSnapshots` of just these, not yet committed. unneeded: gets the files that nothing needs."""
-    operation = java_table.expireSnapshots().expireOlderThan(0).deleteWith(row_delta.collector(unneeded))
-    for snapshot_id in snapshot_ids:
-        operation.expireSnapshotId(snapshot_id)
-    return operation
+def java_expiry(java_table: JavaObject, snapshot_ids: Iterable[int]) -> JavaObject:
+    """The expiry of just these, not yet committed."""
+    ids = java_list(jvm_of(java_table), [str(snapshot_id) for snapshot_id in snapshot_ids])
+    return java_object(java_table, _SOURCE, "ExactExpiry", java_table, ids)
 
 
-def delete_unneeded(job: Job, table: PinnedTable, paths: Iterable[str]) -> None:
-    """What can't be deleted stays, and is found by the look."""
+def files_of(metadata: TableMetadata, look: Look, snapshot_ids: Collection[int]) -> set[str]:
+    """The paths of all files that some snapshots need, which were looked at."""
+    snapshots = [one for one in metadata.snapshots if one.snapshot_id in snapshot_ids]
+    statistics = [
+        one.statistics_path
+        for one in (*metadata.statistics, *metadata.partition_statistics)
+        if one.snapshot_id in snapshot_ids
+    ]
+    return set(statistics).union(*map(look.named_by, snapshots))
+
+
+def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Iterable[str]) -> None:
+    """Deletes those of some files that nothing needs; none if that can't be told of all that is left.
+
+    table: pinned just before. What can't be deleted stays, and is found by the look.
+    """
+    if is_never_deleted_from(table.metadata):
+        job.decide("No file that expired snapshots named was deleted: the table says that none may be.")
+        return
+    needed = look.needed(table.metadata, table.storage)
+    if isinstance(needed, str):
+        job.decide(f"No file that expired snapshots named was deleted: what {needed} names can't be read.")
+        return
+    places = {place_of(path) for path in (*needed, *metadata_files(table), *statistics_files(table.metadata))}
 
     def delete(path: str) -> bool | Exception:
         try:
@@ -212,8 +100,8 @@ def delete_unneeded(job: Job, table: PinnedTable, paths: Iterable[str]) -> None:
         except (OSError, LocationNotAllowedError) as error:
             return error
 
-    with Threads(FILES_AT_ONCE, "delete") as threads:
-        done = list(threads.map(delete, paths))
+    with job.stage("expire"), Threads(FILES_AT_ONCE, "delete") as threads:
+        done = list(threads.map(delete, sorted(path for path in paths if place_of(path) not in places)))
     if failures := [one for one in done if isinstance(one, Exception)]:
         told = counted(len(failures), "file")
         job.decide(f"{told} that no snapshot needs could not be deleted, such as: {failures[0]}.")

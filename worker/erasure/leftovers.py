@@ -108,9 +108,9 @@ def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile]:
     """What lies under the table's location and is not named. Raises OSError where that can't be listed."""
-    known = {_place(path) for path in named}
+    known = {place_of(path) for path in named}
     return [
-        file for file in table.storage.walk(table.metadata.location) if _place(file.location) not in known
+        file for file in table.storage.walk(table.metadata.location) if place_of(file.location) not in known
     ]
 
 
@@ -214,7 +214,7 @@ def named_by_expired(table: PinnedTable) -> set[str]:
             continue
         expired |= {one.snapshot_id: one for one in earlier.snapshots if one.snapshot_id not in kept}
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    return {_place(path) for one in expired.values() for path in _named_by(one, specs, table)}
+    return {place_of(path) for one in expired.values() for path in _named_by(one, specs, table)}
 
 
 def _named_by(snapshot: Snapshot, specs: Mapping[int, PartitionSpec], table: PinnedTable) -> Iterable[str]:
@@ -234,10 +234,6 @@ def _named_by(snapshot: Snapshot, specs: Mapping[int, PartitionSpec], table: Pin
         yield from (file.path for file in (*data_files, *deletes))
 
 
-def is_in(file: StoredFile, places: Collection[str]) -> bool:
-    return _place(file.location) in places
-
-
-def _place(path: str) -> str:
+def place_of(path: str) -> str:
     """The same for each way to spell a location: with one slash or three, with s3 or s3a."""
     return re.sub("/+", "/", re.sub("^[A-Za-z0-9]+:", "/", path))

@@ -126,6 +126,20 @@ class Look:
         below = [path for one in manifests for path in self._named[one.path].files]
         return {snapshot.manifest_list, *(one.path for one in manifests), *below}
 
+    def needed(self, metadata: TableMetadata, storage: Storage) -> set[str] | str:
+        """The paths of all files that the snapshots of a table need; or that of a manifest or manifest list
+        that can't be read, so that nobody can tell."""
+        with self._job.stage("look"):
+            self._read_manifests(metadata, metadata.snapshots, storage)
+        found: set[str] = set()
+        for snapshot in metadata.snapshots:
+            lists = self._lists[snapshot.manifest_list]
+            for path in (snapshot.manifest_list, *(manifest.path for manifest in lists)):
+                if self.traces[path].why is not None:
+                    return path
+            found |= self.named_by(snapshot)
+        return found
+
     def at_deletes(
         self, metadata: TableMetadata, deletes: Sequence[DeleteFile], storage: Storage
     ) -> list[DeleteFile]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.erasure.expiry import Hold
+from worker.erasure.holds import Hold
 from worker.erasure.keys import ErasedKeys
 from worker.process.errors import Reason
 

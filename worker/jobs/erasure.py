@@ -20,17 +20,18 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
-from worker.erasure.expiry import Hold, delete_unneeded, expire, holds
+from worker.erasure.expiry import delete_unneeded, expire, files_of
+from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
     PARTITION_STATISTICS,
-    is_in,
     is_partition,
     look_at_metadata,
     look_at_unnamed,
     metadata_files,
     named_by_expired,
     partition_statistics,
+    place_of,
     statistics_files,
     unnamed_files,
 )
@@ -56,17 +57,16 @@ from worker.jobs.writing import RowWrite
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
+from worker.process.plurals import counted
 from worker.process.slots import Threads
-from worker.table.commit import CommittedSnapshot, find_commits
-from worker.table.commit_errors import CommitError
+from worker.table.commit import LOOKS, CommittedSnapshot, find_commits
+from worker.table.commit_errors import CommitConflictError, CommitError
 from worker.table.files import DeleteFile
 from worker.table.manifests import read_snapshot_files
 from worker.writes.live_rows import KeysInTable
 from worker.writes.plan import key_set_of
 from worker.writes.sent_rows import read_sent
 
-EXPIRY_ROUNDS = 3
-"""Others may commit snapshots meanwhile that reach old files, too."""
 SNAPSHOTS_TOLD = 1_000
 _MAIN = "main"
 _LOOKS_AT_ONCE = 8
@@ -111,8 +111,7 @@ class _Erasure:
         totals = Totals.of(self._commits(table))
         self._clean_indexes(table)
         self._remove_reports(table)
-        self._expire(table)
-        table = self._pinned()
+        table = self._expire()
         findings = self._looked(table)
         report = {
             "keys": len(self._keys.number_of),
@@ -223,20 +222,34 @@ class _Erasure:
 
     # expire
 
-    def _expire(self, table: PinnedTable) -> None:
-        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some."""
-        job, metadata = self._job, table.metadata
-        for _ in range(EXPIRY_ROUNDS):
+    def _expire(self) -> PinnedTable:
+        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some.
+        Returns the table as it is then."""
+        job = self._job
+        for _ in range(LOOKS):
+            table = self._pinned()
+            metadata = table.metadata
             traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
             held = holds(job, metadata)
             doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
             if not doomed:
-                return
-            with job.stage("expire"):
-                expire(job, table, doomed)
+                return table
+            files = files_of(metadata, self._look, doomed)
+            try:
+                with job.stage("expire"):
+                    expire(job, table, doomed)
+            except CommitConflictError as error:
+                self._tell_of_conflict(error)
+                continue
             self._expired += doomed
-            table = self._pinned()
-            metadata = table.metadata
+            job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
+            delete_unneeded(job, self._pinned(), self._look, files)
+        return self._pinned()
+
+    def _tell_of_conflict(self, error: CommitConflictError) -> None:
+        told = f"The table changed while this job ran, so it looks at what is new: {error}."
+        if told not in self._job.decisions:
+            self._job.decide(told)
 
     # look
 
@@ -334,9 +347,9 @@ class _Erasure:
         telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
         if telling:
             expired = named_by_expired(table)
-            unneeded = [file for file in telling if is_in(file, expired)]
+            unneeded = [file.location for file in telling if place_of(file.location) in expired]
             if unneeded:
-                delete_unneeded(self._job, table, [file.location for file in unneeded])
+                delete_unneeded(self._job, self._pinned(), self._look, unneeded)
             telling = {file: trace for file, trace in telling.items() if table.storage.exists(file.location)}
         for file, trace in telling.items():
             findings.hold(trace.keys, replace(_ORPHAN, name=file.location))
@@ -375,7 +388,9 @@ _ORPHAN = Hold(
     "Remove the table's orphan files (remove_orphan_files), and erase again.",
 )
 _LIST_REMEDY = "Let the worker list the table's location, and erase again."
-_CAME_MEANWHILE = Hold("snapshot", "It came while the job ran.", "Erase again.")
+_CAME_MEANWHILE = Hold(
+    "snapshot", "It came while the job ran, or others committed first each time.", "Erase again."
+)
 
 
 def _sentence(counts: Mapping[str, int]) -> str:

@@ -253,7 +253,7 @@ def java_object(java_table: JavaObject, source: Path, name: str, *arguments: obj
     return constructor.newInstance(values.toArray())
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=8)
 def _classes(client: GatewayClient, source: Path) -> JavaObject:
     """The loader of the classes in a file, made once for a JVM."""
     jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)

@@ -17,12 +17,21 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from tests import erased
 from tests.deaths import killed_at_call_of, killed_at_commit_of
-from tests.factories import TableBuilder, equality_delete_files, garble, live_delete_files, visible_rows
+from tests.factories import (
+    Catalog,
+    TableBuilder,
+    equality_delete_files,
+    garble,
+    live_delete_files,
+    visible_rows,
+)
 from tests.jobs import Jobs
+from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.thorough import V2_FIRST, first_always, thorough_unless
 from worker.erasure import expiry, rewrite
 from worker.erasure.look import Look
@@ -226,6 +235,87 @@ def test_snapshots_that_the_table_retains_are_not_expired(
     assert numbers_of(table) == [1]
 
 
+def test_just_the_snapshots_that_are_told_expire_and_no_branch_or_tag(
+    new_table: NewTable, erase: Erase
+) -> None:
+    """Iceberg's own expiry applies the ages that branches and tags have as well."""
+    table = new_table()
+    table.append([row(5)])
+    table.append([row(6)])
+    manage = table.java.manageSnapshots()
+    manage.createBranch("work", table.snapshot_id).setMaxRefAgeMs("work", 1).setMaxSnapshotAgeMs("work", 1)
+    manage.createTag("audit", table.snapshot_id).setMaxRefAgeMs("audit", 1)
+    manage.setMaxSnapshotAgeMs("main", 1).setMinSnapshotsToKeep("main", 1).commit()
+    refs = {name: ref for name, ref in table.metadata.refs.items() if name != "main"}
+    untouched = [one.snapshot_id for one in table.metadata.snapshots]
+    table.append([row(0), row(1)])
+
+    report = erase(0)
+
+    assert report["counts"] == ALL_GONE
+    assert refs.items() <= table.metadata.refs.items()
+    left = [one.snapshot_id for one in table.metadata.snapshots]
+    assert left[: len(untouched)] == untouched
+    assert not set(left) & set(report["snapshots_expired"])
+    assert numbers_of(table, branch="audit") == numbers_of(table, branch="work") == [5, 6]
+    assert files_with([0], place_of(table)) == []
+
+
+@pytest.mark.parametrize("is_tag", [True, False])
+def test_a_snapshot_that_somebody_names_just_before_it_expires_stays(
+    new_table: NewTable, erase: Erase, monkeypatch: pytest.MonkeyPatch, is_tag: bool
+) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    first = table.snapshot_id
+    calls = count()
+    real = expiry.java_expiry
+
+    def name_it_first(*arguments: Any) -> Any:
+        operation = real(*arguments)
+        if not next(calls):
+            manage = table.java.manageSnapshots()
+            (manage.createTag if is_tag else manage.createBranch)("late", first).commit()
+        return operation
+
+    monkeypatch.setattr(expiry, "java_expiry", name_it_first)
+    report = erase(0)
+
+    assert holders(report) == [("tag" if is_tag else "branch", "late", [0])]
+    assert numbers_of(table, branch="late") == [0, 1]
+    assert first not in report["snapshots_expired"]
+    assert report["snapshots_expired_count"] > 0, "the others"
+
+
+def test_a_rest_catalog_is_told_where_branches_are_when_snapshots_expire(
+    new_table: NewTable, spark: SparkSession, catalog: Catalog, jobs: Jobs
+) -> None:
+    """Of what expires, a REST catalog is told the ids: it would drop a branch that has moved there."""
+    table = new_table()
+    table.append([row(5)])
+    table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
+    table.append([row(0), row(1)])
+    first = table.snapshot_id
+    commit = commit_by_java(spark, catalog.name, catalog.properties)
+    calls = count()
+
+    def move_work_first(body: dict[str, Any]) -> None:
+        if any(one["action"] == "remove-snapshots" for one in body["updates"]) and not next(calls):
+            table.java.manageSnapshots().replaceBranch("work", first).commit()
+        commit(body)
+
+    with (
+        SqlCatalog(catalog.name, **catalog.properties) as tables,
+        running_rest_catalog(tables, move_work_first) as rest,
+    ):
+        report = Erase(Jobs(spark, rest, table.identifier, jobs.index))(0)
+
+    assert next(calls) > 1, "it has looked once more"
+    assert holders(report) == [("branch", "work", [0])]
+    assert numbers_of(table, branch="work") == [0, 1, 5]
+    assert first not in report["snapshots_expired"]
+
+
 def test_nothing_expires_unless_the_request_says_so(new_table: NewTable, erase: Erase) -> None:
     table = new_table()
     table.append([row(0), row(1)])
@@ -418,7 +508,7 @@ _DEATHS = [
         (rewrite, "java_manifest_rewrite"),
         (erasure, "index_key_set"),
         (expiry, "java_expiry"),
-        (expiry, "delete_unneeded"),
+        (erasure, "delete_unneeded"),
         (erasure, "outcome"),
     ]
     for when in ("before", "after")

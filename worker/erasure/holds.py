@@ -1,0 +1,154 @@
+"""What holds the snapshots of a table: branches and tags, what it retains, and who looks for them later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+
+from worker.attempt.job import Job
+from worker.process.plurals import counted
+
+_MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
+_MAX_AGE = "history.expire.max-snapshot-age-ms"
+_GC = "gc.enabled"
+# Properties by which streaming writers find what they committed last; the values say which writer's.
+_WRITERS = (
+    ("flink.job-id", "flink.operator-id"),
+    ("spark.sql.streaming.queryId",),
+    ("kafka.connect.control-topic", "kafka.connect.commit-id"),
+)
+_AGAIN = "and erase again."
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a snapshot stays. until: when that ends by itself, if it does."""
+
+    holder: str
+    reason: str
+    remedy: str
+    name: str | None = None
+    until: datetime | None = None
+
+
+def is_never_deleted_from(metadata: TableMetadata) -> bool:
+    """Whether the table forbids to delete files that its snapshots named: others may have them, too."""
+    return metadata.properties.get(_GC, "true").lower() == "false"
+
+
+def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
+    """What holds the snapshots of a table, by their ids; the others may expire."""
+    found: dict[int, Hold] = {}
+    for snapshot_id, hold in _holds(job, metadata, datetime.now(UTC)):
+        found.setdefault(snapshot_id, hold)
+    return found
+
+
+def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
+    """The most telling first."""
+    assignment = job.assignment
+    for name, ref in metadata.refs.items():
+        if ref.snapshot_ref_type is SnapshotRefType.TAG:
+            yield ref.snapshot_id, _of_tag(metadata, name, ref)
+        else:
+            why, remedy = f"It is the head of branch {name}.", f"Erase on branch {name}, or drop it, {_AGAIN}"
+            if name == assignment.table.branch:
+                remedy = "Erase again."
+            yield ref.snapshot_id, Hold("branch", why, remedy, name)
+    if is_never_deleted_from(metadata):
+        why, remedy = (
+            f"The table's property {_GC} is false.",
+            f"Set it to true if no other table has its files, {_AGAIN}",
+        )
+        yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
+    branches = {
+        name: (ref, list(_ancestors(metadata, ref.snapshot_id)))
+        for name, ref in metadata.refs.items()
+        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
+    }
+    for name, (ref, ancestors) in branches.items():
+        yield from _of_retention(metadata, name, ref, ancestors, now)
+    yield from _of_age(metadata, now)
+    for name, (_, ancestors) in branches.items():
+        yield from _of_writers(name, ancestors)
+    if not assignment.job.erase.expire_snapshots:
+        why, remedy = (
+            "The request lets no snapshot expire.",
+            "Let this one expire, or erase again and let snapshots expire.",
+        )
+        yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
+
+
+def _of_tag(metadata: TableMetadata, name: str, ref: SnapshotRef) -> Hold:
+    snapshot = metadata.snapshot_by_id(ref.snapshot_id)
+    until = None
+    if ref.max_ref_age_ms is not None and snapshot is not None:
+        until = _after(snapshot, ref.max_ref_age_ms)
+    return Hold("tag", f"Tag {name} names it.", f"Drop the tag, {_AGAIN}", name, until)
+
+
+def _of_retention(
+    metadata: TableMetadata, name: str, ref: SnapshotRef, ancestors: list[Snapshot], now: datetime
+) -> Iterator[tuple[int, Hold]]:
+    """As the branch says, or else the table; what neither says holds nothing."""
+    remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
+    least = ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0
+    for snapshot in ancestors[:least]:
+        why = f"Branch {name} keeps its last {counted(least, 'snapshot')}."
+        yield snapshot.snapshot_id, Hold("retention", why, remedy, name)
+    if ref.max_snapshot_age_ms is None:
+        return
+    for snapshot in ancestors:
+        if (until := _after(snapshot, ref.max_snapshot_age_ms)) > now:
+            why = f"Branch {name} keeps snapshots of that age."
+            yield snapshot.snapshot_id, Hold("retention", why, remedy, name, until)
+
+
+def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
+    age = _number(metadata, _MAX_AGE)
+    if age is None:
+        return
+    for snapshot in metadata.snapshots:
+        if (until := _after(snapshot, age)) > now:
+            why = f"The table keeps snapshots of that age ({_MAX_AGE})."
+            remedy = f"Wait, or let the table keep fewer, {_AGAIN}"
+            yield snapshot.snapshot_id, Hold("retention", why, remedy, until=until)
+
+
+def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[int, Hold]]:
+    """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
+    would commit it once more.
+    """
+    last, writers = 0, set[tuple[str | None, ...]]()
+    for number, snapshot in enumerate(ancestors, start=1):
+        told = snapshot.summary.additional_properties if snapshot.summary else {}
+        of_snapshot = {tuple(told.get(name) for name in names) for names in _WRITERS if names[0] in told}
+        if not of_snapshot <= writers:
+            last = number
+        writers |= of_snapshot
+    why = "A streaming writer looks for its last snapshot when it starts: this one, or one behind it."
+    remedy = f"Wait until that writer has committed again, {_AGAIN}"
+    for snapshot in ancestors[:last]:
+        yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
+
+
+def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
+    while snapshot_id is not None and (snapshot := metadata.snapshot_by_id(snapshot_id)) is not None:
+        yield snapshot
+        snapshot_id = snapshot.parent_snapshot_id
+
+
+def _number(metadata: TableMetadata, name: str) -> int | None:
+    try:
+        return int(metadata.properties[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _after(snapshot: Snapshot, milliseconds: int) -> datetime:
+    return datetime.fromtimestamp((snapshot.timestamp_ms + milliseconds) / 1000, UTC)
