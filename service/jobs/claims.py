@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import TypeVarTuple
 
-from sqlalchemy import CTE, bindparam, exists, func
+from sqlalchemy import CTE, ColumnElement, bindparam, exists, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -46,6 +46,7 @@ from telemetry.traces import record_span
 _CLEARING = tuple(
     kind.value for kind in JobKind if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.COMPACT)
 )
+_WRITING_ROWS = tuple(kind.value for kind in JobKind if kind.writes_rows)
 _CUT_OFF = ErrorReport(
     code="worker_cut_off",
     title="The worker could not report this attempt",
@@ -294,6 +295,7 @@ def _claimable(query: Select[*Columns], running: CTE) -> Select[*Columns]:
         col(rival.status) == JobStatus.RUNNING.value,
         col(rival.writes),
     )
+    begun = aliased(Job)
     return (
         query.join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
@@ -314,7 +316,25 @@ def _claimable(query: Select[*Columns], running: CTE) -> Select[*Columns]:
             or_(~col(Catalog.paused), col(Catalog.deleted_at).is_not(None)),
             ~exists().where(col(SystemState.paused)),
             or_(~col(Job.writes), ~writer_runs),
+            ~exists().where(col(begun.table_uuid) == col(Job.table_uuid), goes_first(begun, Job)),
         )
+    )
+
+
+def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
+    """Whether a job has begun to write rows of the same table and may go on, and another one, an erasure,
+    waits until it has ended: it lets snapshots expire, by which the other finds what it has committed.
+
+    Of erasures that have begun, none waits for the other.
+    """
+    return and_(
+        col(job.kind) == JobKind.ERASE.value,
+        col(begun.id) != col(job.id),
+        col(begun.status) == JobStatus.QUEUED.value,
+        col(begun.attempt) > 0,
+        col(begun.writes),
+        col(begun.kind).in_(_WRITING_ROWS),
+        or_(col(begun.kind) != JobKind.ERASE.value, col(job.attempt) == 0),
     )
 
 

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Literal
 
 from sqlalchemy import ColumnElement, Float, String, cast, func
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from service import __version__
@@ -338,6 +339,8 @@ class Others:
     is_system_paused: bool
     writers: Mapping[str, Job]
     """Running jobs that write tables of theirs, by the tables' UUIDs."""
+    begun: Mapping[str, Job]
+    """Jobs that go first although they do not run, by the ids of those that wait for them."""
     running: Mapping[str, int]
     """Number of jobs that run, by the ids of catalogs."""
 
@@ -345,7 +348,7 @@ class Others:
 def read_others(session: Session, queued: Sequence[Job]) -> Others:
     """For any number of queued jobs with the same few queries; none for no jobs."""
     if not queued:
-        return Others(is_system_paused=False, writers={}, running={})
+        return Others(is_system_paused=False, writers={}, begun={}, running={})
     writers = session.exec(
         select(Job).where(
             col(Job.table_uuid).in_({job.table_uuid for job in queued}),
@@ -353,9 +356,17 @@ def read_others(session: Session, queued: Sequence[Job]) -> Others:
             col(Job.writes),
         )
     )
+    waiting = aliased(Job)
+    begun = session.exec(
+        select(waiting.id, Job)
+        .where(Job.table_uuid == waiting.table_uuid, claims.goes_first(Job, waiting))
+        .where(col(waiting.id).in_([job.id for job in queued]))
+        .order_by(col(Job.id).desc())
+    )
     return Others(
         is_system_paused=queue.is_system_paused(session),
         writers={job.table_uuid: job for job in writers},
+        begun=dict(begun.all()),
         running=claims.running_by_catalog(session),
     )
 
@@ -376,6 +387,8 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
     if job.writes and job.table_uuid in others.writers:
         running = others.writers[job.table_uuid]
         return f"Waits for job {running.id} ({running.kind}), which writes the same table."
+    if (begun := others.begun.get(job.id)) is not None:
+        return f"Waits for job {begun.id} ({begun.kind}), which has begun to write the same table, to end."
     limit = catalog.max_running_jobs
     if limit is not None and others.running.get(catalog.id, 0) >= limit:
         return f"Waits: {counted(limit, 'job')} of catalog {catalog.name} run, as many as it allows."

@@ -21,6 +21,7 @@ from service.jobs.contract import (
     EndedAttempt,
     HeartbeatRequest,
 )
+from service.jobs.service import view
 from service.records.catalogs import Catalog
 from service.records.health import health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus
@@ -115,6 +116,31 @@ def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database
     assert len(kinds) == 2
     assert len(writers.intersection(kinds)) == 1
     assert set(kinds) - writers == {("convert", True)}
+
+
+@pytest.mark.parametrize("kind", [JobKind.UPSERT, JobKind.DELETE, JobKind.ERASE])
+def test_an_erasure_waits_until_a_write_that_has_begun_has_ended(database: Database, kind: JobKind) -> None:
+    """Whatever has kept that one from going on, and on whichever branch: it finds what it has committed by
+    snapshots, which the erasure would let expire."""
+    one, other = add_tables(database, ["a", "a"])
+    worker = add_worker(database)
+    begun = request(database, one, kind)
+    assert claim(database, worker) is not None
+    finish(database, begun, 1, "failed", error=RETRYABLE)
+    not_begun = request(database, one, JobKind.UPSERT, LATER)
+    erasure = request(database, other, JobKind.ERASE)
+    with database.write() as session:
+        session.get_one(EnrolledTable, one).paused = True
+    assert claim(database, worker, LATER) is None
+    with database.read() as session:
+        told = view(session, session.get_one(Job, erasure)).waiting_for
+    assert told == f"Waits for job {begun} ({kind.value}), which has begun to write the same table, to end."
+    with database.write() as session:
+        queue.cancel(session, session.get_one(Job, begun), "test", LATER)
+    assignment = claim(database, worker, LATER)
+    assert assignment is not None
+    assert assignment.job.id == erasure
+    assert job(database, not_begun).attempt == 0
 
 
 def test_of_a_removed_table_only_the_drop_of_its_index_runs(database: Database) -> None:

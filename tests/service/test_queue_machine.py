@@ -127,6 +127,7 @@ REACHED = {  # in each run
     *(f"halt: {paused}" for paused in (True, False)),
     *(f"claim: a paused {what} is passed over" for what in ["table", *WIDER]),
     *(f"{trouble}: while jobs run" for trouble in TROUBLES),
+    "claim: an erasure waits for a write that has begun",
     "retry",
     "retry: refused",
 }
@@ -293,6 +294,25 @@ class QueueMachine(RuleBasedStateMachine):
             for catalog in limits
         }
 
+        begun = {
+            each.id: each
+            for each in jobs
+            if (each.status == JobStatus.QUEUED.value or each.id == taken)
+            and each.attempt - (each.id == taken) > 0
+            and each.writes
+            and JobKind(each.kind).writes_rows
+        }
+
+        def goes_later(each: Job) -> bool:
+            """Whether an erasure waits for a write that has begun."""
+            before = [
+                one
+                for one in begun.values()
+                if one.id != each.id and one.table_uuid == each.table_uuid
+                if each.id not in begun or one.kind != JobKind.ERASE.value
+            ]
+            return each.kind == JobKind.ERASE.value and bool(before)
+
         def is_claimable(each: Job) -> bool:
             limit = limits[catalogs[each.table_id]]
             return (
@@ -314,6 +334,9 @@ class QueueMachine(RuleBasedStateMachine):
                 places["table"] = each.table_id
             paused = [what for what, place in places.items() if place in halted]
             self.reached.update(f"claim: a paused {what} is passed over" for what in paused)
+            if not paused and goes_later(each):
+                self.reached["claim: an erasure waits for a write that has begun"] += 1
+                return False
             return not paused
 
         claimable = [each for each in jobs if is_claimable(each) and starts(each)]
