@@ -79,8 +79,18 @@ class KeySetIndex:
 
 def database_name(table_uuid: str, branch: str) -> str:
     """Each branch has its own index: two registered branches never write to the same one."""
-    name = "t_" + table_uuid.replace("-", "")
+    name = _main_database(table_uuid)
     return name if branch == "main" else f"{name}_b{hashlib.sha256(branch.encode()).hexdigest()[:16]}"
+
+
+def databases_of(warehouse: IndexWarehouse, table_uuid: str) -> list[str]:
+    """Those that are there: also of branches that were dropped. Raises OSError (a retry can help)."""
+    main = _main_database(table_uuid)
+    return [name for name in warehouse.databases() if name == main or name.startswith(f"{main}_b")]
+
+
+def _main_database(table_uuid: str) -> str:
+    return "t_" + table_uuid.replace("-", "")
 
 
 def open_index(

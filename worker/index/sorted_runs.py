@@ -268,6 +268,10 @@ class IndexWarehouse:
             self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
         return RunTable(self._catalog.get_table(f"{database}.{name}"), self.storage)
 
+    def databases(self) -> list[str]:
+        with _unwrapped():
+            return list(self._catalog.list_databases())
+
     def table_names(self, database: str) -> list[str]:
         try:
             return [name for name in self._catalog.list_tables(database) if name != REPORTS]

@@ -11,8 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
-from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import usable_index
@@ -39,30 +37,19 @@ from worker.erasure.look import Look, Traces
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite, rewrite_manifests
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
-from worker.index.key_set_index import (
-    DamagedIndexError,
-    database_name,
-    drop_index_of,
-    holds_only,
-    indexed_key_sets,
-    open_index,
-)
-from worker.index.sorted_runs import REPORTS, IndexWarehouse
+from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import Conversion
+from worker.jobs.erased_indexes import ErasedIndexes
 from worker.jobs.foreign_errors import meaning_of
-from worker.jobs.indexing import index_key_set
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import told_as_unreachable
 from worker.jobs.writing import RowWrite
-from worker.keys.key_set import KeyColumnError
-from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table.commit import LOOKS, CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError
 from worker.table.files import DeleteFile
-from worker.table.manifests import read_snapshot_files
 from worker.writes.live_rows import KeysInTable
 from worker.writes.plan import key_set_of
 from worker.writes.sent_rows import read_sent
@@ -103,14 +90,14 @@ class _Erasure:
         self._plans = 0
         self._expired: list[int] = []
         self._look = Look(job, self._keys)
+        self._indexes = ErasedIndexes(job, warehouse, keys)
 
     def run(self, table: PinnedTable) -> Outcome:
         self._delete_and_rewrite(table)
         cleared = remove_orphan_files(self._job)  # of lost attempts, before anybody looks
         table = self._pinned()
         totals = Totals.of(self._commits(table))
-        self._clean_indexes(table)
-        self._remove_reports(table)
+        self._indexes.clean(table)
         table = self._expire()
         findings = self._looked(table)
         report = {
@@ -191,35 +178,6 @@ class _Erasure:
         with self._job.stage("plan"):
             return pin_table(self._job)
 
-    # index
-
-    def _clean_indexes(self, table: PinnedTable) -> None:
-        """No file of an index of the branch has a key that is in no data file of its head.
-
-        Also of other key sets: an entry of theirs may be all that is left of a row.
-        """
-        job, warehouse, database = self._job, self._warehouse, table.index_database
-        live = table.files.data_files
-        for ids in indexed_key_sets(warehouse, database):
-            try:
-                key_set = resolve_key_set(table.metadata, ids)
-            except KeyColumnError:  # of no use to anybody
-                job.reporter.confirm_lease()
-                drop_index_of(warehouse, database, ids)
-                continue
-            index = usable_index(job, table, warehouse, key_set)
-            if index is None or not holds_only(warehouse, database, index, live):
-                index_key_set(job, table, warehouse, key_set, rebuild=True)
-                job.decide(f"Key set {key_set}: its index was built anew, without what is gone.")
-
-    def _remove_reports(self, table: PinnedTable) -> None:
-        """Reports on duplicates have keys, and lie beside the indexes."""
-        warehouse, database = self._warehouse, table.index_database
-        if warehouse.storage.walk(warehouse.place_of(database, REPORTS)):
-            self._job.reporter.confirm_lease()
-            warehouse.drop_table(database, REPORTS)
-            self._job.decide("The table's reports on duplicates were deleted, since they may have the keys.")
-
     # expire
 
     def _expire(self) -> PinnedTable:
@@ -257,7 +215,7 @@ class _Erasure:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
         named = {path for one in table.metadata.snapshots for path in self._look.named_by(one)}
-        self._tell_of_indexes(table, findings)
+        self._indexes.tell(table, findings)
         self._tell_of_metadata(table, findings)
         self._tell_of_unnamed(table, named, findings)
         return findings
@@ -290,35 +248,6 @@ class _Erasure:
             findings.hold(trace.keys, replace(_PENDING, name=path), table.snapshot_id)
         for path, trace in traces.metadata.items():
             findings.hold(trace.keys - written, replace(_MANIFEST, name=path), table.snapshot_id)
-
-    def _tell_of_indexes(self, table: PinnedTable, findings: Findings) -> None:
-        """Of other branches, which this job may not write. What their data files have is told of these."""
-        metadata, warehouse = table.metadata, self._warehouse
-        for name, ref in metadata.refs.items():
-            if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name == table.branch:
-                continue
-            database = database_name(str(metadata.table_uuid), name)
-            head = metadata.snapshot_by_id(ref.snapshot_id)
-            assert head is not None
-            why = Reason(
-                "index_of_branch",
-                f"the index of branch {name} can't be read, or has entries of data files that are gone",
-                f"Run a job of kind rebuild on branch {name}, and erase again.",
-            )
-            for ids in indexed_key_sets(warehouse, database):
-                if not self._holds_only_rows_of(table, database, ids, head):
-                    place = warehouse.place_of(database, f"entries_{'_'.join(map(str, ids))}")
-                    findings.miss(place, why, holder="index")
-
-    def _holds_only_rows_of(
-        self, table: PinnedTable, database: str, ids: Sequence[int], head: Snapshot
-    ) -> bool:
-        try:
-            index = open_index(self._warehouse, database, resolve_key_set(table.metadata, ids))
-            live = read_snapshot_files(table.metadata, head, table.storage.io).data_files
-        except (KeyColumnError, DamagedIndexError, FileNotFoundError, JobError):
-            return False
-        return index is not None and holds_only(self._warehouse, database, index, live)
 
     def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
         for path in metadata_files(table):

@@ -36,7 +36,7 @@ from tests.thorough import V2_FIRST, first_always, thorough_unless
 from worker.erasure import expiry, rewrite
 from worker.erasure.look import Look
 from worker.io.storage import Storage
-from worker.jobs import erasure
+from worker.jobs import erased_indexes, erasure
 from worker.process.errors import UnexpectedError
 from worker.table import row_delta
 
@@ -506,7 +506,7 @@ _DEATHS = [
         (row_delta, "java_row_delta"),
         (rewrite, "java_rewrite"),
         (rewrite, "java_manifest_rewrite"),
-        (erasure, "index_key_set"),
+        (erased_indexes, "index_key_set"),
         (expiry, "java_expiry"),
         (erasure, "delete_unneeded"),
         (erasure, "outcome"),
@@ -620,21 +620,44 @@ def test_indexes_of_other_branches_and_reports_are_thought_of(
 ) -> None:
     table = new_table()
     table.append([row(0), row(1)])
-    table.append([row(0)])
+    table.append([row(0), row(1)])
     table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
     jobs.run("index", key_sets=[["id"]], branch="work")
-    jobs.run("report_duplicates", key_sets=[["id"]])
+    for branch in ("main", "work"):
+        jobs.run("report_duplicates", key_sets=[["id"]], branch=branch)
     table.spark.sql(f"DELETE FROM {table.identifier} WHERE value = 0")
     assert holders(erase(0))[0] == ("branch", "work", [0])
     table.java.manageSnapshots().replaceBranch("work", table.snapshot_id).commit()
 
-    report = erase(0)
+    report = erase(7, 0)
 
-    assert [(one["holder"], one["keys"]) for one in report["held"]] == [("index", [0])]
-    assert report["counts"]["unknown"] == 1
+    assert [(one["holder"], one["keys"]) for one in report["held"]] == [("index", [0]), ("index", [1])]
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 1, "unknown": 1}
     jobs.run("rebuild", branch="work")
+    assert erase(7, 0)["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+    jobs.run("report_duplicates", key_sets=[["id"]], branch="work")
     assert erase(0)["counts"] == ALL_GONE
     assert files_with([0], place_of(table), jobs.index) == []
+    assert files_with([1], *jobs.index.glob("*.db/duplicates")), "the other branch keeps its report"
+
+
+def test_of_a_branch_that_was_dropped_no_index_and_no_report_stays(
+    new_table: NewTable, jobs: Jobs, erase: Erase
+) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.append([row(0)])
+    table.java.manageSnapshots().createBranch("work", table.snapshot_id).commit()
+    for kind in ("index", "report_duplicates"):
+        for branch in ("main", "work"):
+            jobs.run(kind, key_sets=[["id"]], branch=branch)
+    table.java.manageSnapshots().removeBranch("work").commit()
+
+    assert erase(0)["counts"] == ALL_GONE
+
+    assert files_with([0], place_of(table), jobs.index) == []
+    assert len(list(jobs.index.glob("*.db"))) == 1
+    assert jobs.run("verify").result["key_sets"], "that of the branch is whole"
 
 
 def test_a_branch_is_erased_from_by_itself(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
