@@ -24,6 +24,8 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _SLOWER: Final = 1.2
 _SIGNED: Final = ("webhook-id", "webhook-timestamp", "webhook-signature")
 _PREFIX: Final = "whsec_"
+_KEY_BYTES: Final = range(24, 65)
+_SECRET_NAMED: Final = b"erasure_secret_id"
 
 
 class ReceiptForgedError(IcestreamError):
@@ -59,7 +61,7 @@ class Receipt:
 
     def verify(self, secret: str) -> None:
         """Raises ReceiptForgedError unless it was signed with this, ICESTREAM_RECEIPT_SECRET, at whatever
-        time; and ValueError for a secret that could not sign."""
+        time; and ValueError for a secret that the service would not sign with."""
         given = [self.headers.get(name, "") for name in _SIGNED]
         signed = b".".join((*(part.encode() for part in given[:2]), self.body))
         theirs = [one.removeprefix("v1,").encode() for one in given[2].split()]
@@ -75,8 +77,12 @@ class Receipt:
     def state_of(self, key: Mapping[str, Any], erasure_secret: str) -> dict[str, str]:
         """The state of a key by names of tables, of those whose receipt is about it.
 
-        key: as it was given to `erase`. erasure_secret: ICESTREAM_ERASURE_SECRET.
+        key: as it was given to `erase`. erasure_secret: ICESTREAM_ERASURE_SECRET. Raises ValueError if the
+        receipt's keys were hashed with another one.
         """
+        hashed_with = self.content.get("erasure_secret_id")
+        if hashed_with not in (None, secret_id(erasure_secret)):
+            raise ValueError(f"the keys of this receipt were hashed with another secret, of id {hashed_with}")
         (sent,) = json_rows([key])
         hashed = key_hash(erasure_secret, sent)
         return {
@@ -146,7 +152,18 @@ def key_hash(erasure_secret: str, key: Mapping[str, Any]) -> str:
     return hmac.new(erasure_secret.encode(), written.encode(), hashlib.sha256).hexdigest()
 
 
+def secret_id(erasure_secret: str) -> str:
+    """What a receipt calls the secret that its keys were hashed with."""
+    return hmac.new(erasure_secret.encode(), _SECRET_NAMED, hashlib.sha256).hexdigest()[:16]
+
+
 def _keys(secret: str) -> Sequence[bytes]:
-    if not secret.split() or not all(one.startswith(_PREFIX) for one in secret.split()):
-        raise ValueError(f"the secret of receipts is {_PREFIX} and base64")
-    return [base64.b64decode(one.removeprefix(_PREFIX), validate=True) for one in secret.split()]
+    """An empty or short key signs too, and whoever forges a receipt would find it."""
+    keys = [
+        base64.b64decode(one.removeprefix(_PREFIX), validate=True) if one.startswith(_PREFIX) else b""
+        for one in secret.split()
+    ]
+    if not keys or not all(len(key) in _KEY_BYTES for key in keys):
+        told = f"{_PREFIX} and {_KEY_BYTES[0]} to {_KEY_BYTES[-1]} bytes in base64"
+        raise ValueError(f"the secret of receipts is {told}")
+    return keys

@@ -193,6 +193,7 @@ FIELDS: dict[str, Any] = {
     "ReceiptKey.hash": "5d5b09f6dcb2d53a5fffc60c4ac0d55fabdf556069d6631545f42aa6e3500f2e",
     "ReceiptKey.held_by": [],
     "Receipt.keys": 1,
+    "Receipt.erasure_secret_id": "9c1f0d2be76a4385",
     "ReceiptTable.counts": _GONE,
     "ReceiptTable.report": {
         "keys": 1,
@@ -207,6 +208,7 @@ FIELDS: dict[str, Any] = {
         "files_looked_through": 240,
         "bytes_looked_through": 90_000_000,
         "looked_at": _TIME,
+        "snapshot_id_looked_at": 4_096_815_371_425,
         "counts": _GONE,
         "held": [],
         "invisible": [],

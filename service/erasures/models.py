@@ -207,6 +207,9 @@ class Receipt(Message):
     """These columns make the key; null for what each table says."""
     keys: Amount | None
     """So many keys came with the request; null if they were in files."""
+    erasure_secret_id: str | None
+    """The first 16 hexadecimal digits of HMAC-SHA256 of `erasure_secret_id`, with the
+    ICESTREAM_ERASURE_SECRET that hashed the keys; null if they were in files."""
     files: list[str]
     """The files that had the keys: the service does not read them, so keys are told by number alone."""
     tables: list[ReceiptTable]

@@ -22,6 +22,7 @@ from service.records.reports import ErasureReport
 from service.settings import Settings
 from service.webhooks.signing import signature, signers_of
 
+_SECRET_NAMED = b"erasure_secret_id"
 _UNKNOWN_BY = ("unreadable_file",)
 """Of such a holder nobody knows whether it has the keys."""
 
@@ -33,6 +34,11 @@ def canonical(key: Mapping[str, JsonValue]) -> bytes:
 
 def key_hash(secret: SecretStr, key: Mapping[str, JsonValue]) -> str:
     return hmac.new(secret.get_secret_value().encode(), canonical(key), hashlib.sha256).hexdigest()
+
+
+def secret_id(secret: SecretStr) -> str:
+    """Tells by which secret keys were hashed, and nothing of it."""
+    return hmac.new(secret.get_secret_value().encode(), _SECRET_NAMED, hashlib.sha256).hexdigest()[:16]
 
 
 def secrets_of(settings: Settings) -> tuple[SecretStr, list[Signer]]:
@@ -84,6 +90,7 @@ def make_receipt(
         expire_snapshots=erasure.expire_snapshots,
         key_columns=erasure.key_columns,
         keys=len(erasure.key_hashes) or None,
+        erasure_secret_id=erasure.erasure_secret_id,
         files=erasure.files,
         tables=[_of_table(erasure, part, status) for part, status in parts],
     )

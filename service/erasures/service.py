@@ -25,7 +25,7 @@ from service.erasures.models import (
     PlannedTable,
     Receipt,
 )
-from service.erasures.receipt import key_hash, make_receipt, report_of, secrets_of, sign
+from service.erasures.receipt import key_hash, make_receipt, report_of, secret_id, secrets_of, sign
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import queue
@@ -72,6 +72,7 @@ def create_erasure(
         requested_by=caller.name,
         created_at=now,
         key_hashes=[key_hash(secret, key) for key in request.keys or ()],
+        erasure_secret_id=None if request.keys is None else secret_id(secret),
         files=request.files or [],
         **request.model_dump(include={"note", "pattern", "key_columns", "expire_snapshots"}),
     )

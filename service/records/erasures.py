@@ -25,6 +25,8 @@ class Erasure(SQLModel, table=True):
     key_columns: list[str] | None = Field(default=None, sa_type=Json)
     key_hashes: list[str] = Field(default_factory=list, sa_type=Json)
     """Of the keys of the request, in their order."""
+    erasure_secret_id: str | None = None
+    """By which of the secrets of all times they were hashed; None if there are none."""
     expire_snapshots: bool = True
     receipt: str | None = None
     """As it was issued, once all jobs had ended."""

@@ -310,7 +310,9 @@ class ErasureReport(Message):
     bytes_looked_through: Amount = 0
     """The files that were looked through have so many bytes."""
     looked_at: AwareDatetime
-    """The look through all files ended at this time."""
+    """The look through all files began at this time: what came later was not looked at."""
+    snapshot_id_looked_at: SnapshotId | None = None
+    """The head that the branch had then; null for a table without a snapshot."""
     counts: KeyCounts
     """So many keys are in which state."""
     held: list[HeldKeys] = ModelField(default_factory=list, max_length=1000)

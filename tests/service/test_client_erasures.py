@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 import icestream
-from icestream.erasures import Receipt, key_hash
+from icestream.erasures import Receipt, key_hash, secret_id
 from service.erasures import receipt as issuing
 from service.settings import Settings
 from service.webhooks.signing import new_secret
@@ -71,6 +72,8 @@ def test_keys_are_erased_waited_for_and_the_receipt_verified(
     )
     assert receipt.state_of(KEY, ERASURE_SECRET) == {"local.db.t@main": "gone"}
     assert receipt.state_of({**KEY, "id": 18}, ERASURE_SECRET) == {}
+    with pytest.raises(ValueError, match="hashed with another secret"):
+        receipt.state_of(KEY, ERASURE_SECRET + "!")
     receipt.save(tmp_path)
     kept = Receipt.load(tmp_path)
     assert kept == receipt
@@ -91,14 +94,18 @@ def test_a_receipt_that_was_changed_or_signed_by_others_is_none(
     ):
         with pytest.raises(icestream.ReceiptForgedError):
             wrong.verify(secret)
-    with pytest.raises(ValueError, match="whsec_"):
-        receipt.verify("")
+    short = base64.b64encode(bytes(23)).decode()
+    for unusable in ("", "whsec_", f"whsec_{short}", f"{RECEIPT_SECRET} whsec_", RECEIPT_SECRET[6:]):
+        with pytest.raises(ValueError, match="whsec_ and 24"):
+            receipt.verify(unusable)
 
 
 def test_client_and_service_hash_keys_alike() -> None:
+    secret = SecretStr(ERASURE_SECRET)
+    assert secret_id(ERASURE_SECRET) == issuing.secret_id(secret)
     keys: list[dict[str, Any]] = [KEY, {"b": 1.5, "a": "\u2028"}, {"nested": {"z": [1, True], "a": "é"}}]
     for key in keys:
-        assert key_hash(ERASURE_SECRET, key) == issuing.key_hash(SecretStr(ERASURE_SECRET), key)
+        assert key_hash(ERASURE_SECRET, key) == issuing.key_hash(secret, key)
 
 
 def test_what_is_refused_is_raised(client: icestream.Client) -> None:

@@ -98,7 +98,9 @@ class _Erasure:
         table = self._pinned()
         totals = Totals.of(self._commits(table))
         self._indexes.clean(table)
-        table = self._expire()
+        self._expire()
+        looked_at = datetime.now(UTC)
+        table = self._pinned()
         findings = self._looked(table)
         report = {
             "keys": len(self._keys.number_of),
@@ -112,7 +114,8 @@ class _Erasure:
             "snapshots_expired_count": len(self._expired),
             "files_looked_through": len(self._look.traces),
             "bytes_looked_through": sum(trace.size_bytes for trace in self._look.traces.values()),
-            "looked_at": datetime.now(UTC).isoformat(),
+            "looked_at": looked_at.isoformat(),
+            "snapshot_id_looked_at": table.snapshot_id,
             **findings.told(self._keys),
         }
         self._job.decide(_sentence(report["counts"]))

@@ -126,6 +126,7 @@ def test_no_file_of_the_table_or_its_index_has_an_erased_key(
     assert files_with(gone, place_of(table), jobs.index) == []
     assert report["counts"] == {"gone": 6, "invisible": 0, "held": 0, "unknown": 0}
     assert (report["rows_deleted"], report["held"]) == (6, [])
+    assert report["snapshot_id_looked_at"] == table.snapshot_id
     left = [n for n in range(100) if n not in gone]
     assert numbers_of(table) == sorted(left * 2 + [300, 301])
     assert set(untouched) <= set(table.data_file_paths)

@@ -597,6 +597,7 @@ def _create_tables() -> None:
         sa.Column("files", JSON, nullable=False),
         sa.Column("key_columns", JSON, nullable=True),
         sa.Column("key_hashes", JSON, nullable=False),
+        sa.Column("erasure_secret_id", sa.String(), nullable=True),
         sa.Column("expire_snapshots", sa.Boolean(), nullable=False),
         sa.Column("receipt", sa.String(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
