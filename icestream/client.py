@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from icestream.connection import WHERE, Connection, Json
 from icestream.erasures import Erasure, ask
 from icestream.errors import UnreachableError
-from icestream.staging import SparkFrame
+from icestream.staging import Source, SparkFrame
 from icestream.values import in_arrow, json_value
 from icestream.writes import Written, json_rows, sent, write
 
@@ -217,8 +217,9 @@ class Table:
             "insert_only": insert_only,
             "duplicates": duplicates,
         }
+        path = self._rows_path("upsert")
         with sent(rows, "rows", staging, filesystem) as source:
-            return self._write("upsert", {**source, **options}, key_columns, dry_run, wait_seconds)
+            return self._write(path, source, options, key_columns, dry_run, wait_seconds)
 
     def delete(
         self,
@@ -234,15 +235,26 @@ class Table:
 
         keys: a column for each of the key's, or a mapping for each key. The rest is as in `upsert`.
         """
+        path = self._rows_path("delete")
         with sent(keys, "keys", staging, filesystem) as source:
-            return self._write("delete", source, key_columns, dry_run, wait_seconds)
+            return self._write(path, source, {}, key_columns, dry_run, wait_seconds)
+
+    def _rows_path(self, kind: str) -> str:
+        """Asked for before anything is staged: a name that is wrong costs nothing then."""
+        return f"/api/v1/tables/{self.id}/rows/{kind}"
 
     def _write(
-        self, kind: str, body: Json, key_columns: Sequence[str] | None, dry_run: bool, wait_seconds: float
+        self,
+        path: str,
+        source: Source,
+        options: Json,
+        key_columns: Sequence[str] | None,
+        dry_run: bool,
+        wait_seconds: float,
     ) -> Written:
         columns = None if key_columns is None else list(key_columns)
-        whole = {**body, "key_columns": columns, "dry_run": dry_run}
-        return write(self._connection, f"/api/v1/tables/{self.id}/rows/{kind}", whole, wait_seconds)
+        whole = {**options, "key_columns": columns, "dry_run": dry_run}
+        return write(self._connection, path, source, whole, wait_seconds)
 
     def _ask(self, part: _Columns | _Rows, options: Json) -> tuple[Json, tuple[pa.Table, Json]]:
         path = self._connection.lookups_path(self._name)

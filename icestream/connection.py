@@ -78,17 +78,19 @@ class Connection:
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """options: as httpx has them. Raises IcestreamError."""
         give_up_at = monotonic() + self._wait_seconds
+        may_have_happened = False
         while True:
             try:
                 answer = self.http.request(method, path, **options)
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 raise self.unreachable(error) from error
+            may_have_happened |= answer.is_server_error
             wait_seconds = max(_retry_after(answer), _SHORTEST_WAIT_SECONDS)
             if answer.status_code not in _LATER or monotonic() + wait_seconds > give_up_at:
                 break
             sleep(wait_seconds)
         if not answer.is_success:
-            raise refusal(answer)
+            raise refusal(answer, may_have_happened=may_have_happened)
         return answer
 
     def unreachable(self, error: Exception) -> UnreachableError:

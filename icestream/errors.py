@@ -45,12 +45,22 @@ class UnknownNameError(IcestreamError):
 class ProblemError(IcestreamError):
     """type: which problem it is, as docs/errors.md lists them; empty if what answered is no problem document.
 
-    fields: all of the document, such as the `errors` of fields, or the `request_id`.
+    fields: all of the document, such as the `errors` of fields, or the `request_id`. may_have_happened: what
+    the call asked for, since a server failed while it answered, at this time or before it was sent again.
     """
 
-    def __init__(self, status: int, detail: str, remedy: str, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        remedy: str,
+        fields: Mapping[str, Any],
+        *,
+        may_have_happened: bool = False,
+    ) -> None:
         super().__init__(detail, remedy)
         self.status = status
+        self.may_have_happened = may_have_happened
         self.type = str(fields.get("type", ""))
         self.title = str(fields.get("title", ""))
         self.fields = dict(fields)
@@ -94,7 +104,7 @@ _BY_STATUS: Final = {
 }
 
 
-def refusal(answer: httpx.Response) -> ProblemError:
+def refusal(answer: httpx.Response, *, may_have_happened: bool = False) -> ProblemError:
     """What an answer that is an error says."""
     kind = _BY_STATUS.get(answer.status_code, ProblemError)
     try:
@@ -102,6 +112,6 @@ def refusal(answer: httpx.Response) -> ProblemError:
         problem["title"]
     except (ValueError, KeyError, TypeError):
         detail = f"The service answered {answer.status_code}."
-        return kind(answer.status_code, detail, answer.text[:500], {})
+        return kind(answer.status_code, detail, answer.text[:500], {}, may_have_happened=may_have_happened)
     detail, remedy = (str(problem.get(name) or "") for name in ("detail", "remedy"))
-    return kind(answer.status_code, detail, remedy, problem)
+    return kind(answer.status_code, detail, remedy, problem, may_have_happened=may_have_happened)

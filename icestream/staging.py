@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
-from icestream.errors import IcestreamError, UnreachableError
-
 FILES_AT_MOST: Final = 1_000
 """Of one write."""
 
@@ -28,6 +26,14 @@ class SparkFrame(Protocol):
     def coalesce(self, partitions: int, /) -> Any: ...
     @property
     def write(self) -> Any: ...
+
+
+@dataclass
+class Source:
+    """What a request says of its rows. in_use: a job may read the files that it names, now or later."""
+
+    body: dict[str, Any]
+    in_use: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,23 +64,17 @@ class Staging:
         return cls(f"{staging.rstrip('/')}/{name}", filesystem, f"{path.rstrip('/')}/{name}")
 
     @contextmanager
-    def holding(self, write: Callable[[], list[str]]) -> Iterator[list[str]]:
-        """Where the files are that `write` makes; they go at the end, unless the job may still read them."""
+    def holding(self, write: Callable[[], list[str]]) -> Iterator[Source]:
+        """The files that `write` makes; they go at the end, unless a job may still read them."""
+        source = Source({})
         try:
-            files = write()
-        except BaseException:
-            self._remove()
-            raise
-        try:
-            yield files
-        except UnreachableError as error:
-            error.add_note(self._stay)
-            raise
-        except IcestreamError:
-            self._remove()
-            raise
+            source.body["files"] = write()
+            yield source
         except BaseException as error:
-            error.add_note(self._stay)
+            if source.in_use:
+                error.add_note(f"The job may still read {self.location}: remove that when it has ended.")
+            else:
+                self._remove()
             raise
         self._remove()
 
@@ -99,10 +99,6 @@ class Staging:
         found = self.filesystem.get_file_info(pafs.FileSelector(self.path))
         names = sorted(one.base_name for one in found if one.base_name.endswith(".parquet"))
         return [f"{self.location}/{name}" for name in names]
-
-    @property
-    def _stay(self) -> str:
-        return f"The job may still read {self.location}: remove that when it has ended."
 
     def _remove(self) -> None:
         try:

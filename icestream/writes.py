@@ -14,8 +14,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from icestream.connection import Connection, Json, json_of
-from icestream.errors import IcestreamError
-from icestream.staging import Staging
+from icestream.errors import IcestreamError, ProblemError
+from icestream.staging import Source, Staging
 from icestream.values import arrow_reader, json_value
 
 ROWS_AT_ONCE: Final = 1_000
@@ -56,14 +56,19 @@ class Written:
     dry_run: bool
 
 
-def write(connection: Connection, path: str, body: Json, wait_seconds: float) -> Written:
+def write(connection: Connection, path: str, source: Source, options: Json, wait_seconds: float) -> Written:
     """Sends a write, once however often it has to be sent, and waits until its job has ended.
 
     Raises IcestreamError: WriteFailedError; and TimeoutError for a job that goes on after `wait_seconds`.
     """
     give_up_at = time.monotonic() + wait_seconds
     headers = {"Idempotency-Key": str(uuid4())}
-    job = json_of(connection.request("POST", path, json=body, headers=headers))
+    source.in_use = True
+    try:
+        job = json_of(connection.request("POST", path, json={**source.body, **options}, headers=headers))
+    except ProblemError as error:
+        source.in_use = error.may_have_happened
+        raise
     pause_seconds = _FIRST_PAUSE_SECONDS
     while job["status"] not in _ENDS:
         if time.monotonic() > give_up_at:
@@ -71,6 +76,7 @@ def write(connection: Connection, path: str, body: Json, wait_seconds: float) ->
         time.sleep(pause_seconds)
         pause_seconds = min(_SLOWER * pause_seconds, _LONGEST_PAUSE_SECONDS)
         job = json_of(connection.request("GET", f"/api/v1/jobs/{job['id']}"))
+    source.in_use = False
     if job["status"] != "succeeded":
         raise WriteFailedError(job["id"], job["status"], job["error"] or {})
     result = job["result"] or {}
@@ -86,7 +92,7 @@ def write(connection: Connection, path: str, body: Json, wait_seconds: float) ->
 
 
 @contextmanager
-def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator[Json]:
+def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator[Source]:
     """What a request says of the rows: itself, by that name, or where they are staged meanwhile.
 
     rows: a table, batch or reader of Arrow, a frame of pandas, Polars or PySpark, or mappings.
@@ -96,12 +102,12 @@ def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator
         if staging is None:
             raise ValueError(f"Spark writes the rows as files: {_STAGING}")
         place = Staging.under(staging, filesystem)
-        with place.holding(lambda: place.write_spark(rows)) as files:
-            yield {"files": files}
+        with place.holding(lambda: place.write_spark(rows)) as source:
+            yield source
         return
     reader = arrow_reader(rows)
     if reader is None:
-        yield {name: json_rows(rows)}
+        yield Source({name: json_rows(rows)})
         return
     first: list[pa.RecordBatch] = []
     for batch in reader:
@@ -109,13 +115,13 @@ def sent(rows: Any, name: str, staging: str | None, filesystem: Any) -> Iterator
         if sum(map(len, first)) > ROWS_AT_ONCE:
             break
     else:
-        yield {name: json_rows(pa.Table.from_batches(first, reader.schema))}
+        yield Source({name: json_rows(pa.Table.from_batches(first, reader.schema))})
         return
     if staging is None:
         raise ValueError(f"more than {ROWS_AT_ONCE:,} rows are written from files: {_STAGING}")
     place = Staging.under(staging, filesystem)
-    with place.holding(lambda: place.write(reader.schema, chain(first, reader))) as files:
-        yield {"files": files}
+    with place.holding(lambda: place.write(reader.schema, chain(first, reader))) as source:
+        yield source
 
 
 def json_rows(rows: Any) -> list[Json]:

@@ -20,6 +20,7 @@ from pyiceberg.schema import assign_fresh_schema_ids
 
 import icestream
 from icestream.writes import json_rows
+from tests.http_server import Answer, answering
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
@@ -30,11 +31,16 @@ PAGE = (Path(__file__).parents[2] / "docs" / "writes.md").read_text()
 
 
 @pytest.fixture
-def table(service: Running, iceberg: IcebergCatalog) -> Iterator[icestream.Table]:
+def client(service: Running) -> Iterator[icestream.Client]:
+    with icestream.Client(service.url, ADMIN_KEY, wait_seconds=0) as client:
+        yield client
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog, client: icestream.Client) -> icestream.Table:
     service.register(iceberg)
     service.enroll()
-    with icestream.Client(service.url, ADMIN_KEY, wait_seconds=0) as client:
-        yield client.table("db.t")
+    return client.table("db.t")
 
 
 class Worker:
@@ -146,6 +152,47 @@ def test_staged_rows_go_with_a_write_that_failed_and_stay_for_a_job_that_goes_on
         table.upsert(MANY, staging=str(staging), wait_seconds=0)
     (left,) = staging.iterdir()
     assert str(left) in caught.value.__notes__[0]
+
+
+TABLE = "0c9f6f0e-2f6b-4c39-8a1e-5b0e4d1c7a11"
+QUEUED = Answer({"id": "j1", "status": "queued"}, 202, {"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    ("sent", "asked", "stay"),
+    [
+        ([QUEUED], Answer("", 403), True),
+        ([QUEUED], Answer("", 429), True),
+        ([Answer("", 403)], None, False),
+        ([Answer("", 503, {"Retry-After": "9"})], None, True),
+        ([Answer("", 503, {"Retry-After": "0"}), Answer("", 403)], None, True),
+    ],
+    ids=["forbidden later", "too often later", "refused", "unknown", "unknown, then refused"],
+)
+def test_staged_rows_stay_unless_no_job_can_read_them(
+    tmp_path: Path, sent: list[Answer], asked: Answer | None, stay: bool
+) -> None:
+    answers = iter(sent)
+    path = f"/api/v1/tables/{TABLE}/rows/upsert"
+    with (
+        answering({path: lambda _: next(answers)} | ({"/api/v1/jobs/j1": asked} if asked else {})) as server,
+        icestream.Client(server.url, "key", wait_seconds=1) as client,
+        pytest.raises(icestream.IcestreamError) as caught,
+    ):
+        client.table(TABLE).upsert(MANY, staging=str(tmp_path))
+    left = list(tmp_path.iterdir())
+    assert bool(left) == stay
+    assert [str(left[0]) in note for note in caught.value.__notes__] == [True] if stay else not left
+
+
+def test_a_table_of_an_unknown_name_costs_no_staging(client: icestream.Client) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        pytest.fail("the rows were read")
+        yield
+
+    reader = pa.RecordBatchReader.from_batches(MANY.schema, rows())
+    with pytest.raises(icestream.UnknownNameError):
+        client.table("db.unknown").upsert(reader, staging="/nowhere")
 
 
 def test_rows_that_no_request_holds_need_a_place(table: icestream.Table) -> None:

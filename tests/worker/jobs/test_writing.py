@@ -652,8 +652,8 @@ def test_a_frame_of_spark_is_written_from_the_files_that_it_stages(
         "SELECT id, timestamp'2024-02-29 01:02:03.000004' at, timestamp_ntz'2024-02-29 01:02:03' local,"
         " CAST(1.5 AS decimal(9, 2)) n, array(named_struct('a', 1), null) l FROM range(3)"
     )
-    with sent(frame, "rows", str(tmp_path), None) as body:
-        result = written_from(*body["files"])
+    with sent(frame, "rows", str(tmp_path), None) as source:
+        result = written_from(*source.body["files"])
     assert (result["rows_added"], list(tmp_path.glob("icestream-*"))) == (3, [])
     assert spark.table(table.identifier).orderBy("id").collect() == frame.orderBy("id").collect()
 
