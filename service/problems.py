@@ -400,8 +400,16 @@ PROBLEMS: dict[str, ProblemType] = {
     "no-dry-run": ProblemType(
         (422,),
         "This kind of job has no dry run",
-        "Only conversions and verifications can do without changing anything.",
-        "Leave dry_run out, or request a dry run of `convert` or `verify`.",
+        "Only conversions, publications and verifications can do without changing anything.",
+        "Leave dry_run out, or request a dry run of `convert`, `publish` or `verify`.",
+        _ERRORS,
+    ),
+    "no-staging-branch": ProblemType(
+        (422,),
+        "What is to be published?",
+        "A publication takes what a staging branch has to the table's branch, and none was named, or that "
+        "branch itself.",
+        "Name the branch that the writer commits to: `parameters` with `from`.",
         _ERRORS,
     ),
     "no-role": ProblemType(

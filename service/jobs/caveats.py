@@ -1,5 +1,5 @@
-"""What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed,
-keys that are not gone.
+"""What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed or
+not published, keys that are not gone.
 
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
@@ -19,6 +19,8 @@ def caveat_of(kind: JobKind, result: Mapping[str, Any] | None, *, dry_run: bool)
     match kind:
         case JobKind.CONVERT:
             return _of_conversion(result or {})
+        case JobKind.PUBLISH:
+            return _of_publication(result or {})
         case JobKind.INDEX | JobKind.REBUILD:
             return _of_indexing(result or {})
         case JobKind.VERIFY:
@@ -38,6 +40,18 @@ def _of_conversion(result: Mapping[str, Any]) -> Caveat | None:
         detail=_first(refused),
         remedy=str(refused[0].get("remedy") or _GO_BY_REASON),
         did_nothing=not result.get("equality_delete_files_removed"),
+    )
+
+
+def _of_publication(result: Mapping[str, Any]) -> Caveat | None:
+    stopped = result.get("stopped_at")
+    if not isinstance(stopped, Mapping):
+        return None
+    return Caveat(
+        title=f"Nothing is published from staged snapshot {stopped.get('snapshot_id')} on",
+        detail=str(stopped.get("reason")),
+        remedy=str(stopped.get("remedy") or _GO_BY_REASON),
+        did_nothing=not result.get("staged_snapshots"),
     )
 
 

@@ -44,7 +44,9 @@ from service.settings import Settings
 from telemetry.traces import record_span
 
 _CLEARING = tuple(
-    kind.value for kind in JobKind if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.COMPACT)
+    kind.value
+    for kind in JobKind
+    if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.COMPACT)
 )
 _WRITING_ROWS = tuple(kind.value for kind in JobKind if kind.writes_rows)
 _CUT_OFF = ErrorReport(

@@ -3,13 +3,13 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationInfo, field_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, UtcTime, example
 from service.http.problem_documents import Problem
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
-from service.records.reports import StageReport
+from service.records.reports import SnapshotId, StageReport
 
 
 class SystemView(Message):
@@ -21,7 +21,18 @@ class SystemView(Message):
     """The service has this version."""
 
 
-RequestableKind = Literal["index", "convert", "compact", "rebuild", "verify", "report_duplicates"]
+RequestableKind = Literal["index", "convert", "publish", "compact", "rebuild", "verify", "report_duplicates"]
+
+
+class PublishParameters(Message):
+    """Options of a job that publishes a staging branch on the table's branch."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    source: str = ModelField(alias="from", min_length=1)
+    """The staging branch."""
+    after: SnapshotId | None = None
+    """A snapshot of it that counts as published where the table itself does not say."""
 
 
 class JobRequest(Message):
@@ -32,6 +43,7 @@ class JobRequest(Message):
         json_schema_extra=example(
             {"kind": "convert", "dry_run": True},
             {"kind": "compact", "priority": 10, "run_at": "2030-01-01T02:00:00Z"},
+            {"kind": "publish", "parameters": {"from": "ingest"}},
         ),
     )
 
@@ -39,13 +51,23 @@ class JobRequest(Message):
     """What is to be done."""
     dry_run: bool = False
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
-    would take. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
+    would take. Of a publication: say what it would publish. Of a verification: compare, and rebuild nothing.
+    Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
-    """The worker has options for some kinds of jobs; usually none are given."""
+    """The worker has options for some kinds of jobs; usually none are given. A publication takes the staging
+    branch (`from`), and `after`: a snapshot of it that counts as published where the table itself does not
+    say."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
     """The job starts at this time or later; at once if left out."""
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_parameters(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if given and info.data.get("kind") == JobKind.PUBLISH.value:
+            PublishParameters.model_validate(given)
+        return given
 
 
 class AttemptView(Message):
@@ -151,6 +173,10 @@ class JobView(Message):
 
     Of a job that writes rows by key: `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows
     in the request (`left_out`, from 0), and the snapshots before and after.
+
+    Of a publication: `staged_snapshots`, the last of which is `published_snapshot_id`, `rows_added`,
+    `rows_deleted`, the table's snapshots before and after, and the staged snapshot at which it stopped, with
+    the reason and what to do (`stopped_at`).
 
     Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Float, String, cast, func
 from sqlalchemy.orm import aliased
@@ -58,14 +58,16 @@ LISTED_CONVERSIONS = 5_000
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
     """Queue a job, or return the one of its kind that is queued already.
 
-    Raises InvalidError for a dry run of a kind that has none, and ConflictError while table, catalog or
-    system are paused.
+    Raises InvalidError for a dry run of a kind that has none, or a publication that lacks its staging branch,
+    and ConflictError while table, catalog or system are paused.
     """
     kind = JobKind(request.kind)
     # Whoever removes the table waits, and cancels this job then.
     table = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
     _check_dry_run(kind, dry_run=request.dry_run)
+    if kind is JobKind.PUBLISH:
+        _check_publication(table, request.parameters)
     refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
@@ -397,13 +399,32 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
 
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
     if dry_run and not kind.has_dry_run:
-        message = "Only `convert` and `verify` have a dry run: leave dry_run out, or request one of these."
+        message = (
+            "Only `convert`, `publish` and `verify` have one: leave dry_run out, or request one of these."
+        )
         raise InvalidError(
             "no-dry-run",
             f"A job of kind `{kind.value}` would change the index although dry_run says otherwise.",
             message,
             errors=[{"field": "body.dry_run", "message": message}],
         )
+
+
+def _check_publication(table: EnrolledTable, parameters: Mapping[str, Any]) -> None:
+    source = parameters.get("from")
+    if source is not None and source != table.branch:
+        return
+    message = (
+        "Name the staging branch."
+        if source is None
+        else f"This is the branch on which {table.name} is published: name another one."
+    )
+    raise InvalidError(
+        "no-staging-branch",
+        "Nothing can be published without a staging branch.",
+        message,
+        errors=[{"field": "body.parameters.from", "message": message}],
+    )
 
 
 def refuse_paused(session: Session, table: EnrolledTable) -> None:

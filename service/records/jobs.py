@@ -21,6 +21,7 @@ class JobKind(StrEnum):
     REPORT_DUPLICATES = "report_duplicates"
     UPSERT = "upsert"
     DELETE = "delete"
+    PUBLISH = "publish"
     ERASE = "erase"
     """Not requested by itself: each belongs to an erasure."""
     DROP_INDEX = "drop_index"
@@ -32,7 +33,8 @@ class JobKind(StrEnum):
         A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong. So
         does a report of duplicates, which writes beside the index and deletes what earlier ones left there.
         """
-        return not (dry_run and self in (JobKind.CONVERT, JobKind.UPSERT, JobKind.DELETE))
+        kinds = (JobKind.CONVERT, JobKind.PUBLISH, JobKind.UPSERT, JobKind.DELETE)
+        return not (dry_run and self in kinds)
 
     @property
     def writes_rows(self) -> bool:
@@ -46,7 +48,8 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        return self in (JobKind.CONVERT, JobKind.VERIFY, JobKind.UPSERT, JobKind.DELETE)
+        kinds = (JobKind.CONVERT, JobKind.PUBLISH, JobKind.VERIFY, JobKind.UPSERT, JobKind.DELETE)
+        return self in kinds
 
 
 class JobStatus(StrEnum):

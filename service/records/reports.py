@@ -332,6 +332,19 @@ class ErasureReport(Message):
         return self
 
 
+class StoppedAt(Message):
+    """The first staged snapshot that can't be published: nor is anything after it."""
+
+    snapshot_id: SnapshotId
+    """The id names a snapshot of the staging branch."""
+    code: Name | None = None
+    """Programs know the reason by its code."""
+    reason: Words
+    """Why it can't be published."""
+    remedy: Words | None = None
+    """What to do about it."""
+
+
 class JobResult(Message):
     """What a job did, or a dry run would do: each kind tells some of this, and other fields are ignored."""
 
@@ -364,13 +377,23 @@ class JobResult(Message):
     bytes_written: Amount = 0
     """The new delete files, and data files, have so many bytes."""
     rows_added: Amount = 0
-    """So many rows were added, by a job that writes rows by key."""
+    """So many rows were added, by a job that writes rows by key or publishes."""
     rows_left_out: Amount = 0
     """So many rows of the request were not written, as it says of those that exist or are no newer."""
     left_out: list[Amount] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """The rows that were left out, by their numbers in the request, from 0."""
     data_files_added: Amount = 0
     """So many data files were added."""
+    staging_branch: Place | None = None
+    """The branch that was published."""
+    staged_snapshots: Amount = 0
+    """So many snapshots of it were published."""
+    published_snapshot_id: SnapshotId | None = None
+    """The last of these; null if there were none."""
+    files_cleared: Amount = 0
+    """So many published files were taken off the staging branch."""
+    stopped_at: StoppedAt | None = None
+    """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     erasure: ErasureReport | None = None
     """What a job of an erasure has done and seen."""
     commits: Amount = 0

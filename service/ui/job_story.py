@@ -23,6 +23,7 @@ _STAGE_WORDS = {
     "commit_index": "Commit the index",
     "deletes": "Write deletion vectors and position deletes",
     "rows": "Write data files with new rows",
+    "clear": "Take what is published off the staging branch",
     "commit": "Commit to the Iceberg table",
     "compact": "Merge sorted runs",
     "clean_up": "Delete files that the index no longer needs",
@@ -282,6 +283,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _convert_figures(result)
     if result.get("erasure"):
         return _erasure_figures(result["erasure"])
+    if "staged_snapshots" in result:
+        return _publish_figures(result)
     if "rows_added" in result:
         return _write_figures(result)
     kind = _kind_of(result)
@@ -306,6 +309,18 @@ def _write_figures(result: dict[str, Any]) -> list[Figure]:
         Figure("Rows deleted", count(result.get("rows_deleted")), f"in {plural(touched, 'data file')}"),
         *([Figure("Rows left out", count(left_out), "they exist, or are no newer")] if left_out else []),
         Figure("Delete files written", count(result.get("delete_files_added"))),
+    ]
+
+
+def _publish_figures(result: dict[str, Any]) -> list[Figure]:
+    added, touched = result.get("data_files_added"), result.get("data_files_touched")
+    return [
+        Figure("Snapshots published", count(result["staged_snapshots"]), str(result.get("staging_branch"))),
+        Figure("Rows added", count(result.get("rows_added")), f"in {plural(added, 'data file')}"),
+        Figure("Rows deleted", count(result.get("rows_deleted")), f"in {plural(touched, 'data file')}"),
+        Figure("Equality deletes resolved", count(result.get("equality_deletes_resolved"))),
+        Figure("Delete files written", count(result.get("delete_files_added"))),
+        Figure("Files taken off the staging branch", count(result.get("files_cleared"))),
     ]
 
 

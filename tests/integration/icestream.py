@@ -123,8 +123,8 @@ class Icestream:
         table_id: str = self.post("/tables", body)["id"]
         return table_id
 
-    def submit(self, table_id: str, kind: str, *, dry_run: bool = False) -> str:
-        job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind, "dry_run": dry_run})["id"]
+    def submit(self, table_id: str, kind: str, **more: Any) -> str:
+        job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind, **more})["id"]
         return job_id
 
     def wait_for_job(self, job_id: str) -> Json:
@@ -136,9 +136,9 @@ class Icestream:
 
         return wait_until(ended, f"job {job_id}")
 
-    def run(self, table_id: str, kind: str, *, dry_run: bool = False) -> Json:
-        """Run a job to its end and return its result; it must succeed."""
-        job = self.wait_for_job(self.submit(table_id, kind, dry_run=dry_run))
+    def run(self, table_id: str, kind: str, **more: Any) -> Json:
+        """Run a job to its end and return its result; it must succeed. more: of the request."""
+        job = self.wait_for_job(self.submit(table_id, kind, **more))
         assert job["status"] == "succeeded", job["error"]
         result: Json = job["result"]
         return result

@@ -287,6 +287,36 @@ def test_every_kind_of_job_is_accepted_and_queued_once(
     assert request_job(service, table, kind=kind)["id"] == request_job(service, table, kind=kind)["id"]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({}, "from"),
+        ({"from": "main"}, "from"),
+        ({"from": ""}, "from"),
+        ({"from": "ingest", "after": "x"}, "after"),
+        ({"from": "ingest", "to": "main"}, "to"),
+    ],
+)
+def test_a_publication_without_a_staging_branch_of_its_own_is_refused(
+    service: Running, table: dict[str, Any], parameters: dict[str, Any], field: str
+) -> None:
+    body = {"kind": "publish", "parameters": parameters}
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json=body)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [f"body.parameters.{field}"]
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
+def test_a_publication_is_given_to_a_worker_with_its_branch(service: Running, table: dict[str, Any]) -> None:
+    parameters = {"from": "ingest", "after": 2**62}
+    request_job(service, table, kind="publish", parameters=parameters)
+    request_job(service, table, kind="publish", parameters=parameters)
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert (assignment["job"]["kind"], assignment["job"]["parameters"]) == ("publish", parameters)
+    assert service.claim(service.start_worker()) is None
+
+
 def test_a_queued_job_with_other_parameters_is_a_conflict(service: Running, table: dict[str, Any]) -> None:
     request_job(service, table, parameters={"a": 1})
     answer = service.admin.post(

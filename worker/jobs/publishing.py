@@ -122,7 +122,7 @@ class _Publication:
             last = int(committed.summary[SNAPSHOT_ID])
         result: dict[str, Any] = {
             "dry_run": dry_run,
-            "from": job.assignment.job.publish.source,
+            "staging_branch": job.assignment.job.publish.source,
             "iceberg_snapshot_id_before": before,
             "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
             "published_snapshot_id": last,

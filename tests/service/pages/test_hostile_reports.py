@@ -95,6 +95,15 @@ RESULTS: dict[str, dict[str, Any]] = {
     "compact": _SEEN | {"key_sets": [_COMPACTED]},
     "verify": _SEEN | {"key_sets": [_VERIFIED]},
     "report_duplicates": _SEEN | {"key_sets": [_DUPLICATES]},
+    "publish": _SEEN
+    | {
+        "staging_branch": "ingest",
+        "staged_snapshots": 3,
+        "published_snapshot_id": 7,
+        "rows_added": 5,
+        "files_cleared": 2,
+        "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
+    },
     "erase": erasure_result(held=[_HOLDER]),
 }
 HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)
@@ -203,7 +212,9 @@ def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, A
     if kind == "erase":
         asked = service.admin.post("/erasures", json={"keys": [{"id": 7}, {"id": 8}], "tables": [table]})
     else:
-        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
+        parameters = {"from": "ingest"} if kind == "publish" else {}
+        body = {"kind": kind, "parameters": parameters}
+        asked = service.admin.post(f"/tables/{table}/jobs", json=body)
     assert asked.status_code == 202, asked.text
     assignment = service.claim(worker)
     assert assignment is not None

@@ -399,6 +399,34 @@ def test_a_job_tells_which_deletes_stay_and_which_another_reader_applied_wrongly
     assert "u.parquet uuid_bounds Bounds are signed there." in applied
 
 
+def test_a_publication_tells_what_it_did_and_what_stopped_it(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    why = {
+        "code": "staged_overwrite",
+        "reason": "it overwrites partitions",
+        "remedy": "Roll the branch back.",
+    }
+    result = {
+        "staging_branch": "ingest",
+        "staged_snapshots": 1_200,
+        "published_snapshot_id": 7,
+        "rows_added": 5_000,
+        "rows_deleted": 4_000,
+        "data_files_added": 3,
+        "data_files_touched": 2,
+        "stopped_at": {"snapshot_id": 8, **why},
+    }
+    job = request_job(service, table, "publish", parameters={"from": "ingest"})
+    service.finish(claim(service, worker, job), result=result, health=index_report())
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "Snapshots published 1,200 ingest" in shown
+    assert "Rows added 5,000 in 3 data files" in shown
+    assert "Nothing is published from staged snapshot 8 on" in shown
+    assert "it overwrites partitions" in shown.lower()
+    assert "Roll the branch back." in shown
+
+
 def test_a_job_tells_what_a_verification_found_wrong(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
