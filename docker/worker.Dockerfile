@@ -19,6 +19,7 @@ COPY service/ service/
 COPY worker/ worker/
 COPY telemetry/ telemetry/
 COPY stores/ stores/
+COPY staging/ staging/
 COPY trust/ trust/
 COPY icestream/ icestream/
 COPY openapi/openapi.json openapi/

@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 COPIES = 2
 WANTED = 0.95
-_PACKAGES = ("service", "worker", "telemetry", "stores", "trust", "icestream", "tests")
+_PACKAGES = ("service", "worker", "telemetry", "stores", "staging", "trust", "icestream", "tests")
 _SLOW_IMPORTS = (
     "alembic.command",
     "fastapi",

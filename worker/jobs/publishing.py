@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from staging.history import SNAPSHOT_ID, Publication, StagingError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -21,7 +22,6 @@ from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear
-from worker.publication.history import SNAPSHOT_ID, Publication
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError
@@ -140,7 +140,7 @@ class _Publication:
         job = self._job
         try:
             cleared = self._cleared(done)
-        except (JobCancelledError, JobError, OSError) as error:
+        except (JobCancelledError, JobError, StagingError, OSError) as error:
             why = str(error) or "the job was to end"
             job.decide(f"What is published is still on the staging branch: {why}. The next job takes it off.")
             return 0

@@ -12,9 +12,7 @@ from pathlib import Path
 from py4j.java_gateway import JavaObject
 from pyiceberg.table.snapshots import Snapshot
 
-from worker.attempt.job import Job
-from worker.attempt.pinned_table import PinnedTable
-from worker.publication.history import (
+from staging.history import (
     CLEARED,
     TARGET,
     TARGET_SEQUENCE_NUMBER,
@@ -23,6 +21,8 @@ from worker.publication.history import (
     Publication,
     properties,
 )
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable
 from worker.table import row_delta
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared

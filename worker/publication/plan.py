@@ -15,6 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table.metadata import TableMetadataV1
 
+from staging.history import (
+    BRANCH,
+    SEQUENCE_NUMBER,
+    SNAPSHOT_ID,
+    Publication,
+    StagingError,
+    staged_snapshots,
+)
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
@@ -31,8 +39,7 @@ from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions, union
 from worker.lookup.resolution import find_rows
-from worker.process.errors import Reason
-from worker.publication.history import BRANCH, SEQUENCE_NUMBER, SNAPSHOT_ID, Publication, staged_snapshots
+from worker.process.errors import JobError, Reason
 from worker.publication.staged import Staged
 from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
@@ -101,6 +108,14 @@ class Part:
         return {SUMMARY[name]: str(count) for name, count in counts.items()}
 
 
+class PublicationError(JobError):
+    """What is staged can't be told, as the table's snapshots are; nothing was published."""
+
+    def __init__(self, error: StagingError) -> None:
+        super().__init__(error.detail, error.remedy)
+        self.code, self.title = error.code, error.title
+
+
 class _UnpublishableError(Exception):
     """The staged snapshot of a sequence number can't be published."""
 
@@ -134,7 +149,10 @@ class Plan:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         with job.stage("plan"):
             after = job.assignment.job.publish.after
-            waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
+            try:
+                waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
+            except StagingError as error:
+                raise PublicationError(error) from error
             staged = Staged.read(metadata, waiting, self.table.storage.io)
         while staged.snapshots:
             try:

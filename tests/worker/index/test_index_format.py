@@ -22,7 +22,7 @@ Rows = dict[tuple[str, int, str], tuple[Any, ...]]
 def read() -> Callable[[Path, str], Rows]:
     """By the program of the page: of each row, by path, position and partition, its key."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert not re.search(r"\b(worker|service|trust|stores)\b", program)
+    assert not re.search(r"\b(worker|service|trust|stores|staging)\b", program)
     names: dict[str, Any] = {}
     exec(program, names)
 

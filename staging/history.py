@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from worker.process.errors import JobError
-
 BRANCH = "icestream.published-branch"
 SNAPSHOT_ID = "icestream.published-snapshot-id"
 SEQUENCE_NUMBER = "icestream.published-sequence-number"
@@ -37,26 +35,36 @@ class Publication:
 
     @classmethod
     def last(cls, metadata: TableMetadata, source: str, target: str) -> Publication | None:
-        """As the target says; None if it does not."""
+        """As the target says; None if it does not. Raises PublicationUnreadableError."""
         for snapshot in History.of(metadata, target).snapshots:
             told = properties(snapshot)
             if told.get(BRANCH) == source and snapshot.sequence_number is not None:
-                published = int(told[SNAPSHOT_ID]), int(told[SEQUENCE_NUMBER])
+                published = _number(told, SNAPSHOT_ID), _number(told, SEQUENCE_NUMBER)
                 return cls(*published, snapshot.snapshot_id, snapshot.sequence_number)
         return None
 
 
-class PublicationError(JobError):
-    """What is staged can't be told; nothing was published."""
+class StagingError(Exception):
+    """What is staged can't be told, so nothing is published: what happened, the cause, and what to do."""
+
+    code: str
+    title: str
+    remedy: str
+
+    def __init__(self, detail: str, remedy: str = "") -> None:
+        """remedy: where the type's own does not fit."""
+        super().__init__(detail)
+        self.detail = detail
+        self.remedy = remedy or self.remedy
 
 
-class StagingBranchNotFoundError(PublicationError):
+class StagingBranchNotFoundError(StagingError):
     code = "staging_branch_not_found"
     title = "The table has no such staging branch"
     remedy = "Create the branch, or let the writer create it; or name another one (from)."
 
 
-class StagingBranchReplacedError(PublicationError):
+class StagingBranchReplacedError(StagingError):
     code = "staging_branch_replaced"
     title = "The staging branch was rolled back or replaced"
     remedy = (
@@ -66,13 +74,23 @@ class StagingBranchReplacedError(PublicationError):
     )
 
 
-class StagedSnapshotsExpiredError(PublicationError):
+class StagedSnapshotsExpiredError(StagingError):
     code = "staged_snapshots_expired"
     title = "Snapshots of the staging branch expired before they were published"
     remedy = (
         "Nothing is published, since rows could be missing or come twice. Look which rows the target lacks,"
         " then publish once with `after`, the snapshot of the branch up to which the target has all rows; and"
         " keep snapshots of the branch longer than publication may take (history.expire.max-snapshot-age-ms)."
+    )
+
+
+class PublicationUnreadableError(StagingError):
+    code = "publication_unreadable"
+    title = "A snapshot does not say what it published"
+    remedy = (
+        "Nothing is published, since rows could come twice. Publish once with `after`, the snapshot of the"
+        " branch up to which the target has all rows; and let nobody else write properties that begin with"
+        " `icestream.`."
     )
 
 
@@ -84,14 +102,14 @@ class History:
 
     @classmethod
     def of(cls, metadata: TableMetadata, branch: str) -> History:
-        """Empty if there is no such branch."""
-        by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        """Empty if there is no such branch; each snapshot once, whatever the metadata says."""
+        left = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
         reference = metadata.refs.get(branch)
-        at = None if reference is None else by_id.get(reference.snapshot_id)
+        at = None if reference is None else left.pop(reference.snapshot_id, None)
         found = []
         while at is not None:
             found.append(at)
-            at = by_id.get(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
+            at = left.pop(at.parent_snapshot_id, None) if at.parent_snapshot_id is not None else None
         return cls(found)
 
     @property
@@ -107,7 +125,7 @@ def staged_snapshots(
 
     These are younger than the last published one, which snapshots of the target name, and than the last that
     both branches have. after: a snapshot of `source` that counts as published where the target does not say.
-    Raises PublicationError.
+    Raises StagingError.
     """
     staging, on_target = History.of(metadata, source), History.of(metadata, target)
     if not staging.snapshots:
@@ -116,7 +134,7 @@ def staged_snapshots(
     try:
         ids = {one.snapshot_id for one in metadata.snapshots}
         return _since_publication(staging, on_target, ids, source, target)
-    except PublicationError:
+    except StagingError:
         if after is None:
             raise
         staged = _younger(staging, {after})
@@ -134,7 +152,7 @@ def _since_publication(
     ends: set[int | None] = _cleared(staging, on_target, known, target)
     if source in names:
         at = names.index(source)
-        published = int(properties(on_target.snapshots[at])[SNAPSHOT_ID])
+        published = _number(properties(on_target.snapshots[at]), SNAPSHOT_ID)
         told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
         # What both had before the publication says nothing of what it published.
         ends.update([published, *ids[: at + 1]])
@@ -175,13 +193,20 @@ def _cleared(staging: History, on_target: History, known: Set[int], target: str)
     oldest = min((one.sequence_number or 0 for one in on_target.snapshots), default=0)
     found: set[int | None] = set()
     for told in map(properties, staging.snapshots):
-        if CLEARED in told and told[TARGET] == target:
-            published_by = int(told[TARGET_SNAPSHOT_ID])
-            has_expired = published_by not in known and int(told[TARGET_SEQUENCE_NUMBER]) < oldest
+        if CLEARED in told and told.get(TARGET) == target:
+            published_by = _number(told, TARGET_SNAPSHOT_ID)
+            has_expired = published_by not in known and _number(told, TARGET_SEQUENCE_NUMBER) < oldest
             if published_by in ids or has_expired:
-                found.add(int(told[CLEARED]))
+                found.add(_number(told, CLEARED))
     return found
 
 
 def properties(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary is not None else {}
+
+
+def _number(told: Mapping[str, str], name: str) -> int:
+    try:
+        return int(told[name])
+    except (KeyError, ValueError):
+        raise PublicationUnreadableError(f"its property {name} is {told.get(name, 'missing')!r}") from None
