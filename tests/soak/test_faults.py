@@ -106,7 +106,7 @@ def _stay_with_the_first_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def _overlook_what_a_dead_attempt_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("worker.jobs.writing.RowWrite._earlier_commit", lambda *_: None)
+    patch.setattr("worker.jobs.own_commits.OwnCommit.of_earlier_attempt", lambda *_: None)
 
 
 def _take_the_first_row_of_each_key(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from worker.attempt.indexes import usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.erasure.expiry import Hold
+from worker.erasure.holds import Hold
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
 from worker.erasure.look import Trace, unreadable
 from worker.erasure.report import Findings

@@ -183,9 +183,8 @@ class _Erasure:
 
     # expire
 
-    def _expire(self) -> PinnedTable:
-        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some.
-        Returns the table as it is then."""
+    def _expire(self) -> None:
+        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some."""
         job = self._job
         for _ in range(LOOKS):
             table = self._pinned()
@@ -194,7 +193,7 @@ class _Erasure:
             held = holds(job, metadata)
             doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
             if not doomed:
-                return table
+                return
             files = files_of(metadata, self._look, doomed)
             try:
                 with job.stage("expire"):
@@ -205,7 +204,6 @@ class _Erasure:
             self._expired += doomed
             job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
             delete_unneeded(job, self._pinned(), self._look, files)
-        return self._pinned()
 
     def _tell_of_conflict(self, error: CommitConflictError) -> None:
         told = f"The table changed while this job ran, so it looks at what is new: {error}."
