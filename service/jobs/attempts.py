@@ -251,6 +251,7 @@ def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, An
             "files_per_task": max(plan.files_per_task, known.files_per_task),
             "data_files": max(plan.data_files, known.data_files),
             "removes": plan.removes or known.removes,
+            "expires": plan.expires or known.expires,
             "only_on": known.only_on if plan.only_on is None else plan.only_on,
         }
     )

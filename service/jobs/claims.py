@@ -430,8 +430,9 @@ def _with_orphan_files(session: Session, job: Job, table: EnrolledTable) -> list
             col(Attempt.plans).is_not(None),
             Attempt.status != AttemptStatus.RUNNING.value,
         )
-        # If there are more, each gets its turn, also behind ones that can't be removed yet.
-        .order_by(func.random())
+        # Its own, which it goes on with. Of others, if there are more, each gets its turn, also behind ones
+        # that can't be removed yet.
+        .order_by(col(Attempt.job_id) != job.id, func.random())
         .limit(_ENDED_ATTEMPTS_AT_ONCE)
     )
     found = [EndedAttempt.model_validate(row, from_attributes=True) for row in session.exec(query)]

@@ -26,6 +26,7 @@ from trust.properties import LOCATION_PROPERTIES
 
 MAX_ADDRESS = 2**62
 PLANS_AT_MOST = 10_000
+EXPIRED_AT_MOST = 1_000
 """Of one attempt."""
 
 
@@ -139,6 +140,8 @@ class AnnouncedPlan(Message):
     delete file; none as long as no commit is about to be made."""
     data_files: int = ModelField(default=0, ge=0, le=100_000)
     """So many new data files have names."""
+    expires: list[SnapshotId] = ModelField(default_factory=list, max_length=EXPIRED_AT_MOST)
+    """Snapshots that are about to expire: whoever goes on deletes the files that they alone named."""
     location: Place
     """The table had this location when it was planned."""
     properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)

@@ -19,6 +19,7 @@ from service.jobs.contract import (
     Assignment,
     AttemptId,
     EndedAttempt,
+    ErrorReport,
     HeartbeatRequest,
 )
 from service.jobs.service import view
@@ -489,6 +490,32 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     assert run(JobKind.CONVERT, stages=stages[:1]) == [cancelled]
     assert run(JobKind.CONVERT, stages=stages) == [cancelled]
     assert len(run(JobKind.COMPACT)) == 2
+
+
+def test_of_many_attempts_a_job_is_told_its_own(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An erasure has to know which snapshots it has let expire."""
+    monkeypatch.setattr(claims, "_ENDED_ATTEMPTS_AT_ONCE", 1)
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+
+    def begin(kind: JobKind, error: ErrorReport, **plan: Any) -> str:
+        begun = request(database, table, kind)
+        assert claim(database, worker) is not None
+        for number in (0, 0):
+            announced = AnnouncedPlan(number=number, tasks=1, location="file:/t", **plan)
+            with database.write() as session:
+                news = HeartbeatRequest(plan=announced)
+                attempts.heartbeat(session, SETTINGS, SYSTEM, begun, 1, news, START)
+            plan = {}
+        finish(database, begun, 1, "failed", error=error)
+        return begun
+
+    for _ in range(8):
+        begin(JobKind.UPSERT, FATAL)
+    erasure = begin(JobKind.ERASE, RETRYABLE, expires=[7, 8])
+    assignment = claim(database, worker, LATER)
+    assert assignment is not None
+    assert [(one.job_id, one.plans[0].expires) for one in assignment.leftovers] == [(erasure, [7, 8])]
 
 
 def test_an_attempt_that_no_worker_ever_gets_is_not_repeated_for_ever(database: Database) -> None:

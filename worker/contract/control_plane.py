@@ -176,7 +176,8 @@ class AnnouncedPlan(Body):
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
     removes: the path of an equality delete file that the commit removes; None as long as none is about to be
     made. only_on: instead of that, the head of the branch that the commit needs. data_files: so many new ones
-    have names. location, properties: of the table, as far as the files' names depend on them.
+    have names. expires: snapshots that are about to. location, properties: of the table, as far as the files'
+    names depend on them.
     """
 
     number: int
@@ -185,6 +186,7 @@ class AnnouncedPlan(Body):
     removes: str | None = None
     only_on: int | None = None
     data_files: int = 0
+    expires: list[int] = []
     location: str
     properties: dict[str, str] = {}
 

@@ -1,7 +1,7 @@
 """Files of a table that no snapshot names: metadata files, and whatever else lies under its location.
 
-Some of these were named by snapshots that have expired, and whoever let them expire was lost before it
-deleted them: they go. Others may be what somebody is about to commit: they are told.
+Some of these were named by snapshots that an attempt of the job let expire before it was lost: they go.
+Others may be what somebody is about to commit: they are told.
 """
 
 from __future__ import annotations
@@ -202,17 +202,20 @@ def _look_at_manifest(table: PinnedTable, keys: ErasedKeys, file: StoredFile) ->
     return Trace(found, size_bytes=file.size_bytes)
 
 
-def named_by_expired(table: PinnedTable) -> set[str]:
-    """The places of files that snapshots named which have expired, as far as it can be found out."""
+def named_by_expired(table: PinnedTable, snapshot_ids: Collection[int]) -> set[str]:
+    """The places of files that those of some snapshots named which have expired, as far as it can be found
+    out."""
     metadata, io = table.metadata, table.storage.io
-    kept = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+    sought = {*snapshot_ids}.difference(snapshot.snapshot_id for snapshot in metadata.snapshots)
     expired: dict[int, Snapshot] = {}
     for entry in metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
+        if sought <= expired.keys():
+            break
         try:
             earlier = FromInputFile.table_metadata(io.new_input(entry.metadata_file))
         except (OSError, ValueError, ValidationError, LocationNotAllowedError):
             continue
-        expired |= {one.snapshot_id: one for one in earlier.snapshots if one.snapshot_id not in kept}
+        expired |= {one.snapshot_id: one for one in earlier.snapshots if one.snapshot_id in sought}
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
     return {place_of(path) for one in expired.values() for path in _named_by(one, specs, table)}
 

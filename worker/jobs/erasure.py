@@ -18,6 +18,8 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
+from worker.deletes.locations import unannounced_plan
+from worker.deletes.stage import announce
 from worker.erasure.expiry import delete_unneeded, expire, files_of
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
@@ -55,6 +57,8 @@ from worker.writes.plan import key_set_of
 from worker.writes.sent_rows import read_sent
 
 SNAPSHOTS_TOLD = 1_000
+_EXPIRED_AT_ONCE = 1_000
+"""As many as a plan announces."""
 _MAIN = "main"
 _LOOKS_AT_ONCE = 8
 
@@ -73,6 +77,11 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
         raise _without_keys(error, keys) from None
 
 
+def _announced_by_earlier_attempts(job: Job) -> set[int]:
+    own = [one for one in job.assignment.leftovers if one.job_id == job.assignment.job.id]
+    return {number for one in own for plan in one.plans for number in plan.expires}
+
+
 def _without_keys(error: Exception, keys: ErasedKeys) -> JobError:
     known = error if isinstance(error, JobError) else meaning_of(error) or UnexpectedError.of(error)
     known.detail, known.remedy = keys.redacted(known.detail), keys.redacted(known.remedy)
@@ -89,6 +98,8 @@ class _Erasure:
         self._in_table = KeysInTable(job, warehouse, keys.key_set, keys.batch, index)
         self._plans = 0
         self._expired: list[int] = []
+        self._expiring = _announced_by_earlier_attempts(job)
+        """The snapshots that an attempt of the job has let expire, or was about to."""
         self._look = Look(job, self._keys)
         self._indexes = ErasedIndexes(job, warehouse, keys)
 
@@ -192,8 +203,10 @@ class _Erasure:
             traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
             held = holds(job, metadata)
             doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
+            doomed = doomed[:_EXPIRED_AT_ONCE]
             if not doomed:
                 return
+            self._announce_expiry(table, doomed)
             files = files_of(metadata, self._look, doomed)
             try:
                 with job.stage("expire"):
@@ -204,6 +217,13 @@ class _Erasure:
             self._expired += doomed
             job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
             delete_unneeded(job, self._pinned(), self._look, files)
+
+    def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:
+        """Lets an attempt that goes on know whose files it may delete."""
+        if new := [number for number in doomed if number not in self._expiring]:
+            plan = unannounced_plan(table, self._next_plan())
+            announce(self._job, plan.model_copy(update={"expires": new}))
+            self._expiring |= {*new}
 
     def _tell_of_conflict(self, error: CommitConflictError) -> None:
         told = f"The table changed while this job ran, so it looks at what is new: {error}."
@@ -276,7 +296,7 @@ class _Erasure:
         self._look.traces |= {file.location: trace for file, trace in traces.items()}
         telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
         if telling:
-            expired = named_by_expired(table)
+            expired = named_by_expired(table, self._expiring)
             unneeded = [file.location for file in telling if place_of(file.location) in expired]
             if unneeded:
                 delete_unneeded(self._job, self._pinned(), self._look, unneeded)

@@ -115,7 +115,12 @@ def _remove(
     is_cleared = True
     names_left = _NAMES_AT_MOST
     skipped: dict[str, None] = {}
+    keeps = False
     for plan in reversed(left.plans):  # of the earlier ones, most is committed
+        if plan.expires:
+            # Its erasure may go on with these: another one begins once that has ended.
+            keeps |= job.assignment.job.kind != "erase"
+            continue
         if plan.removes in live or plan.only_on == head:
             is_cleared = False
             continue
@@ -144,7 +149,7 @@ def _remove(
         )
     if removed:
         job.decide(f"Removed {counted(removed, 'file')} that {whose}.")
-    return is_cleared
+    return is_cleared and not keeps
 
 
 def _names_of(plan: AnnouncedPlan) -> int:

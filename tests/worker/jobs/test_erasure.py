@@ -9,6 +9,7 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,51 @@ def test_what_nobody_names_is_looked_through_and_told(new_table: NewTable, erase
     ((holder, name, keys),) = holders(report)
     assert (holder, keys) == ("orphan_file", [0, 1])
     assert str(name).rpartition("/")[2] == lost.path.rpartition("/")[2]
+
+
+def test_what_others_let_expire_is_not_deleted(new_table: NewTable, erase: Erase) -> None:
+    """They may have left the files to somebody."""
+    table = new_table()
+    (kept,) = table.append([row(0), row(1)])
+    first = table.snapshot_id
+    table.compact()
+    table.java.expireSnapshots().expireSnapshotId(first).cleanExpiredFiles(False).commit()
+
+    report = erase(0)
+
+    assert {(holder, *keys) for holder, _, keys in holders(report)} == {("orphan_file", 0)}
+    assert pq.read_table(kept.removeprefix("file:")).num_rows == 2
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
+    new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool
+) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    table.append([row(2)])
+    (snapshot,) = [one for one in table.metadata.snapshots if one.snapshot_id != table.snapshot_id]
+    listed = Path(snapshot.manifest_list.removeprefix("file:"))
+    away = listed.rename(listed.with_name("away"))
+    with killed_at_commit_of(expiry, "java_expiry", "after") if dies else nullcontext():
+        erase(0, job_id="killed")
+    if dies:
+        erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+    away.rename(listed)
+    assert numbers_of(table, branch="audit") == [0, 1]
+    assert f"{snapshot.manifest_list} names can't be read" in "".join(jobs.reporter.decisions)
+
+
+def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
+    table = new_table()
+    (kept,) = table.append([row(0), row(1)])
+    with killed_at_commit_of(expiry, "java_expiry", "after"):
+        erase(0, job_id="killed")
+    table.java.updateProperties().set("gc.enabled", "false").commit()
+    report = erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+    assert Path(kept.removeprefix("file:")).exists()
+    assert {one["holder"] for one in report["held"]} == {"orphan_file"}
 
 
 def _manifest_of_a_lost_spec() -> bytes:
