@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,12 +16,18 @@ from worker.process.plurals import counted
 _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 _MAX_AGE = "history.expire.max-snapshot-age-ms"
 _GC = "gc.enabled"
-# Properties by which streaming writers find what they committed last; the values say which writer's.
+_STAGED, _PUBLISHED = "wap.id", "published-wap-id"
+_PUBLISHED_BRANCH, _PUBLISHED_SNAPSHOT = "icestream.published-branch", "icestream.published-snapshot-id"
+# Properties by which streaming writers, and publications, find what they committed last; the values say
+# whose.
 _WRITERS = (
     ("flink.job-id", "flink.operator-id"),
     ("spark.sql.streaming.queryId",),
-    ("kafka.connect.control-topic", "kafka.connect.commit-id"),
+    (_PUBLISHED_BRANCH,),
+    ("icestream.target-branch",),
 )
+_KAFKA = "kafka.connect.offsets."
+"""Begins such a property of Kafka Connect, whose name goes on with the topic and group."""
 _AGAIN = "and erase again."
 
 
@@ -74,8 +80,11 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
     for name, (ref, ancestors) in branches.items():
         yield from _of_retention(metadata, name, ref, ancestors, now)
     yield from _of_age(metadata, now)
-    for name, (_, ancestors) in branches.items():
+    histories = {name: ancestors for name, (_, ancestors) in branches.items()}
+    for name, ancestors in histories.items():
         yield from _of_writers(name, ancestors)
+    yield from _of_publications(histories)
+    yield from _of_staged(metadata, histories)
     if not assignment.job.erase.expire_snapshots:
         why, remedy = (
             "The request lets no snapshot expire.",
@@ -126,15 +135,60 @@ def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[in
     """
     last, writers = 0, set[tuple[str | None, ...]]()
     for number, snapshot in enumerate(ancestors, start=1):
-        told = snapshot.summary.additional_properties if snapshot.summary else {}
-        of_snapshot = {tuple(told.get(name) for name in names) for names in _WRITERS if names[0] in told}
+        told = _properties(snapshot)
+        of_snapshot = {
+            (*names, *(told.get(name) for name in names)) for names in _WRITERS if names[0] in told
+        } | {(name,) for name in told if name.startswith(_KAFKA)}
         if not of_snapshot <= writers:
             last = number
         writers |= of_snapshot
     why = "A streaming writer looks for its last snapshot when it starts: this one, or one behind it."
-    remedy = f"Wait until that writer has committed again, {_AGAIN}"
+    remedy = f"Wait until that writer has committed again, or let it expire if it never will, {_AGAIN}"
     for snapshot in ancestors[:last]:
         yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
+
+
+def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tuple[int, Hold]]:
+    """What a staging branch has since its last publication: without it, nobody could tell what is staged."""
+    for target, history in histories.items():
+        told_of = set[str]()
+        for told in map(_properties, history):
+            source = told.get(_PUBLISHED_BRANCH)
+            if source is None or source in told_of:
+                continue
+            told_of.add(source)
+            for snapshot in histories.get(source, ()):
+                if str(snapshot.snapshot_id) == told.get(_PUBLISHED_SNAPSHOT):
+                    break
+                why, remedy = f"It is not published on branch {target} yet.", f"Publish it, {_AGAIN}"
+                yield snapshot.snapshot_id, Hold("branch", why, remedy, source)
+
+
+def _of_staged(
+    metadata: TableMetadata, histories: Mapping[str, Sequence[Snapshot]]
+) -> Iterator[tuple[int, Hold]]:
+    """What was written to be looked at first, and what publishing it needs: all since its parent."""
+    reached = {one.snapshot_id for history in histories.values() for one in history}
+    published = {_properties(one).get(_PUBLISHED) for one in metadata.snapshots}
+    for staged in metadata.snapshots:
+        wap_id = _properties(staged).get(_STAGED)
+        if wap_id is None or wap_id in published or staged.snapshot_id in reached:
+            continue
+        hold = Hold(
+            "snapshot",
+            "A snapshot with a wap.id is not published yet: this one, or one that was staged on it.",
+            f"Publish it, or let it expire if it never will be, {_AGAIN}",
+        )
+        yield staged.snapshot_id, hold
+        for history in histories.values():
+            ids = [one.snapshot_id for one in history]
+            if staged.parent_snapshot_id in ids:
+                for snapshot_id in ids[: ids.index(staged.parent_snapshot_id) + 1]:
+                    yield snapshot_id, hold
+
+
+def _properties(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 
 
 def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:

@@ -39,6 +39,7 @@ from worker.erasure.look import Look
 from worker.io.storage import Storage
 from worker.jobs import erased_indexes, erasure
 from worker.process.errors import UnexpectedError
+from worker.publication.history import staged_snapshots
 from worker.table import row_delta
 
 pytestmark = pytest.mark.integration
@@ -328,12 +329,22 @@ def test_nothing_expires_unless_the_request_says_so(new_table: NewTable, erase: 
     assert files_with([0], place_of(table)) == []
 
 
-def test_a_streaming_writer_finds_its_last_snapshot_without_a_gap(new_table: NewTable, erase: Erase) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"flink.job-id": "f", "flink.operator-id": "o"},
+        {"spark.sql.streaming.queryId": "q", "spark.sql.streaming.epochId": "7"},
+        {"kafka.connect.offsets.control.group": "{}", "kafka.connect.commit-id": "c"},
+        {"icestream.published-branch": "stage", "icestream.published-snapshot-id": "1"},
+    ],
+    ids=lambda told: next(iter(told)),
+)
+def test_a_streaming_writer_finds_its_last_snapshot_without_a_gap(
+    new_table: NewTable, erase: Erase, told: Mapping[str, str]
+) -> None:
     table = new_table()
     table.append([row(0)])
-    update = table.java.newAppend().set("flink.job-id", "f").set("flink.operator-id", "o")
-    (file,) = table.data_files([row(1)])
-    update.appendFile(table.parsed(file)).commit()
+    append_as(told, table, row(1))
 
     report = erase(0)
 
@@ -343,11 +354,59 @@ def test_a_streaming_writer_finds_its_last_snapshot_without_a_gap(new_table: New
     assert kept == ancestors_of(table)
     assert len(kept) == 4
 
-    (file,) = table.data_files([row(2)])
-    update = table.java.newAppend().set("flink.job-id", "f").set("flink.operator-id", "o")
-    update.appendFile(table.parsed(file)).commit()
+    append_as(told, table, row(2))
     assert erase(0)["counts"] == ALL_GONE
     assert files_with([0], place_of(table)) == []
+
+
+def append_as(told: Mapping[str, str], table: TableBuilder, added: dict[str, Any], **how: Any) -> None:
+    """As a writer does that tells something of itself."""
+    update = table.java.newAppend()
+    for name, value in told.items():
+        update.set(name, value)
+    if how.get("is_staged"):
+        update.stageOnly()
+    if "branch" in how:
+        update.toBranch(how["branch"])
+    (file,) = table.data_files([added])
+    update.appendFile(table.parsed(file)).commit()
+
+
+def test_what_is_staged_can_be_published_afterwards(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    append_as({"wap.id": "w"}, table, row(2), is_staged=True)
+    (staged,) = [one.snapshot_id for one in table.metadata.snapshots if one.snapshot_id != table.snapshot_id]
+
+    report = erase(0)
+
+    assert {(one["holder"], *one["keys"]) for one in report["held"]} == {("snapshot", 0)}
+    table.java.manageSnapshots().cherrypick(staged).commit()
+    assert numbers_of(table) == [1, 2]
+    assert erase(0)["counts"] == ALL_GONE
+    assert numbers_of(table) == [1, 2]
+
+
+def test_what_waits_on_a_staging_branch_is_still_told_apart(new_table: NewTable, erase: Erase) -> None:
+    """Without the snapshots since the last publication, nothing of the branch could be published."""
+    table = new_table()
+    table.append([row(0), row(1)])
+    published = table.snapshot_id
+    table.java.manageSnapshots().createBranch("stage", published).commit()
+    told = {"icestream.published-branch": "stage", "icestream.published-snapshot-id": str(published)}
+    append_as(told, table, row(2))
+    append_as({}, table, row(3), branch="stage")
+    append_as({}, table, row(4), branch="stage")
+    waiting = [one.snapshot_id for one in staged(table)]
+
+    report = erase(0, branch="stage")
+
+    assert [one.snapshot_id for one in staged(table)][: len(waiting)] == waiting
+    assert {one["name"] for one in report["held"] if one["snapshot_id"] in waiting} == {"stage"}
+
+
+def staged(table: TableBuilder) -> Sequence[Any]:
+    return staged_snapshots(table.metadata, "stage", "main")
 
 
 def ancestors_of(table: TableBuilder) -> list[int]:
