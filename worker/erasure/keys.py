@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote_plus
@@ -13,14 +13,15 @@ from urllib.parse import quote, quote_plus, unquote_plus
 import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import IntegerType, LongType
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform
+from pyiceberg.types import DateType, IntegerType, LongType
 
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.values import from_single_value, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
-from worker.table.manifests import EntryValues
+from worker.table.manifests import EntryValues, ListValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
@@ -30,6 +31,7 @@ _SHORT = 4
 """Characters below which a text is a key only if it stands by itself: it is in too many words."""
 _WORDS = re.compile(r"""[=/,;|&\s"'(){}\[\]]+""")  # what is between them
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
+_NO_NAMES: Mapping[int, frozenset[str]] = {}
 
 
 class ErasedKeys:
@@ -38,8 +40,12 @@ class ErasedKeys:
     What finds keys finds their numbers among the distinct ones.
     """
 
-    def __init__(self, key_set: KeySet, sent: pa.RecordBatch) -> None:
+    def __init__(
+        self, key_set: KeySet, sent: pa.RecordBatch, names: Mapping[int, frozenset[str]] = _NO_NAMES
+    ) -> None:
+        """names: what places call each key column, see `names_of`."""
         self.key_set = key_set
+        self._names = names
         last = np.sort(DeleteKeys.numbered(sent).sequence_numbers - ANY_AGE)
         self.batch = sent.take(pa.array(last))
         rows, numbers = self.wanted.find(sent, IN_EVERY_PARTITION)
@@ -55,45 +61,91 @@ class ErasedKeys:
         return DeleteKeys.numbered(self.batch)
 
     def in_entry(self, entry: EntryValues, spec: PartitionSpec) -> frozenset[int]:
-        """The keys that an entry of a manifest tells: each of their values is a bound, or the partition's.
+        """The keys that an entry of a manifest tells: each of their values is a bound, the partition's, or in
+        a path.
 
         Bounds of several columns of a live file are no key: they may be of different rows, and its rows are
         looked at. The bounds of a file that was removed may be cut off.
         """
-        partition = {
-            part.source_id: value
-            for part, value in zip(spec.fields, json.loads(entry.partition), strict=True)
-            if isinstance(part.transform, IdentityTransform)
-        }
         has_bounds = entry.is_removed or len(self.key_set.columns) == 1
+        partition = list(zip(spec.fields, json.loads(entry.partition), strict=True))
+
+        def told(at: int, column: KeyColumn) -> frozenset[int]:
+            found: frozenset[int] = frozenset()
+            if has_bounds:
+                lower, upper = _from_bounds(entry.bounds.get(column.field_id, (None, None)), column)
+                found = self._having(at, lower) | self._having(at, upper)
+                if entry.is_removed:
+                    found |= self._cut_to(at, lower) | self._cut_to(at, _before(upper))
+            for field, written in partition:
+                if field.source_id == column.field_id and _keeps_type(field, column):
+                    value = from_single_value(written, column)
+                    if _is_whole(field, value, may_be_cut=entry.is_removed):
+                        found |= self._values[at].get(value, frozenset())
+            return found.union(*(self._in_path(at, path) for path in entry.paths))
+
+        return self._in_all_columns(told)
+
+    def in_list(self, told: ListValues, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
+        """The keys that a manifest list tells, by the bounds of partitions in a manifest and by its place.
+
+        is_named: by a snapshot, so that its manifests are looked at, too. Bounds of several columns are no
+        key then, as they are none of a live file.
+        """
+        bounds = list(zip(spec.fields, told.bounds, strict=False))
+
+        def of_column(at: int, column: KeyColumn) -> frozenset[int]:
+            found = self._in_path(at, told.manifest_path)
+            for field, both in bounds:
+                if field.source_id != column.field_id or (is_named and len(self.key_set.columns) > 1):
+                    continue
+                for bound in both if _keeps_type(field, column) else ():
+                    value = None if bound is None else _from_bound(bound, column)
+                    if value is not None and _is_whole(field, value, may_be_cut=not is_named):
+                        found |= self._having(at, value)
+            return found
+
+        return self._in_all_columns(of_column)
+
+    def in_path(self, path: str) -> frozenset[int]:
+        """The keys that a place names: each of their values is that of a partition, as Hive writes it."""
+        return self._in_all_columns(lambda at, _: self._in_path(at, path))
+
+    def _in_path(self, at: int, path: str) -> frozenset[int]:
+        found: set[int] = set()
+        for name, value in _IN_PLACES.findall(path) if "=" in path else ():
+            called = unquote_plus(name).removeprefix(_PARTITION_COUNTS)
+            if self._is_text or called in self._names.get(self.key_set.columns[at].field_id, ()):
+                found |= self._by_words[at].get(unquote_plus(value), frozenset())
+        return frozenset(found)
+
+    def _in_all_columns(self, told: Callable[[int, KeyColumn], frozenset[int]]) -> frozenset[int]:
+        """The keys of which each value is told."""
         found: frozenset[int] | None = None
         for at, column in enumerate(self.key_set.columns):
-            here: frozenset[int] = frozenset()
-            if has_bounds:
-                lower, upper = (
-                    None if bound is None else _from_bound(bound, column)
-                    for bound in entry.bounds.get(column.field_id, (None, None))
-                )
-                here = self._having(at, lower) | self._having(at, upper)
-                if entry.is_removed:
-                    here |= self._cut_to(at, lower) | self._cut_to(at, _before(upper))
-            if column.field_id in partition:
-                here |= self._values[at].get(
-                    from_single_value(partition[column.field_id], column), frozenset()
-                )
+            here = told(at, column)
             found = here if found is None else found & here
             if not found:
-                return frozenset()
+                break
         return found or frozenset()
 
     def in_texts(self, texts: Iterable[str]) -> frozenset[int]:
         """The keys that texts of the table's metadata tell: they are one, or name a partition of it."""
         found: set[int] = set()
         for text in texts:
-            for part in {*re.split("[=/]", text), *_WORDS.split(text)}:
-                is_value = self._is_text or text.startswith(_PARTITION_COUNTS)
-                found |= self._words.get(unquote_plus(part), set()) if is_value else set()
+            found |= self.in_path(text)
+            if self._is_text:
+                for part in {*re.split("[=/]", text), *_WORDS.split(text)}:
+                    found |= self._words.get(unquote_plus(part), set())
         return frozenset(found)
+
+    def in_default(self, field_id: int, value: Any) -> frozenset[int]:
+        """The keys of one column that a default of some column is, in JSON as the schema has it."""
+        if self._is_text:
+            return self.in_texts([str(value)])
+        if self.key_set.equality_field_ids != (field_id,) or value is None:
+            return frozenset()
+        return self._values[0].get(from_single_value(value, self.key_set.columns[0]), frozenset())
 
     def redacted(self, text: str) -> str:
         """Without texts that are a value of a key, and without values in what names places of partitions."""
@@ -192,6 +244,18 @@ class ErasedKeys:
         return found
 
     @cached_property
+    def _by_words(self) -> list[Mapping[str, frozenset[int]]]:
+        """Of each key column: which keys have a value that is written so."""
+        return [
+            {
+                word.lower() if pa.types.is_boolean(column.key_type) else word: numbers
+                for value, numbers in values.items()
+                if value is not None and (word := str(to_words(value, column)))
+            }
+            for column, values in zip(self.key_set.columns, self._values, strict=True)
+        ]
+
+    @cached_property
     def _columns(self) -> list[list[Any]]:
         rows = list(zip(*(column.to_pylist() for column in self.batch.columns), strict=True))
         return [
@@ -221,6 +285,37 @@ class ErasedKeys:
         )
 
 
+def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset[str]]:
+    """Field id -> what a key column was called at any time, and partitions of its values as they are."""
+    found: dict[int, set[str]] = {field_id: set() for field_id in key_set.equality_field_ids}
+    for schema in metadata.schemas:
+        for field_id, names in found.items():
+            if (name := schema.find_column_name(field_id)) is not None:
+                names |= {name, name.rpartition(".")[2]}
+    for spec in metadata.partition_specs:
+        for field in spec.fields:
+            if field.source_id in found and isinstance(field.transform, IdentityTransform | DayTransform):
+                found[field.source_id].add(field.name)
+    return {field_id: frozenset(names) for field_id, names in found.items()}
+
+
+def _keeps_type(field: PartitionField, column: KeyColumn) -> bool:
+    """Whether values of a partition may be those of the column."""
+    if isinstance(field.transform, DayTransform):
+        return isinstance(column.iceberg_type, DateType)
+    return isinstance(field.transform, IdentityTransform | TruncateTransform)
+
+
+def _is_whole(field: PartitionField, value: Any, *, may_be_cut: bool) -> bool:
+    """Whether a partition's value is the column's in all of its rows, or may be in some.
+
+    Only a text that is shorter than what it would be cut to was not cut for sure.
+    """
+    if isinstance(field.transform, TruncateTransform) and value is not None and not may_be_cut:
+        return isinstance(value, str | bytes) and len(value) < field.transform.width
+    return True
+
+
 def _before(bound: Any) -> Any:
     """What an upper bound was cut to, before its last character was made greater; None for other types."""
     if not isinstance(bound, str | bytes) or not bound or not (last := ord(bound[-1:])):
@@ -235,6 +330,10 @@ def _numbers_by(values: Iterable[Any]) -> Mapping[Any, frozenset[int]]:
     for number, value in enumerate(values):
         found[value].add(number)
     return {value: frozenset(numbers) for value, numbers in found.items()}
+
+
+def _from_bounds(bounds: Iterable[bytes | None], column: KeyColumn) -> Iterator[Any]:
+    return (None if bound is None else _from_bound(bound, column) for bound in bounds)
 
 
 def _from_bound(bound: bytes, column: KeyColumn) -> Any:

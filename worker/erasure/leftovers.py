@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyiceberg.exceptions import ValidationError
@@ -22,7 +23,9 @@ from trust.bounds import ANSWER_BYTES, PACKED_METADATA, LimitExceededError, unpa
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.look import LookTask, Trace, unreadable
+from worker.erasure.look import LookTask
+from worker.erasure.positions import look_at_puffin
+from worker.erasure.trace import Trace, unreadable
 from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import Storage, StoredFile
 from worker.keys.read import key_reader
@@ -31,6 +34,7 @@ from worker.table.files import DataFile, PartitionKey
 from worker.table.manifests import (
     Manifest,
     read_entry_values,
+    read_list_values,
     read_manifest,
     read_manifest_list,
     spec_id_of,
@@ -83,7 +87,7 @@ def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace
         told = json.loads(content)
         if not isinstance(told, dict) or "format-version" not in told:
             return Trace(why=_UNKNOWN_FORM)
-        return Trace(keys.in_texts(_texts(told)), size_bytes=size_bytes)
+        return Trace(_told_in(told, keys), size_bytes=size_bytes)
     except FileNotFoundError:
         return Trace()  # an old one that is named and gone
     except (*_MALFORMED, LocationNotAllowedError, LimitExceededError) as error:
@@ -95,6 +99,32 @@ def _read(storage: Storage, location: str) -> bytes:
     if len(content) > ANSWER_BYTES:
         raise ValueError(f"it has more than {ANSWER_BYTES:,} bytes")
     return content
+
+
+def _told_in(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
+    """What people wrote into a table's metadata, and where its files lie. Names of columns are no values."""
+    found = keys.in_texts(_texts(metadata))
+    for field in _fields([*metadata.get("schemas", ()), metadata.get("schema", {})]):
+        found |= keys.in_texts([field["doc"]] if field.get("doc") else ())
+        for default in ("initial-default", "write-default"):
+            if default in field:
+                found |= keys.in_default(field["id"], field[default])
+    places = (value for value in _scalars(metadata) if isinstance(value, str) and "=" in value)
+    return found.union(*(keys.in_path(place) for place in places))
+
+
+def _fields(types: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """Of schemas, also those of structs in lists and maps."""
+    left = list(types)
+    while left:
+        match left.pop():
+            case {"fields": [*fields]}:
+                yield from fields
+                left += [field["type"] for field in fields]
+            case {"element": element}:
+                left.append(element)
+            case {"key": key, "value": value}:
+                left += [key, value]
 
 
 def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -115,8 +145,13 @@ def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile
 
 
 def look_at_unnamed(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """What a file tells that nobody names, by how it begins: its name may say anything. Raises OSError (a
-    retry can help)."""
+    """What a file tells that nobody names, by how it begins, since its name may say anything; and by its
+    place. Raises OSError (a retry can help)."""
+    inside = _look_inside(table, keys, file)
+    return replace(inside, keys=inside.keys | keys.in_path(file.location))
+
+
+def _look_inside(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
     storage = table.storage
     try:
         match storage.read(file.location, 0, 4):
@@ -126,7 +161,9 @@ def look_at_unnamed(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> T
                 return _look_at_rows(table, keys, file, "orc")
             case b"Obj\x01":
                 return _look_at_manifest(table, keys, file)
-            case b"PFA1" | b"crc\x00" | b"":  # positions, sketches of hashes, and checksums
+            case b"PFA1":
+                return look_at_puffin(storage, keys, file.location, file.size_bytes)
+            case b"crc\x00" | b"":  # checksums
                 return Trace(size_bytes=file.size_bytes)
             case beginning if beginning.startswith(_GZIP):
                 is_metadata = file.name.endswith(PACKED_METADATA)
@@ -156,7 +193,7 @@ def _look_at_text(storage: Storage, keys: ErasedKeys, file: StoredFile) -> Trace
         found = keys.in_bytes(content)
     else:
         if isinstance(told, dict) and "format-version" in told:
-            return Trace(keys.in_texts(_texts(told)), size_bytes=file.size_bytes)
+            return Trace(_told_in(told, keys), size_bytes=file.size_bytes)
         found = keys.in_scalars(_scalars(told))
     return Trace(why=_UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
 
@@ -185,14 +222,18 @@ def _look_at_rows(table: PinnedTable, keys: ErasedKeys, file: StoredFile, kind: 
 
 
 def _look_at_manifest(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """A manifest. A list of these has no more than the values of partitions, which are not looked through."""
+    """A manifest, or a list of these."""
     io = table.storage.io
     spec_id = spec_id_of(io, file.location)
     specs = {spec.spec_id: spec for spec in table.metadata.partition_specs}
     if spec_id is None:
-        read_manifest_list(io, file.location)
-        why = _UNKNOWN_FORM if is_partition(table.metadata, keys) else None
-        return Trace(why=why, size_bytes=file.size_bytes)
+        found = frozenset[int]()
+        for told in read_list_values(io, file.location):
+            if told.bounds and told.partition_spec_id not in specs:
+                return Trace(found, _UNKNOWN_FORM)
+            if told.bounds:
+                found |= keys.in_list(told, specs[told.partition_spec_id], is_named=False)
+        return Trace(found, size_bytes=file.size_bytes)
     if spec_id not in specs:
         return Trace(why=_UNKNOWN_FORM)
     manifest = Manifest(file.location, spec_id, ManifestContent.DATA, 0, None, None)

@@ -1,54 +1,44 @@
 """A look through all files that snapshots of a table name, for some keys: data, deletes and manifests.
 
-Invariant: a file without a trace was read to its end. What could not be read has a reason, and stands for
-every key. Files never change, so each is looked through once in a job.
+Invariant: of a file without a trace, all that may tell a key was read: key columns of rows to their end, the
+paths in deletes by position, and all entries of manifests. What could not be read has a reason, and stands
+for every key. Files never change, so each is looked through once in a job.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
-from worker.io.file_formats import open_columns
+from worker.erasure.positions import look_at_positions
+from worker.erasure.trace import NOTHING, Trace, unreadable
 from worker.io.storage import Storage
-from worker.keys.key_set import KeyColumnError
+from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader, missing_file
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
-from worker.process.errors import JobError, Reason
+from worker.process.errors import JobError
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, FileContent
-from worker.table.manifests import Manifest, read_entry_values, read_manifest, read_manifest_list
+from worker.table.manifests import (
+    Manifest,
+    read_entry_values,
+    read_list_values,
+    read_manifest,
+    read_manifest_list,
+)
 from worker.table.plan import balanced
 
-NOTHING: frozenset[int] = frozenset()
-_DELETED_ROW_FIELD_ID = 2147483544  # of position delete files, which may keep the rows
-_DELETED_ROWS = Reason(
-    "deleted_rows_kept",
-    "it may keep the rows that it deletes",
-    "Rewrite the table's position deletes (rewrite_position_delete_files), and erase again.",
-)
 _READ_AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What a file tells of keys: their numbers. why: it could not be looked through."""
-
-    keys: frozenset[int] = NOTHING
-    why: Reason | None = None
-    size_bytes: int = 0
-
-    @property
-    def is_clean(self) -> bool:
-        return not self.keys and self.why is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +64,40 @@ class LookTask:
                 _, numbers = wanted.find(keys, IN_EVERY_PARTITION)
                 found.update((np.unique(numbers) - ANY_AGE).tolist())
         except KeyColumnError as error:
-            is_other_key = isinstance(file, DeleteFile) and not set(file.equality_ids).intersection(
-                self.reader.key_set.equality_field_ids
-            )
-            if not (error.code == "missing_equality_column" and is_other_key):
-                why = error.reason
+            if error.code == "missing_equality_column" and isinstance(file, DeleteFile):
+                return self._look_at_part(file, wanted)
+            why = error.reason
         except FileNotFoundError as error:
             why = missing_file(error)
         return Trace(frozenset(found), why, file.file_size_bytes)
+
+    def _look_at_part(self, file: DeleteFile, wanted: DeleteKeys) -> Trace:
+        """Of a delete that compares some columns of the key: it tells the keys with the same values there."""
+        key_set = self.reader.key_set
+        places = [at for at, one in enumerate(key_set.columns) if one.field_id in file.equality_ids]
+        if not places:
+            return Trace(size_bytes=file.file_size_bytes)
+        part = KeySet(tuple(key_set.columns[at] for at in places))
+        keys_by_part: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+        rows = _values(key_set, wanted.rows.select(key_set.schema.names))
+        for row, number in zip(rows, (wanted.sequence_numbers - ANY_AGE).tolist(), strict=True):
+            keys_by_part[tuple(row[at] for at in places)].add(number)
+        found: set[int] = set()
+        try:
+            for batch in replace(self.reader, key_set=part).read_delete_file(file):
+                for row in set(_values(part, batch)):
+                    found |= keys_by_part.get(row, set())
+        except KeyColumnError as error:
+            return Trace(frozenset(found), error.reason)
+        except FileNotFoundError as error:
+            return Trace(frozenset(found), missing_file(error))
+        return Trace(frozenset(found), size_bytes=file.file_size_bytes)
+
+
+def _values(key_set: KeySet, rows: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Rows of `key_set.schema`, with null in the place of what is null."""
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        yield tuple(None if key_set.is_null(at, row) else row[1 + at] for at in range(len(key_set.columns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +112,13 @@ class Traces:
     """Of one snapshot: what its files tell of keys, by their paths; those that tell nothing are left away."""
 
     data_files: dict[str, Trace] = field(default_factory=dict)
-    delete_files: dict[str, Trace] = field(default_factory=dict)
+    equality_deletes: dict[str, Trace] = field(default_factory=dict)
+    position_deletes: dict[str, Trace] = field(default_factory=dict)
     metadata: dict[str, Trace] = field(default_factory=dict)
     """Manifests, and manifest lists that can't be read."""
 
     def __iter__(self) -> Iterator[tuple[str, Trace]]:
-        for of_kind in (self.data_files, self.delete_files, self.metadata):
+        for of_kind in (self.data_files, self.equality_deletes, self.position_deletes, self.metadata):
             yield from of_kind.items()
 
     @property
@@ -174,9 +191,14 @@ class Look:
             if not (told := self.traces[manifest.path]).is_clean:
                 found.metadata[manifest.path] = told
             for path, file in self._named[manifest.path].files.items():
-                if not (told := self.traces[path]).is_clean:
-                    kind = found.data_files if isinstance(file, DataFile) else found.delete_files
-                    kind[path] = told
+                if (told := self.traces[path]).is_clean:
+                    continue
+                if isinstance(file, DataFile):
+                    found.data_files[path] = told
+                elif _is_positions(file):
+                    found.position_deletes[path] = told
+                else:
+                    found.equality_deletes[path] = told
         return found
 
     def _read_manifests(
@@ -186,7 +208,11 @@ class Look:
 
         def read_list(location: str) -> tuple[list[Manifest], Trace]:
             try:
-                return read_manifest_list(storage.io, location), Trace()
+                found = self._keys.in_path(location)
+                for told in read_list_values(storage.io, location):
+                    if (spec := specs.get(told.partition_spec_id)) is not None:
+                        found |= self._keys.in_list(told, spec, is_named=True)
+                return read_manifest_list(storage.io, location), Trace(found)
             except (JobError, FileNotFoundError) as error:
                 return [], Trace(why=unreadable(error))
 
@@ -217,9 +243,11 @@ class Look:
     def _read_files(
         self, metadata: TableMetadata, storage: Storage, files: Sequence[DataFile | DeleteFile]
     ) -> None:
-        positions = [file for file in files if _is_positions(file)]
-        for file in positions:
-            self.traces[file.path] = _look_at_positions(storage, file)
+        positions = [file for file in files if isinstance(file, DeleteFile) and _is_positions(file)]
+        with Threads(_READ_AT_ONCE, "look") as threads:
+            looked = threads.map(lambda file: look_at_positions(storage, self._keys, file), positions)
+            for file, trace in zip(positions, looked, strict=True):
+                self.traces[file.path] = trace
         keyed = [file for file in files if not _is_positions(file)]
         if not keyed:
             return
@@ -233,23 +261,3 @@ class Look:
 
 def _is_positions(file: DataFile | DeleteFile) -> bool:
     return isinstance(file, DeleteFile) and file.content is FileContent.POSITION_DELETES
-
-
-def _look_at_positions(storage: Storage, file: Any) -> Trace:
-    """Deletion vectors and most position deletes name files and positions alone."""
-    if file.is_deletion_vector:
-        return Trace(size_bytes=file.file_size_bytes)
-    try:
-        with open_columns(storage, file.path, file.file_format, file.file_size_bytes) as source:
-            names = set(source.schema.names)
-    except FileNotFoundError as error:
-        return Trace(why=missing_file(error))
-    except (ValueError, EOFError) as error:
-        return Trace(why=Reason("unreadable_position_deletes", str(error), "Restore the file."))
-    return Trace(why=_DELETED_ROWS if "row" in names else None, size_bytes=file.file_size_bytes)
-
-
-def unreadable(error: Exception) -> Reason:
-    if isinstance(error, JobError):
-        return error.reason
-    return Reason("unreadable_file", str(error), "Restore the file, or let its snapshots expire.")

@@ -21,8 +21,8 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.holds import Hold
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
-from worker.erasure.look import Trace, unreadable
 from worker.erasure.report import Findings
+from worker.erasure.trace import Trace, unreadable
 from worker.index.key_set_index import (
     DamagedIndexError,
     database_name,
@@ -160,7 +160,8 @@ class ErasedIndexes:
                         keys = key_batch(self._keys.key_set, arrays)
                         _, numbers = self._keys.wanted.find(keys, IN_EVERY_PARTITION)
                         found.update((np.unique(numbers) - ANY_AGE).tolist())
-                    found |= self._keys.in_texts(_paths(batch.column(_EXAMPLES)))
+                    for path in _paths(batch.column(_EXAMPLES)):
+                        found |= self._keys.in_path(path)
         except FileNotFoundError:
             return Trace()  # whoever wrote it has removed it
         except (JobError, ValueError, EOFError) as error:

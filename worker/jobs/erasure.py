@@ -22,7 +22,7 @@ from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
 from worker.erasure.expiry import delete_unneeded, expire, files_of
 from worker.erasure.holds import Hold, holds
-from worker.erasure.keys import ErasedKeys
+from worker.erasure.keys import ErasedKeys, names_of
 from worker.erasure.leftovers import (
     PARTITION_STATISTICS,
     is_partition,
@@ -67,7 +67,8 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Erases the rows of the keys of the assignment, and tells what of them is left."""
     key_set = key_set_of(job, table, warehouse)
     with job.stage("read"):
-        keys = ErasedKeys(key_set, read_sent(job, table, key_set).keys)
+        sent = read_sent(job, table, key_set).keys
+        keys = ErasedKeys(key_set, sent, names_of(table.metadata, key_set))
     job.redacted = keys.redacted
     try:
         return _Erasure(job, table, warehouse, keys).run(table)
@@ -265,8 +266,10 @@ class _Erasure:
         findings.invisible = written - visible
         findings.hold(visible, _WRITTEN_MEANWHILE, table.snapshot_id)
         findings.hold(findings.invisible, _DELETED_MEANWHILE, table.snapshot_id)
-        for path, trace in traces.delete_files.items():
+        for path, trace in traces.equality_deletes.items():
             findings.hold(trace.keys, replace(_PENDING, name=path), table.snapshot_id)
+        for path, trace in traces.position_deletes.items():
+            findings.hold(trace.keys - written, replace(_PATH, name=path), table.snapshot_id)
         for path, trace in traces.metadata.items():
             findings.hold(trace.keys - written, replace(_MANIFEST, name=path), table.snapshot_id)
 
@@ -324,12 +327,20 @@ _PENDING = Hold(
 )
 _MANIFEST = Hold(
     "metadata",
-    "A manifest names the key, as a bound of a file that was removed or as its partition.",
-    "Rewrite the table's manifests (rewrite_manifests), and erase again.",
+    "A manifest, or the list of manifests, names the key: as a bound of a file that was removed, as its"
+    " partition, or in the path of a file.",
+    "Rewrite the table's manifests (rewrite_manifests), or the files whose paths name it, and erase again.",
+)
+_PATH = Hold(
+    "metadata",
+    "A delete by position names the key, in the path of a data file.",
+    "Rewrite the table's position deletes (rewrite_position_delete_files), or the data files whose paths name"
+    " it, and erase again.",
 )
 _METADATA = Hold(
     "metadata",
-    "Properties of the table, of its snapshots, or names of its branches and tags tell the key.",
+    "Properties of the table or of its snapshots, docs and defaults of its columns, names of its branches and"
+    " tags, or places of its files tell the key.",
     "Remove or rename it; earlier metadata files go as write.metadata.delete-after-commit.enabled says.",
 )
 _ORPHAN = Hold(

@@ -184,11 +184,11 @@ def read_bounds(
 class EntryValues:
     """What an entry of a manifest says of the values in its file, also where the file was removed.
 
-    bounds: field id -> lower and upper, single values as Iceberg serialises them. partition: as
-    `PartitionKey.values`.
+    paths: of the file, and of the data file that it names, if it does. bounds: field id -> lower and upper,
+    single values as Iceberg serialises them. partition: as `PartitionKey.values`.
     """
 
-    path: str
+    paths: tuple[str, ...]
     is_removed: bool
     bounds: Mapping[int, tuple[bytes | None, bytes | None]]
     partition: str
@@ -204,15 +204,39 @@ def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> It
         NestedField(102, "partition", partition_type, required=True),
         NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
         NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
+        NestedField(143, "referenced_data_file", StringType(), required=False),
     ]
     schema = Schema(
         NestedField(0, "status", IntegerType(), required=True),
         NestedField(2, "data_file", StructType(*fields), required=True),
     )
-    for status, (path, values, lower, upper) in file.rows(schema):
+    for status, (path, values, lower, upper, referenced) in file.rows(schema):
         low, high = lower or {}, upper or {}
         bounds = {field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()}
-        yield EntryValues(path, status == DELETED, bounds, _partition_values(values, partition_type, spec))
+        paths = (path,) if referenced is None else (path, referenced)
+        yield EntryValues(paths, status == DELETED, bounds, _partition_values(values, partition_type, spec))
+
+
+@dataclass(frozen=True, slots=True)
+class ListValues:
+    """What a manifest list says of the values of partitions in a manifest.
+
+    bounds: of each field of its spec, lower and upper, single values as Iceberg serialises them.
+    """
+
+    manifest_path: str
+    partition_spec_id: int
+    bounds: tuple[tuple[bytes | None, bytes | None], ...]
+
+
+def read_list_values(io: FileIO, location: str) -> list[ListValues]:
+    """Of each manifest of a list. Raises as `read_snapshot_files`."""
+    file = _AvroFile(io, location)
+    with holding(file.held_bytes), file.told_as_corrupt():
+        return [
+            ListValues(path, spec_id, tuple((lower, upper) for lower, upper in summaries or ()))
+            for path, spec_id, summaries in file.rows(_LIST_VALUES)
+        ]
 
 
 def spec_id_of(io: FileIO, location: str) -> int | None:
@@ -355,6 +379,23 @@ class Manifest:
     min_sequence_number: int = 0
 
 
+_LIST_VALUES = Schema(
+    NestedField(500, "manifest_path", StringType(), required=True),
+    NestedField(502, "partition_spec_id", IntegerType(), required=True),
+    NestedField(
+        507,
+        "partitions",
+        ListType(
+            508,
+            StructType(
+                NestedField(510, "lower_bound", BinaryType(), required=False),
+                NestedField(511, "upper_bound", BinaryType(), required=False),
+            ),
+            element_required=True,
+        ),
+        required=False,
+    ),
+)
 _MANIFEST_LIST = Schema(
     NestedField(500, "manifest_path", StringType(), required=True),
     NestedField(502, "partition_spec_id", IntegerType(), required=True),

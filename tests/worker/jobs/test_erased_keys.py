@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import StringType
 
 from worker.erasure.keys import ErasedKeys
@@ -15,21 +15,26 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
 
 
-def erased(*keys: Sequence[str]) -> ErasedKeys:
+def erased(*keys: Sequence[str], names: Mapping[int, set[str]] | None = None) -> ErasedKeys:
     columns = [KeyColumn(at, f"c{at}", (at,), StringType(), pa.string()) for at, _ in enumerate(keys[0], 1)]
     key_set = KeySet(tuple(columns))
     arrays = [
         pa.array([0] * len(keys), pa.int32()),
         *(pa.array(values) for values in zip(*keys, strict=True)),
     ]
-    return ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema))
+    called = {field_id: frozenset(of_one) for field_id, of_one in (names or {}).items()}
+    return ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema), called)
 
 
 def entry(
-    bounds: Mapping[int, tuple[str, str]], *, is_removed: bool = False, partition: str = "[]"
+    bounds: Mapping[int, tuple[str, str]],
+    *,
+    is_removed: bool = False,
+    partition: str = "[]",
+    path: str = "file",
 ) -> EntryValues:
     told = {field_id: (low.encode(), high.encode()) for field_id, (low, high) in bounds.items()}
-    return EntryValues("file", is_removed, told, partition)
+    return EntryValues((path,), is_removed, told, partition)
 
 
 def test_bounds_of_a_live_file_are_no_key_of_several_columns() -> None:
@@ -55,3 +60,27 @@ def test_bounds_of_a_live_file_are_no_key_of_several_columns() -> None:
 def test_bounds_of_a_removed_file_may_be_cut_off(lower: str, upper: str, told: set[int]) -> None:
     keys = erased(("person-000001",), ("perso\ud7ff-1",))
     assert keys.in_entry(entry({1: (lower, upper)}, is_removed=True), UNPARTITIONED_PARTITION_SPEC) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "is_removed", "told"),
+    [("ab", False, {0}), ("abcd", False, set()), ("abcd", True, {1}), ("abc", True, set())],
+)
+def test_a_partition_that_was_not_cut_is_the_value(value: str, is_removed: bool, told: set[int]) -> None:
+    """The rows of a live file are looked at; of one that was removed, a text as long as the cut may be it."""
+    keys = erased(("ab",), ("abcd",), ("abcdef",))
+    spec = PartitionSpec(
+        PartitionField(1, 1000, TruncateTransform(4), "short"),
+        PartitionField(1, 1001, BucketTransform(4), "b"),
+    )
+    assert keys.in_entry(entry({}, is_removed=is_removed, partition=f'["{value}", 3]'), spec) == told
+
+
+def test_a_path_tells_a_key_of_which_it_names_each_value() -> None:
+    keys = erased(("ada/eve", "us"), ("ada/eve", "eu"), names={1: {"who"}, 2: {"c2"}})
+    assert keys.in_path("s3://b/t/data/who=ada%2Feve/c2=us/1.parquet") == {0}
+    assert keys.in_path("s3://b/t/data/who=ada%2Feve/1.parquet") == set()
+    assert keys.in_path("s3://b/t/data/other=ada%2Feve/c2=us/1.parquet") == set()
+    path = "who=ada%2Feve/c2=eu/1.parquet"
+    assert keys.in_entry(entry({}, path=path), UNPARTITIONED_PARTITION_SPEC) == {1}
+    assert keys.in_texts(["partitions.who=ada%2Feve/c2=eu"]) == {1}

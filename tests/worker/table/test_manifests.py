@@ -79,8 +79,8 @@ def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
     manifest = manifests.read_manifest_list(io, snapshot.manifest_list)[0]
     files, _ = manifests.read_manifest(io, manifest, specs)
     entries = list(manifests.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
-    assert [(one.path, one.partition, one.is_removed) for one in entries] == [
-        (file.path, file.partition.values, False) for file in files
+    assert [(one.paths, one.partition, one.is_removed) for one in entries] == [
+        ((file.path,), file.partition.values, False) for file in files
     ]
     assert [one.bounds[1] for one in entries] == [(b"%016d" % number,) * 2 for number in range(len(files))]
 

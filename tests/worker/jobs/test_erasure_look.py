@@ -1,0 +1,119 @@
+"""Whatever tells an erased key is found: metadata, paths, deletes and files that nobody names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.jobs import Jobs
+from tests.thorough import V2_FIRST
+from tests.worker.jobs.test_erasure import (
+    ALL_GONE,
+    Erase,
+    NewTable,
+    holders,
+    key,
+    place_of,
+    row,
+)
+from tests.worker.jobs.test_erasure import erase as erase
+from tests.worker.jobs.test_erasure import new_table as new_table
+
+pytestmark = pytest.mark.integration
+
+
+def test_docs_and_defaults_of_columns_are_looked_through(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0)])
+    jvm: Any = table.spark.sparkContext._jvm
+    text = jvm.org.apache.iceberg.types.Types.StringType.get()
+    friend = jvm.org.apache.iceberg.expressions.Expressions.lit(key(6))
+    table.java.updateSchema().updateColumnDoc("region", f"as of {key(5)}").addColumn(
+        "friend", text, None, friend
+    ).commit()
+
+    report = erase(5, 6, 7)
+
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 2, "unknown": 0}
+    told = {(one["holder"], *one["keys"]) for one in report["held"]}
+    assert told == {("metadata", 0, 1)}
+
+
+@V2_FIRST
+def test_paths_of_partitions_are_looked_through(
+    new_table: NewTable, erase: Erase, format_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a data file is named: in manifests, and in deletes by position."""
+    table = new_table(format_version=format_version)
+    place = f"{table.metadata.location}/data/id={key(7)}"
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "_new_path", lambda extension: f"{place}/{uuid4()}.{extension}")
+        (named,) = table.append([row(0), row(1), row(2)])
+    deletes = (
+        [table.shared_position_deletes({named: [0]})]
+        if format_version == 2
+        else table.deletion_vectors({named: [0]})
+    )
+    table.commit(*deletes)
+
+    report = erase(7, 8)
+
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+    names = {name for holder, name, keys in holders(report) if (holder, keys) == ("metadata", [0])}
+    assert deletes[0].path in names
+    assert any(str(name).endswith(".avro") for name in names)
+
+
+def test_a_delete_by_a_part_of_the_key_tells_the_keys_that_it_may_mean(
+    new_table: NewTable, jobs: Jobs
+) -> None:
+    table = new_table()
+    table.append([row(0, "eu"), row(1, "us")])
+    table.delete_keys([{"region": "us"}])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    jobs.run("convert")
+    keys = [{"id": key(9), "region": region} for region in ("us", "eu")]
+    how = {"key_columns": ["id", "region"], "erasure_id": "e", "expire_snapshots": True}
+
+    report = jobs.run("erase", rows=keys, parameters=how).result["erasure"]
+
+    assert holders(report) == [("tag", "audit", [0])]
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+
+
+def test_lists_of_manifests_that_nobody_names_tell_the_bounds_of_partitions(
+    new_table: NewTable, erase: Erase
+) -> None:
+    table = new_table(partitioned_by=("id",))
+    table.append([row(0), row(1), row(2), row(7)])
+    (listed,) = [one.manifest_list for one in table.metadata.snapshots]
+    shutil.copy(listed.removeprefix("file:"), place_of(table) / "data" / "lost.avro")
+
+    report = erase(0, 1)
+
+    assert [(one["holder"], one["keys"]) for one in report["held"]] == [("orphan_file", [0])]
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+    (place_of(table) / "data" / "lost.avro").unlink()
+    assert erase(0)["counts"] == ALL_GONE
+
+
+def test_orphan_files_are_told_by_their_places_and_footers_too(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0)])
+    data = place_of(table) / "data"
+    _write(data / f"id={key(7)}" / "part-0", b"nothing else")
+    _write(data / "x.puffin", b"PFA1" + key(8).encode())
+
+    report = erase(7, 8)
+
+    told = {(one["holder"], Path(str(one["name"])).name, *one["keys"]) for one in report["held"]}
+    assert told == {("orphan_file", "part-0", 0), ("unreadable_file", "x.puffin", 1)}
+
+
+def _write(place: Path, content: bytes) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)

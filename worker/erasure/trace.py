@@ -1,0 +1,28 @@
+"""What a file tells of the keys of an erasure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.process.errors import JobError, Reason
+
+NOTHING: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a file tells of keys: their numbers. why: it could not be looked through."""
+
+    keys: frozenset[int] = NOTHING
+    why: Reason | None = None
+    size_bytes: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.keys and self.why is None
+
+
+def unreadable(error: Exception) -> Reason:
+    if isinstance(error, JobError):
+        return error.reason
+    return Reason("unreadable_file", str(error), "Restore the file, or let its snapshots expire.")
