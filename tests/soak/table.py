@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -307,7 +308,7 @@ class SoakTable(TableBuilder):
         for struct, wrapper in list(forms):
             try:
                 text = self._values.toJson(struct, wrapper.wrap(record))
-            except IllegalArgumentException:
+            except (IllegalArgumentException, Py4JJavaError):  # each form refuses the other's in its own way
                 forms.reverse()  # the next record is likely of the same file
                 continue
             values: dict[str, Any] = json.loads(text)

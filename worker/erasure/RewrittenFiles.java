@@ -98,6 +98,7 @@ public class RewrittenFiles {
                         spec,
                         old.partition());
         try {
+            Rows form = new Rows(schema);
             CloseableIterable rows = rows(old, spec, schema);
             try {
                 long position = 0;
@@ -107,7 +108,7 @@ public class RewrittenFiles {
                     if (position == next) {
                         next = positions.hasRemaining() ? positions.get() : -1;
                     } else {
-                        writer.write(row);
+                        writer.write(form.withUuids(row));
                     }
                 }
                 if (position != old.recordCount() || next != -1) {

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 ANY_FILE = "any-file"
 _GUARDS = Path(__file__).with_name("CommitGuards.java")
+_SHARED = Path(__file__).with_name("Rows.java")
 NO_SNAPSHOT = -1
 """The head of a branch of an empty table."""
 
@@ -255,11 +256,12 @@ def java_object(java_table: JavaObject, source: Path, name: str, *arguments: obj
 
 @lru_cache(maxsize=8)
 def _classes(client: GatewayClient, source: Path) -> JavaObject:
-    """The loader of the classes in a file, made once for a JVM."""
+    """The loader of the classes in a file, which know those of `_SHARED`. It is made once for a JVM."""
     jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     # Iceberg's JARs are known to Spark's own loader only.
-    compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    compiler.setParentClassLoader(loader if source == _SHARED else _classes(client, _SHARED))
     compiler.cook(source.read_text())
     return compiler.getClassLoader()
 

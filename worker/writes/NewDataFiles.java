@@ -23,10 +23,7 @@ import org.apache.iceberg.formats.FormatModelRegistry;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
 import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.DataWriter;
-import org.apache.iceberg.types.Type;
-import org.apache.iceberg.types.Types;
 import org.apache.iceberg.util.PropertyUtil;
-import org.apache.iceberg.util.UUIDUtil;
 
 /**
  * New data files, as the table says: partition spec, sort order, format, compression, metrics, target size. Rows come
@@ -73,13 +70,14 @@ public class NewDataFiles implements Closeable {
         this.byPartition.clear();
         PartitionKey key = new PartitionKey(this.table.spec(), this.table.schema());
         InternalRecordWrapper wrapper = new InternalRecordWrapper(this.table.schema().asStruct());
+        Rows form = new Rows(this.table.schema());
         CloseableIterable rows = FormatModelRegistry
                 .readBuilder(FileFormat.PARQUET, Record.class, new InMemoryInputFile(parquet))
                 .project(this.table.schema())
                 .build();
         try {
             for (Iterator each = rows.iterator(); each.hasNext();) {
-                Record row = withUuids((Record) each.next());
+                Record row = (Record) form.withUuids(each.next());
                 key.partition(wrapper.wrap((StructLike) row));
                 List known = (List) this.byPartition.get(key);
                 if (known == null) {
@@ -96,18 +94,6 @@ public class NewDataFiles implements Closeable {
             wanted += this.open.containsKey(each.next()) ? 0 : 1;
         }
         return wanted;
-    }
-
-    /** Arrow's Parquet files do not say that 16 bytes are a UUID. */
-    private Record withUuids(Record row) {
-        List fields = this.table.schema().columns();
-        for (int at = 0; at < fields.size(); at++) {
-            Object value = row.get(at);
-            if (((Types.NestedField) fields.get(at)).type().typeId() == Type.TypeID.UUID && value instanceof byte[]) {
-                row.set(at, UUIDUtil.convert((byte[]) value));
-            }
-        }
-        return row;
     }
 
     /** Writes the rows of the part that was read last, into as many files at the places given as it takes. */

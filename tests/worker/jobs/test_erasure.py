@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -160,6 +161,42 @@ def test_rows_that_are_left_keep_their_order_and_their_ids(
     assert sorted(after) == sorted(one for one in before if one["id"] not in (key(3), key(2)))
     (longest,) = [pq.read_table(one) for one in _parquet(table) if pq.read_metadata(one).num_rows == 4]
     assert longest.column("value").to_pylist() == [5, 9, 1, 7]
+
+
+def test_uuids_in_files_that_do_not_call_them_that_stay_what_they_are(
+    new_table: NewTable, erase: Erase
+) -> None:
+    """As Arrow writes them; also below structs, lists and maps."""
+    table = new_table()
+    jvm: Any = table.spark.sparkContext._jvm
+    types = jvm.org.apache.iceberg.types.Types
+    uuid, field = types.UUIDType.get(), types.NestedField
+    table.java.updateSchema().addColumn("u", uuid).addColumn(
+        "s", types.StructType.of(jvm.java.util.List.of(field.optional(100, "u", uuid)))
+    ).addColumn("l", types.ListType.ofOptional(101, uuid)).addColumn(
+        "m", types.MapType.ofOptional(102, 103, types.StringType.get(), uuid)
+    ).commit()
+    one = UUID(int=2**127 + 1)
+    fixed = pa.binary(16)
+    columns = {
+        "u": (fixed, one.bytes),
+        "s": (pa.struct([("u", fixed)]), {"u": one.bytes}),
+        "l": (pa.list_(fixed), [one.bytes, None]),
+        "m": (pa.map_(pa.string(), fixed), [("a", one.bytes)]),
+    }
+    rows = pa.Table.from_pylist([row(n) for n in range(3)])
+    for name, (kind, value) in columns.items():
+        rows = rows.append_column(name, pa.array([value, value, None], kind))
+    (old,) = table.append(rows)
+    assert pq.read_schema(old.removeprefix("file:")).field("u").type == pa.binary(16)
+
+    assert erase(0)["counts"] == ALL_GONE
+
+    (new,) = _parquet(table)
+    assert pq.ParquetFile(new).schema.column(3).logical_type.type == "UUID"
+    told = "value, u, s.u AS su, l[0] AS l0, m['a'] AS ma"
+    found = table.spark.sql(f"SELECT {told} FROM {table.identifier} ORDER BY id").collect()
+    assert [tuple(one) for one in found] == [(1, *[str(one)] * 4), (2, *[None] * 4)]
 
 
 def _parquet(table: TableBuilder) -> list[Path]:

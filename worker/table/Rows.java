@@ -1,0 +1,84 @@
+// What classes of other sources share: each of them knows those of this one. Compiled by Janino, as CommitGuards.java
+// is, so without type arguments.
+
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.iceberg.Schema;
+import org.apache.iceberg.StructLike;
+import org.apache.iceberg.types.Type;
+import org.apache.iceberg.types.Types;
+import org.apache.iceberg.util.ByteBuffers;
+import org.apache.iceberg.util.UUIDUtil;
+
+/** Rows of a schema as Iceberg's writers take them: not every Parquet file says that 16 bytes are a UUID. */
+public class Rows {
+    private final Type row;
+    private final boolean hasUuids;
+
+    public Rows(Schema schema) {
+        this.row = schema.asStruct();
+        this.hasUuids = hasUuids(this.row);
+    }
+
+    /** The same record. */
+    public Object withUuids(Object record) {
+        return this.hasUuids ? withUuids(this.row, record) : record;
+    }
+
+    private static boolean hasUuids(Type type) {
+        if (type.typeId() == Type.TypeID.UUID) {
+            return true;
+        }
+        if (type.isNestedType()) {
+            for (Iterator each = type.asNestedType().fields().iterator(); each.hasNext();) {
+                if (hasUuids(((Types.NestedField) each.next()).type())) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    private static Object withUuids(Type type, Object value) {
+        if (value == null || !hasUuids(type)) {
+            return value;
+        }
+        if (type.isStructType()) {
+            StructLike struct = (StructLike) value;
+            List fields = type.asStructType().fields();
+            for (int at = 0; at < fields.size(); at++) {
+                Type of = ((Types.NestedField) fields.get(at)).type();
+                if (hasUuids(of)) {
+                    struct.set(at, withUuids(of, struct.get(at, Object.class)));
+                }
+            }
+            return struct;
+        }
+        if (type.isListType()) {
+            Type of = type.asListType().elementType();
+            List elements = new ArrayList();
+            for (Iterator each = ((List) value).iterator(); each.hasNext();) {
+                elements.add(withUuids(of, each.next()));
+            }
+            return elements;
+        }
+        if (type.isMapType()) {
+            Map entries = new LinkedHashMap();
+            for (Iterator each = ((Map) value).entrySet().iterator(); each.hasNext();) {
+                Map.Entry entry = (Map.Entry) each.next();
+                entries.put(
+                        withUuids(type.asMapType().keyType(), entry.getKey()),
+                        withUuids(type.asMapType().valueType(), entry.getValue()));
+            }
+            return entries;
+        }
+        if (value instanceof byte[]) {
+            return UUIDUtil.convert((byte[]) value);
+        }
+        return value instanceof ByteBuffer ? UUIDUtil.convert(ByteBuffers.toByteArray((ByteBuffer) value)) : value;
+    }
+}
