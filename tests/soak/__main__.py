@@ -7,13 +7,15 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 from tests.factories import spark_session
-from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS
-from tests.soak.seeds import run_seed, shrink
+from tests.soak.seeds import TABLES, WRITES, run_seed, shrink
 from tests.soak.world import World
+from tests.writers.history import WRITERS
+from tests.writers.served import Served
 
 PROGRESS_SECONDS = 5.0
 
@@ -21,16 +23,20 @@ PROGRESS_SECONDS = 5.0
 def main() -> int:
     arguments = _arguments()
     failed: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="icestream-soak-") as directory:
+    kind = WRITERS if arguments.writers else WRITES if arguments.writes else TABLES
+    with tempfile.TemporaryDirectory(prefix="icestream-soak-") as directory, ExitStack() as services:
         spark = spark_session()
         spark.sparkContext.setLogLevel("ERROR")
-        world = World.create(spark, Path(directory))
+        of_tables = World.create(spark, Path(directory))
+        world: World | Served = of_tables
+        if kind is WRITERS:
+            world = services.enter_context(Served.serving(of_tables))
         seeds = iter(arguments.seed) if arguments.seed else count(arguments.start)
         until = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
         started = told = time.monotonic()
         done = 0
         for seed in seeds:
-            failure = run_seed(world, seed, WRITE_WEIGHTS if arguments.writes else WEIGHTS)
+            failure = run_seed(world, seed, kind)
             done += 1
             if failure is not None:
                 failed.append(seed)
@@ -43,14 +49,22 @@ def main() -> int:
             now = time.monotonic()
             if now - told >= PROGRESS_SECONDS:
                 told = now
-                _say(f"{done:,} histories in {now - started:.0f} s, last seed {seed}, {len(failed)} failed")
+                told_of = f"{done:,} histories{_disturbances(world)} in {now - started:.0f} s"
+                _say(f"{told_of}, last seed {seed}, {len(failed)} failed")
             if until is not None and now >= until:
                 break
             if until is None and not arguments.seed and done >= arguments.histories:
                 break
+        services.close()
         spark.stop()
-    _say(f"{done:,} histories, {len(failed)} failed" + (f": seeds {failed}" if failed else ""))
+    told_of = f"{done:,} histories{_disturbances(world)}, {len(failed)} failed"
+    _say(told_of + (f": seeds {failed}" if failed else ""))
     return 1 if failed else 0
+
+
+def _disturbances(world: World | Served) -> str:
+    """In how many places somebody came in between a job, or it died."""
+    return f" with {world.disturbances:,} disturbances" if isinstance(world, Served) else ""
 
 
 def _arguments() -> argparse.Namespace:
@@ -59,7 +73,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--histories", type=int, default=200)
     parser.add_argument("--minutes", type=float, help="run for so long, instead of a number of histories")
-    parser.add_argument("--writes", action="store_true", help="histories that are about writes by key")
+    of_writes = parser.add_mutually_exclusive_group()
+    of_writes.add_argument("--writes", action="store_true", help="histories that are about writes by key")
+    of_writes.add_argument(
+        "--writers", action="store_true", help="histories of several writers by key, through the service"
+    )
     parser.add_argument("--no-shrinking", action="store_true")
     return parser.parse_args()
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS, Setup, Step, draw
+from tests.soak.drawing import WRITE_WEIGHTS, Step, draw
 from tests.soak.history import HistoryError, run
-from tests.soak.world import World
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of histories. argument: that asks `make soak` for it. draw: a setup and the steps, of a seed.
+    run: takes the world, the setup and the steps; raises HistoryError."""
+
+    argument: str
+    draw: Callable[[int], tuple[Any, list[Step]]]
+    run: Callable[[Any, Any, Sequence[Step]], list[str]]
+
+
+TABLES = Kind("", draw, run)
+WRITES = Kind("--writes", partial(draw, weights=WRITE_WEIGHTS), run)
 
 
 @dataclass(frozen=True)
@@ -16,46 +31,39 @@ class Failure:
     """A seed whose history contradicts the model, told in lines."""
 
     seed: int
-    weights: Mapping[str, int]
+    kind: Kind
     error: HistoryError
 
     def __str__(self) -> str:
-        arguments = f"--seed {self.seed}" + (" --writes" if self.weights is WRITE_WEIGHTS else "")
+        arguments = f"--seed {self.seed} {self.kind.argument}".rstrip()
         return (
             f'Seed {self.seed} fails; replay it with `make soak ARGS="{arguments}"`:\n{_indented(self.error)}'
         )
 
 
-def run_seed(world: World, seed: int, weights: Mapping[str, int] = WEIGHTS) -> Failure | None:
-    setup, steps = draw(seed, weights)
+def run_seed(world: Any, seed: int, kind: Kind = TABLES) -> Failure | None:
     try:
-        run(world, setup, steps)
+        kind.run(world, *kind.draw(seed))
     except HistoryError as error:
-        return Failure(seed, weights, error)
+        return Failure(seed, kind, error)
     return None
 
 
-def shrink(world: World, failure: Failure, *, seconds: float = 60) -> str:
+def shrink(world: Any, failure: Failure, *, seconds: float = 60) -> str:
     """The shortest history found that still fails, as lines: steps are left out one by one, last first."""
-    setup, steps = draw(failure.seed, failure.weights)
+    kind = failure.kind
+    setup, steps = kind.draw(failure.seed)
     until = time.monotonic() + seconds
     shortest: HistoryError | None = None
     at = len(steps)
     while at > 0 and time.monotonic() < until:
         at -= 1
         fewer = [*steps[:at], *steps[at + 1 :]]
-        error = _error(world, setup, fewer)
-        if error is not None:
+        try:
+            kind.run(world, setup, fewer)
+        except HistoryError as error:
             steps, shortest = fewer, error
     return "No step can be left out." if shortest is None else "Shortest:\n" + _indented(shortest)
-
-
-def _error(world: World, setup: Setup, steps: Sequence[Step]) -> HistoryError | None:
-    try:
-        run(world, setup, steps)
-    except HistoryError as error:
-        return error
-    return None
 
 
 def _indented(error: HistoryError) -> str:

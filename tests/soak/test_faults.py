@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS
 from tests.soak.history import History
 from tests.soak.planted import other_rows, take_null_for_its_placeholder
-from tests.soak.seeds import run_seed
+from tests.soak.seeds import TABLES, WRITES, Kind, run_seed
 from tests.soak.world import World
 from tests.thorough import first_always
 from worker.deletes.existing import ExistingDeletes
@@ -132,12 +131,12 @@ def test_a_fault_is_found(world: World, fault: str) -> None:
         FAULTS[fault](patch)
         patch.setattr(History, "look_up", lambda *_: "")
 
-    _find(world, conversions_alone)
+    find(world, conversions_alone)
 
 
 @first_always("fault", list(LOOKUP_FAULTS))
 def test_a_fault_of_lookups_is_found(world: World, fault: str) -> None:
-    _find(world, LOOKUP_FAULTS[fault])
+    find(world, LOOKUP_FAULTS[fault])
 
 
 @first_always("fault", list(WRITE_FAULTS))
@@ -146,15 +145,15 @@ def test_a_fault_of_writes_is_found(world: World, fault: str) -> None:
         WRITE_FAULTS[fault](patch)
         patch.setattr(History, "look_up", lambda *_: "")
 
-    _find(world, writes_alone, WRITE_WEIGHTS)
+    find(world, writes_alone, WRITES)
 
 
-def _find(world: World, make: Fault, weights: Mapping[str, int] = WEIGHTS) -> None:
+def find(world: Any, make: Fault, kind: Kind = TABLES) -> None:
     for seed in range(200):
         with pytest.MonkeyPatch.context() as patch:
             make(patch)
-            failure = run_seed(world, seed, weights)
+            failure = run_seed(world, seed, kind)
         is_contradiction = failure and isinstance(failure.error.cause, AssertionError)
-        if is_contradiction and run_seed(world, seed, weights) is None:
+        if is_contradiction and run_seed(world, seed, kind) is None:
             return
     pytest.fail("no seed shows the fault")

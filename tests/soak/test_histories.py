@@ -1,12 +1,12 @@
 """Hundreds of histories: whatever happened to a table, its rows are those of the model."""
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from tests.soak.drawing import WEIGHTS, WRITE_WEIGHTS, draw
+from tests.soak.drawing import draw
 from tests.soak.history import run
-from tests.soak.seeds import run_seed, shrink
+from tests.soak.seeds import TABLES, WRITES, Kind, run_seed, shrink
 from tests.soak.world import World
 from tests.thorough import first_always
 
@@ -21,16 +21,16 @@ def batches(seeds: int) -> list[range]:
 
 @first_always("seeds", batches(200))
 def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
-    run_seeds(world, seeds, WEIGHTS)
+    run_seeds(world, seeds, TABLES)
 
 
 @first_always("seeds", batches(400))
 def test_writes_by_key_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
-    run_seeds(world, seeds, WRITE_WEIGHTS)
+    run_seeds(world, seeds, WRITES)
 
 
-def run_seeds(world: World, seeds: range, weights: Mapping[str, int]) -> None:
-    failures = [failure for seed in seeds if (failure := run_seed(world, seed, weights))]
+def run_seeds(world: Any, seeds: range, kind: Kind) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(world, seed, kind))]
     if failures:
         shortest = shrink(world, failures[0], seconds=SHRINKING_SECONDS)
         pytest.fail("\n\n".join([*map(str, failures), shortest]), pytrace=False)
