@@ -22,6 +22,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
+from staging.history import staged_snapshots
 from tests import erased
 from tests.deaths import killed_at_call_of, killed_at_commit_of
 from tests.factories import (
@@ -40,7 +41,6 @@ from worker.erasure.look import Look
 from worker.io.storage import Storage
 from worker.jobs import erased_indexes, erasure
 from worker.process.errors import UnexpectedError
-from worker.publication.history import staged_snapshots
 from worker.table import row_delta
 
 pytestmark = pytest.mark.integration
