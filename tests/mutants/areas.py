@@ -70,7 +70,7 @@ AREAS = (
         (
             "tests/worker/table/test_data_files.py",
             "tests/worker/table/test_manifests.py",
-            "tests/worker/table/test_deletes.py",
+            "tests/worker/deletes",
             "tests/worker/table/test_source_choice.py",
             "tests/worker/exactness/test_sequences.py",
             "tests/worker/exactness/test_partitions.py",
@@ -101,7 +101,7 @@ AREAS = (
         ("worker/deletes/*.py",),
         (
             "tests/worker/table/test_puffin.py",
-            "tests/worker/table/test_deletes.py",
+            "tests/worker/deletes",
             "tests/worker/exactness",
             "tests/worker/jobs/test_orphan_files.py",
         ),
@@ -113,7 +113,7 @@ AREAS = (
         ("worker/table/commit*.py", "worker/table/row_delta.py"),
         (
             "tests/worker/table/test_commit.py",
-            "tests/worker/table/test_deletes.py",
+            "tests/worker/deletes",
             "tests/worker/jobs/test_orphan_files.py",
         ),
         20,
