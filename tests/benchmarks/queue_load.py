@@ -52,6 +52,7 @@ from tests.worker.table.catalog_servers import rest_server
 T = TypeVar("T")
 _CATALOGS = 5
 _READERS = 4
+_TOLD = 200
 _PATIENCE_SECONDS = 1800
 _CLEAN, _PENDING, _REST = "SQL", "SQL, deletes pending", "REST"
 KINDS = (_CLEAN, _PENDING, _REST)
@@ -89,6 +90,8 @@ class Polling:
     """Of each kind: how long ago each table was looked at last, sampled once a second, for all tables."""
     unseen_seconds: Mapping[str, list[float]]
     """From each commit until the service knew of it."""
+    told_seconds: list[float]
+    """The same of commits that a notification told, of tables in the SQL catalog."""
     reads: list[float]
     """How long each read took, in seconds."""
     rss_bytes: int
@@ -263,7 +266,8 @@ def measure_polling(
                 reading = [readers.submit(_read, url, list(enrolled), stop) for _ in range(_READERS)]
                 watched_at = time.monotonic()
                 try:
-                    ages, unseen = _watch(database, enrolled, seconds)
+                    ages, unseen, fresh = _watch(database, enrolled, seconds)
+                    told = _tell(url, database, enrolled, fresh)
                 finally:
                     stop.set()
                 watched_seconds = time.monotonic() - watched_at
@@ -272,7 +276,7 @@ def measure_polling(
     database.dispose()
     iceberg.close()
     counts = Counter(group.kind for group, _ in enrolled.values())
-    return Polling(counts, interval, first_seconds, watched_seconds, ages, unseen, reads, rss_bytes)
+    return Polling(counts, interval, first_seconds, watched_seconds, ages, unseen, told, reads, rss_bytes)
 
 
 def _groups(
@@ -354,8 +358,9 @@ def _read(url: str, ids: Sequence[str], stop: threading.Event) -> list[float]:
 
 def _watch(
     database: Database, enrolled: Mapping[str, tuple[_Group, str]], seconds: float
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The ages of what is known of each table, and how long each commit of a writer was not known."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]], list[str]]:
+    """The ages of what is known of each table, how long each commit of a writer was not known, and tables
+    without a commit."""
     ages: dict[str, list[float]] = {kind: [] for kind in KINDS}
     unseen: dict[str, list[float]] = {kind: [] for kind in KINDS}
     written: dict[str, float] = {}
@@ -386,7 +391,33 @@ def _watch(
         if moment - began > seconds + _PATIENCE_SECONDS:
             raise RuntimeError(f"{len(written)} commits were never noticed")
         time.sleep(1)
-    return ages, unseen
+    return ages, unseen, fresh
+
+
+def _tell(
+    url: str, database: Database, enrolled: Mapping[str, tuple[_Group, str]], fresh: Sequence[str]
+) -> list[float]:
+    """How long each of some commits is not known that is told at once."""
+    unseen = []
+    for table_id in [each for each in fresh if enrolled[each][0].kind != _REST][:_TOLD]:
+        group, name = enrolled[table_id]
+        known = _snapshot_of(database, table_id)
+        began = time.monotonic()
+        group.commit(name)
+        told = Request(f"{url}/api/v1/tables/{table_id}/notifications", method="POST")
+        told.add_header("Authorization", f"Bearer {KEY}")
+        urlopen(told, timeout=60).close()
+        while _snapshot_of(database, table_id) == known:
+            if time.monotonic() - began > _PATIENCE_SECONDS:
+                raise RuntimeError("a commit that was told was never noticed")
+            time.sleep(0.01)
+        unseen.append(time.monotonic() - began)
+    return unseen
+
+
+def _snapshot_of(database: Database, table_id: str) -> int | None:
+    with database.read() as session:
+        return session.get_one(TableHealth, table_id).iceberg_snapshot_id
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
@@ -398,7 +429,7 @@ def _percentiles(values: Sequence[float]) -> tuple[str, str, str]:
 
 
 def _seconds(values: Sequence[float], share: float) -> str:
-    return f"{_percentile(values, share):,.1f} s" if values else "-"
+    return f"{_percentile(values, share):,.3g} s" if values else "-"
 
 
 def _row(name: str, kinds: Sequence[str], figure: Callable[[str], str]) -> str:
@@ -450,6 +481,8 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         "| what | |",
         "|---|---:|",
         f"| first look at all tables, nothing known before | {polling.first_seconds:,.0f} s |",
+        "| known after a commit that is told, SQL: median / p95 / longest |"
+        f" {' / '.join(_seconds(polling.told_seconds, share) for share in (0.5, 0.95, 1))} |",
         f"| reads a second | {len(polling.reads) / polling.seconds:,.0f} |",
         f"| read, median / p99 / longest | {' / '.join(_percentiles(polling.reads))} |",
         f"| peak memory of the service (RSS) | {polling.rss_bytes / 1e6:,.0f} MB |",
