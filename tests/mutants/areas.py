@@ -71,7 +71,7 @@ AREAS = (
             "tests/worker/table/test_data_files.py",
             "tests/worker/table/test_manifests.py",
             "tests/worker/deletes",
-            "tests/worker/table/test_source_choice.py",
+            "tests/worker/lookup/test_cost.py",
             "tests/worker/exactness/test_sequences.py",
             "tests/worker/exactness/test_partitions.py",
             "tests/worker/exactness/test_schemas.py",
@@ -87,7 +87,6 @@ AREAS = (
         ("worker/lookup/*.py",),
         (
             "tests/worker/lookup",
-            "tests/worker/table/test_source_choice.py",
             "tests/worker/exactness",
             "tests/worker/index/test_damaged_index.py",
             "tests/worker/jobs/test_memory.py",
@@ -100,7 +99,6 @@ AREAS = (
         "deletes",
         ("worker/deletes/*.py",),
         (
-            "tests/worker/table/test_puffin.py",
             "tests/worker/deletes",
             "tests/worker/exactness",
             "tests/worker/jobs/test_orphan_files.py",
