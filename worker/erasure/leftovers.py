@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +46,16 @@ _NO_PARTITION = PartitionKey(-1, "[]")
 _GZIP = b"\x1f\x8b"
 _MALFORMED = (ValueError, TypeError, AttributeError, RecursionError)
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
+UNNAMED_AT_MOST = 100_000
+_SMALL_BYTES = 4 * 2**20
+_one_large = threading.Lock()
+"""Of larger files, one at a time is read whole."""
+_TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
+TOO_MANY = Reason(
+    "too_many_unnamed_files",
+    f"there are more than {UNNAMED_AT_MOST:,} files that no snapshot names, and so many were looked at",
+    "Remove the table's orphan files (remove_orphan_files), and erase again.",
+)
 PARTITION_STATISTICS = Reason(
     "partition_statistics",
     "statistics of partitions are not looked through, and the key is part of a partition",
@@ -97,8 +109,15 @@ def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace
 def _read(storage: Storage, location: str) -> bytes:
     content = storage.read(location, 0, ANSWER_BYTES + 1)
     if len(content) > ANSWER_BYTES:
-        raise ValueError(f"it has more than {ANSWER_BYTES:,} bytes")
+        raise ValueError(_TOO_LARGE)
     return content
+
+
+def _read_whole(size_bytes: int) -> AbstractContextManager[object]:
+    """While a file of that size is in memory, with what is made of it. Raises ValueError for a larger one."""
+    if size_bytes > ANSWER_BYTES:
+        raise ValueError(_TOO_LARGE)
+    return _one_large if size_bytes > _SMALL_BYTES else nullcontext()
 
 
 def _told_in(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
@@ -160,19 +179,19 @@ def _look_inside(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trac
             case beginning if beginning.startswith(b"ORC"):
                 return _look_at_rows(table, keys, file, "orc")
             case b"Obj\x01":
-                return _look_at_manifest(table, keys, file)
+                with _read_whole(file.size_bytes):
+                    return _look_at_manifest(table, keys, file)
             case b"PFA1":
                 return look_at_puffin(storage, keys, file.location, file.size_bytes)
             case b"crc\x00" | b"":  # checksums
                 return Trace(size_bytes=file.size_bytes)
             case beginning if beginning.startswith(_GZIP):
-                is_metadata = file.name.endswith(PACKED_METADATA)
-                return (
-                    look_at_metadata(storage, keys, file.location)
-                    if is_metadata
-                    else Trace(why=_UNKNOWN_FORM)
-                )
-        return _look_at_text(storage, keys, file)
+                if not file.name.endswith(PACKED_METADATA):
+                    return Trace(why=_UNKNOWN_FORM)
+                with _one_large:
+                    return look_at_metadata(storage, keys, file.location)
+        with _read_whole(file.size_bytes):
+            return _look_at_text(storage, keys, file)
     except FileNotFoundError:
         return Trace()  # whoever wrote it has removed it
     except (JobError, *_MALFORMED, EOFError, LocationNotAllowedError) as error:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from worker.deletes.puffin import PUFFIN_MAGIC
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.trace import Trace
-from worker.io.file_formats import field_id_of, open_columns
+from worker.io.file_formats import check_size, field_id_of, open_columns
 from worker.io.storage import Storage
 from worker.keys.read import missing_file
 from worker.process.errors import Reason
@@ -86,15 +86,16 @@ def look_at_puffin(storage: Storage, keys: ErasedKeys, location: str, size_bytes
 
 def _footer(storage: Storage, location: str, size_bytes: int) -> dict[str, Any]:
     """Raises ValueError."""
-    if size_bytes < _TAIL.size + 2 * len(PUFFIN_MAGIC):
-        raise ValueError("the file is too short")
-    tail = storage.read(location, size_bytes - _TAIL.size, _TAIL.size + 1)
-    payload_bytes, flags, magic = _TAIL.unpack(tail)  # an error too if the file is longer
-    if magic != PUFFIN_MAGIC or flags:
-        raise ValueError("it is packed, or no footer")
-    if not 0 <= payload_bytes <= min(_FOOTER_BYTES, size_bytes - _TAIL.size):
-        raise ValueError(f"it says that it has {payload_bytes:,} bytes")
-    told = json.loads(storage.read(location, size_bytes - _TAIL.size - payload_bytes, payload_bytes))
+    with storage.open_input(location) as source:
+        check_size(source, size_bytes)
+        if size_bytes < _TAIL.size + 2 * len(PUFFIN_MAGIC):
+            raise ValueError("the file is too short")
+        payload_bytes, flags, magic = _TAIL.unpack(source.read_at(_TAIL.size, size_bytes - _TAIL.size))
+        if magic != PUFFIN_MAGIC or flags:
+            raise ValueError("it is packed, or no footer")
+        if not 0 <= payload_bytes <= min(_FOOTER_BYTES, size_bytes - _TAIL.size):
+            raise ValueError(f"it says that it has {payload_bytes:,} bytes")
+        told = json.loads(source.read_at(payload_bytes, size_bytes - _TAIL.size - payload_bytes))
     if not isinstance(told, dict):
         raise ValueError("it is no object")
     return told

@@ -25,6 +25,8 @@ from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys, names_of
 from worker.erasure.leftovers import (
     PARTITION_STATISTICS,
+    TOO_MANY,
+    UNNAMED_AT_MOST,
     is_partition,
     look_at_metadata,
     look_at_unnamed,
@@ -36,6 +38,7 @@ from worker.erasure.leftovers import (
     unnamed_files,
 )
 from worker.erasure.look import Look, Traces
+from worker.erasure.positions import look_at_puffin
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite, rewrite_manifests
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
@@ -279,6 +282,12 @@ class _Erasure:
             findings.hold(trace.keys, replace(_METADATA, name=path))
             if trace.why is not None:
                 findings.miss(path, trace.why)
+        for one in table.metadata.statistics:
+            path, size_bytes = one.statistics_path, one.file_size_in_bytes
+            trace = self._look.traces[path] = look_at_puffin(table.storage, self._keys, path, size_bytes)
+            findings.hold(trace.keys, replace(_METADATA, name=path))
+            if trace.why is not None:
+                findings.miss(path, trace.why)
         if is_partition(table.metadata, self._keys):
             for path in partition_statistics(table.metadata):
                 findings.miss(path, PARTITION_STATISTICS)
@@ -290,6 +299,9 @@ class _Erasure:
         try:
             with self._job.stage("look"):
                 files = unnamed_files(table, named)
+                if len(files) > UNNAMED_AT_MOST:
+                    findings.miss(location, TOO_MANY)
+                    files = files[:UNNAMED_AT_MOST]
                 with Threads(_LOOKS_AT_ONCE, "look") as threads:
                     looked = threads.map(lambda file: look_at_unnamed(table, self._keys, file), files)
                     traces = dict(zip(files, looked, strict=True))

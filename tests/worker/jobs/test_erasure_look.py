@@ -22,6 +22,8 @@ from tests.worker.jobs.test_erasure import (
 )
 from tests.worker.jobs.test_erasure import erase as erase
 from tests.worker.jobs.test_erasure import new_table as new_table
+from worker.erasure import leftovers
+from worker.jobs import erasure
 
 pytestmark = pytest.mark.integration
 
@@ -112,6 +114,39 @@ def test_orphan_files_are_told_by_their_places_and_footers_too(new_table: NewTab
 
     told = {(one["holder"], Path(str(one["name"])).name, *one["keys"]) for one in report["held"]}
     assert told == {("orphan_file", "part-0", 0), ("unreadable_file", "x.puffin", 1)}
+
+
+def test_what_is_too_large_or_too_much_leaves_the_keys_unknown(
+    new_table: NewTable, erase: Erase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    table.append([row(0)])
+    data = place_of(table) / "data"
+    with monkeypatch.context() as patched:
+        patched.setattr(leftovers, "ANSWER_BYTES", 50_000)
+        _write(data / "large.avro", b"Obj\x01" + bytes(50_000))
+        (told,) = erase(7)["held"]
+        assert (told["holder"], told["reason"]) == ("unreadable_file", leftovers._TOO_LARGE)
+    _write(data / "large.avro", b"a")
+    _write(data / "other", b"b")
+    assert erase(7)["counts"] == ALL_GONE
+    monkeypatch.setattr(erasure, "UNNAMED_AT_MOST", 1)
+    ((holder, name, _),) = holders(erase(7))
+    assert (holder, name) == ("unreadable_file", table.metadata.location)
+
+
+def test_statistics_of_columns_are_looked_through(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0)])
+    actions = table._iceberg.spark.actions.SparkActions.get()
+    actions.computeTableStats(table.java).execute()
+    (statistics,) = table.metadata.statistics
+    assert erase(7)["counts"] == ALL_GONE
+    Path(statistics.statistics_path.removeprefix("file:")).write_bytes(b"PFA1 and no footer, of some length")
+    report = erase(7)
+    assert [(one["holder"], one["name"]) for one in report["held"]] == [
+        ("unreadable_file", statistics.statistics_path)
+    ]
 
 
 def _write(place: Path, content: bytes) -> None:
