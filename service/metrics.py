@@ -57,6 +57,13 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupFigures)
         "oldest_equality_delete_age_seconds",
         "Age of the oldest of those files in tables that convert by themselves and are not paused; or 0.",
     ).set(summary.oldest_awaited_seconds)
+    gauge("staged_rows", "Rows and row-level deletes of staging branches that are not published.").set(
+        summary.staged_rows
+    )
+    gauge(
+        "oldest_staged_age_seconds",
+        "Age of the oldest snapshot of these in tables that publish by themselves and are not paused; or 0.",
+    ).set(summary.oldest_staged_seconds)
     deliveries = gauge("webhook_deliveries", "Deliveries to webhooks that wait or were given up.", "status")
     for state, count in webhooks.count_open(session).items():
         deliveries.labels(state.value).set(count)

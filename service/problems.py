@@ -409,7 +409,7 @@ PROBLEMS: dict[str, ProblemType] = {
         "What is to be published?",
         "A publication takes what a staging branch has to the table's branch, and none was named, or that "
         "branch itself.",
-        "Name the branch that the writer commits to: `parameters` with `from`.",
+        "Name the branch that the writer commits to (`from`), with the job or once with the enrolment.",
         _ERRORS,
     ),
     "no-role": ProblemType(
@@ -574,6 +574,14 @@ PROBLEMS: dict[str, ProblemType] = {
         "Several tables have this name",
         "Tables of several catalogs, or several branches of one table, are enrolled by this name.",
         "Give the ids of those that are meant, or their catalog.",
+    ),
+    "staging-branch-in-use": ProblemType(
+        (409,),
+        "Another enrolment has this branch",
+        "A staging branch is published by one enrolment, and converted by none: what one takes off the "
+        "branch, the other could not find any more.",
+        "Remove one of the two enrolments, or let it publish another branch.",
+        {"table_id": "the other enrolment"},
     ),
     "table-exists": ProblemType(
         (409,),

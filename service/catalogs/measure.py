@@ -110,7 +110,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
             rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
-    everything = Volume(data_files, rows, _summarized(head, "total-files-size"))
+    everything = Volume(data_files, rows, summarized(head, "total-files-size"))
     # PyIceberg walks through all snapshots to find one: a stream leaves tens of thousands.
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
     return Measurement(
@@ -158,10 +158,10 @@ def _added_since(
     for at in _history(snapshots, head):
         if at.snapshot_id == snapshot_id:
             return Volume(files, rows, size)
-        if added := _summarized(at, "added-data-files"):
+        if added := summarized(at, "added-data-files"):
             files += added
-            rows += _summarized(at, "added-records")
-            size += _summarized(at, "added-files-size")
+            rows += summarized(at, "added-records")
+            size += summarized(at, "added-files-size")
     return everything
 
 
@@ -175,6 +175,7 @@ def _history(snapshots: Mapping[int, Snapshot], head: Snapshot) -> Iterator[Snap
         at = left.pop(parent, None) if parent is not None else None
 
 
-def _summarized(snapshot: Snapshot, name: str) -> int:
+def summarized(snapshot: Snapshot, name: str) -> int:
+    """A figure of a snapshot's summary; 0 if it has none."""
     summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
     return int(summary.get(name, 0))

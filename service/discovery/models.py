@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, example
-from service.tables.models import PatternMiss
+from service.tables.models import PatternMiss, Staging
 
 NamePattern = Annotated[str, ModelField(min_length=1, max_length=500)]
 
@@ -30,6 +30,8 @@ class StandingPatternRequest(Message):
     """This branch of each table is enrolled."""
     policy: str | None = None
     """Name or id of a policy for each table; null inherits."""
+    publish: Staging | None = None
+    """This staging branch of each table is published on its branch; null for none."""
 
 
 class StandingPatternPatch(Message):
@@ -64,6 +66,8 @@ class StandingPatternView(Message):
     """The branch that it enrols."""
     policy: str | None
     """Name of the policy that it attaches; null means inherited."""
+    publish: Staging | None
+    """The staging branch that it has published on the branch; null for none."""
     paused: bool
     """While true, it enrols nothing."""
     version: int

@@ -32,7 +32,7 @@ from service.records.policies import Policy
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables import service as tables
-from service.tables.models import PatternMiss, TableRequest
+from service.tables.models import PatternMiss, Staging, TableRequest
 from trust.bounds import Budget
 
 SORTING = Sorting(
@@ -61,6 +61,7 @@ def create_pattern(
         pattern=request.pattern,
         exclude=request.exclude,
         branch=request.branch,
+        publish_from=request.publish.source if request.publish is not None else None,
         policy_id=policy.id if policy else None,
         created_by=principal.name,
     )
@@ -134,7 +135,8 @@ def delete_pattern(
 def view(session: Session, row: EnrollmentPattern) -> StandingPatternView:
     policy = session.get(Policy, row.policy_id) if row.policy_id is not None else None
     return StandingPatternView(
-        **row.model_dump(exclude={"policy_id", "failures"}),
+        **row.model_dump(exclude={"policy_id", "publish_from", "failures"}),
+        publish=_staging_of(row),
         catalog=session.get_one(Catalog, row.catalog_id).name,
         policy=policy.name if policy else None,
         failures=[PatternMiss.model_validate(one) for one in row.failures],
@@ -228,7 +230,11 @@ class PatternRunner:
 
     def _enroll(self, row: EnrollmentPattern, catalog: Catalog, name: Identifier) -> None:
         request = TableRequest(
-            catalog=catalog.id, identifier=list(name), branch=row.branch, policy=row.policy_id
+            catalog=catalog.id,
+            identifier=list(name),
+            branch=row.branch,
+            policy=row.policy_id,
+            publish=_staging_of(row),
         )
         loaded = tables.load_for_enrolment(self._database, self._catalogs, SYSTEM, request)
         with self._database.write() as session:
@@ -258,6 +264,10 @@ class PatternRunner:
                 row.enrolled += enrolled
                 row.failures = [one.model_dump() for one in failures or []]
             session.add(row)
+
+
+def _staging_of(row: EnrollmentPattern) -> Staging | None:
+    return Staging(source=row.publish_from) if row.publish_from is not None else None
 
 
 def _matches(row: EnrollmentPattern, name: Identifier) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from service.http.messages import Message
 from service.records.health import HealthStatus
-from service.records.reports import KeySetReport, UnconvertibleDelete
+from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
 
 class KeySetView(KeySetReport):
@@ -44,6 +44,14 @@ class HealthView(Message):
     """The index has so many sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """Share of entries that point to files which are gone, 0 to 1."""
+    staged_snapshots: int
+    """So many snapshots of the staging branch are not published; 0 of a table without one."""
+    staged_rows: int
+    """The staged snapshots have so many rows and row-level deletes."""
+    staged_age_seconds: float
+    """Age of the oldest of these; 0 when there is none."""
+    stopped_at: StoppedAt | None
+    """What stops their publication, and what to do; null if nothing does."""
     unconvertible: list[UnconvertibleDelete]
     """Equality delete files that stay in the table, each with its reason."""
     key_sets: list[KeySetView]

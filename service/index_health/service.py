@@ -1,7 +1,7 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,8 +21,9 @@ from service.quantities import aged, counted
 from service.records.catalogs import Catalog
 from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
-from service.records.reports import KeySetReport, UnconvertibleDelete
+from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 from service.records.tables import EnrolledTable
+from staging.history import StagingBranchNotFoundError
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
@@ -32,7 +33,7 @@ or day: a page of many tables must not take long."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
-_WIDEN = "Request a convert job, which runs at once, or widen the policy's windows or budget."
+_WIDEN = "Request a {} job, which runs at once, or widen the policy's windows or budget."
 PATIENCE_SECONDS = 60.0
 """Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
@@ -91,6 +92,12 @@ def judge(
             f"({'the first is ' if number > 1 else ''}{first['file_path']})",
             first.get("remedy") or "Go by the reason that is told for each of the files.",
         )
+    stopped = health.stopped_at or {}
+    if stopped and stopped.get("code") != StagingBranchNotFoundError.code:
+        reason = str(stopped.get("reason"))
+        if stopped.get("snapshot_id") is not None:
+            reason = f"Nothing is published from staged snapshot {stopped['snapshot_id']} on: {reason}"
+        return HealthStatus.BLOCKED, reason, stopped.get("remedy") or "Go by the reason."
     if (hindrance := _hindrance(health, last_jobs)) is not None:
         return HealthStatus.BLOCKED, *_failure(health, hindrance)
     lag = lag_seconds(health, now)
@@ -100,23 +107,22 @@ def judge(
             f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
             f"{policy.convert.age_seconds:.0f} s."
         )
-        if paused is not None:
-            return HealthStatus.LAGGING, f"{late} Nothing converts them: {paused}.", _RESUME
-        held_up = health.decisions.get("convert", {})
-        if held_up.get("code") in ("outside-window", "budget-spent"):
-            return HealthStatus.LAGGING, f"{late} {held_up['sentence']}", _WIDEN
-        return (
-            HealthStatus.LAGGING,
-            late,
-            "Check that the list of workers has one that runs; add workers if all are busy.",
+        return HealthStatus.LAGGING, *_why_late(health, JobKind.CONVERT, late, paused)
+    staged = counted(health.staged_snapshots, "staged snapshot")
+    stales_at = _stales_at(health, policy, last_jobs, enrolled_at)
+    if stales_at is not None and now > stales_at:
+        late = (
+            f"The oldest of {staged} is {staged_age_seconds(health, now):.0f} s old; the policy publishes at "
+            f"{policy.publish.age_seconds:.0f} s."
         )
-    # A failed conversion that left nothing pending is none by now. Rows that were refused say nothing of the
-    # table.
+        return HealthStatus.LAGGING, *_why_late(health, JobKind.PUBLISH, late, paused)
+    # A failed conversion that left nothing pending is none by now, nor is such a publication. Rows that were
+    # refused say nothing of the table.
     failed = [
         job
         for job in last_jobs
         if job.status == JobStatus.FAILED.value
-        and job.kind != JobKind.CONVERT.value
+        and job.kind not in (JobKind.CONVERT.value, JobKind.PUBLISH.value)
         and not JobKind(job.kind).writes_rows
     ]
     if (wear := _wear(key_sets, policy)) is not None:
@@ -148,11 +154,35 @@ def judge(
             f"{pending} pending, as the policy allows.",
             None,
         )
+    if stopped:
+        return HealthStatus.HEALTHY, str(stopped.get("reason")), stopped.get("remedy")
+    if health.staged_snapshots and not policy.publish.enabled:
+        return (
+            HealthStatus.HEALTHY,
+            f"{staged}; the policy publishes nothing by itself.",
+            "Request a publish job, or attach the policy `standard`.",
+        )
+    if health.staged_snapshots:
+        return HealthStatus.HEALTHY, f"{staged}, as the policy allows.", None
     return HealthStatus.HEALTHY, "No equality deletes are pending.", None
 
 
+def _why_late(health: TableHealth, kind: JobKind, late: str, paused: str | None) -> tuple[str, str]:
+    """That a table lags, in words, and what to do."""
+    if paused is not None:
+        does = "publishes" if kind is JobKind.PUBLISH else "converts"
+        return f"{late} Nothing {does} them: {paused}.", _RESUME
+    held_up = health.decisions.get(kind.value, {})
+    if held_up.get("code") in ("outside-window", "budget-spent"):
+        return f"{late} {held_up['sentence']}", _WIDEN.format(kind.value)
+    return late, "Check that the list of workers has one that runs; add workers if all are busy."
+
+
 def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
-    """The failed job that keeps deletes from being converted."""
+    """The failed job that keeps deletes from being converted, or what is staged from being published."""
+    published = next((job for job in last_jobs if job.kind == JobKind.PUBLISH.value), None)
+    if published is not None and published.status == JobStatus.FAILED.value and health.staged_snapshots:
+        return published
     needed = [job for job in last_jobs if job.kind in (JobKind.INDEX.value, JobKind.CONVERT.value)]
     for job in needed:
         is_pending = job.kind == JobKind.CONVERT.value and health.pending_equality_delete_files > 0
@@ -191,6 +221,11 @@ def lag_seconds(health: TableHealth, now: datetime) -> float:
     return _age_seconds(health.oldest_equality_delete_at, now)
 
 
+def staged_age_seconds(health: TableHealth, now: datetime) -> float:
+    """Age of the oldest snapshot that is staged and not published; 0 when there is none."""
+    return _age_seconds(health.oldest_staged_at, now)
+
+
 def _age_seconds(oldest: datetime | None, now: datetime) -> float:
     return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0
 
@@ -223,36 +258,61 @@ def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
 def _lags_at(
     health: TableHealth, policy: EffectivePolicy, last_jobs: Sequence[Job], enrolled_at: datetime
 ) -> datetime | None:
-    """Until when the pending deletes are as the policy promises; None while it promises nothing of any.
+    """Until when the pending deletes are as the policy promises; None while it promises nothing of any."""
+    if not policy.convert.enabled:
+        return None
+    kinds = (JobKind.INDEX, JobKind.CONVERT)
+    return _late_at(
+        health.oldest_equality_delete_at, policy.convert.age_seconds, kinds, last_jobs, enrolled_at
+    )
 
-    They are due at `convert.age_seconds`, no sooner than the table came under the policy. The conversion is
-    late once it takes as long again, or longer than the job that may run just then and itself.
+
+def _stales_at(
+    health: TableHealth, policy: EffectivePolicy, last_jobs: Sequence[Job], enrolled_at: datetime
+) -> datetime | None:
+    """The same of what is staged."""
+    if not policy.publish.enabled:
+        return None
+    kinds = (JobKind.INDEX, JobKind.CONVERT, JobKind.PUBLISH)
+    return _late_at(health.oldest_staged_at, policy.publish.age_seconds, kinds, last_jobs, enrolled_at)
+
+
+def _late_at(
+    oldest: datetime | None,
+    age_seconds: float,
+    kinds: Collection[JobKind],
+    last_jobs: Sequence[Job],
+    enrolled_at: datetime,
+) -> datetime | None:
+    """When a job is late that is due at an age, no sooner than the table came under the policy.
+
+    That is once it takes as long again, or longer than the job that may run just then and itself.
+    kinds: of these jobs.
     """
-    oldest = health.oldest_equality_delete_at
-    if oldest is None or not policy.convert.enabled:
+    if oldest is None:
         return None
     took = [
         (job.ended_at - job.started_at).total_seconds()
         for job in last_jobs
-        if job.kind in (JobKind.INDEX.value, JobKind.CONVERT.value)
+        if job.kind in kinds
         and job.status == JobStatus.SUCCEEDED.value
         and not job.failures  # which would count the pauses between attempts
         and job.started_at is not None
         and job.ended_at is not None
     ]
-    due_at = max(oldest, enrolled_at) + timedelta(seconds=policy.convert.age_seconds)
-    patience = max(policy.convert.age_seconds, 2 * max(took, default=0.0), PATIENCE_SECONDS)
-    return due_at + timedelta(seconds=patience)
+    due_at = max(oldest, enrolled_at) + timedelta(seconds=age_seconds)
+    return due_at + timedelta(seconds=max(age_seconds, 2 * max(took, default=0.0), PATIENCE_SECONDS))
 
 
 def begins_to_lag_at(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> datetime | None:
     """When time alone will make the table lag; None if it does already, or never will."""
-    if health.oldest_equality_delete_at is None:
+    if health.oldest_equality_delete_at is None and health.oldest_staged_at is None:
         return None
-    lags_at = _lags_at(health, policy, last_jobs(session, table.id), table.created_at)
-    return lags_at if lags_at is not None and lags_at >= now else None
+    jobs = last_jobs(session, table.id)
+    found = [late_at(health, policy, jobs, table.created_at) for late_at in (_lags_at, _stales_at)]
+    return min((at for at in found if at is not None and at >= now), default=None)
 
 
 def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy | None = None) -> HealthView:
@@ -285,6 +345,10 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         bytes=totals.bytes,
         sorted_runs=totals.sorted_runs,
         dead_ratio=totals.dead_ratio,
+        staged_snapshots=health.staged_snapshots,
+        staged_rows=health.staged_rows,
+        staged_age_seconds=staged_age_seconds(health, now),
+        stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
         key_sets=key_sets,
         data_files=health.data_files,
@@ -307,6 +371,9 @@ class Summary:
     oldest_age_seconds: float
     oldest_awaited_seconds: float
     """Of tables that are not paused, and whose policy converts by itself."""
+    staged_rows: int
+    oldest_staged_seconds: float
+    """Of tables that are not paused, and whose policy publishes by itself."""
 
 
 def summarize(session: Session, now: datetime) -> Summary:
@@ -324,14 +391,20 @@ def summarize(session: Session, now: datetime) -> Summary:
         pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
         oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
         oldest_awaited_seconds=max(
-            (lag_seconds(health, now) for health in measured if not _is_left_alone(health)), default=0.0
+            (lag_seconds(one, now) for one in measured if not _is_left_alone(one, JobKind.CONVERT)),
+            default=0.0,
+        ),
+        staged_rows=sum(health.staged_rows for health in measured),
+        oldest_staged_seconds=max(
+            (staged_age_seconds(one, now) for one in measured if not _is_left_alone(one, JobKind.PUBLISH)),
+            default=0.0,
         ),
     )
 
 
-def _is_left_alone(health: TableHealth) -> bool:
-    """Whether nothing is to convert the table by itself, as its last decision says."""
-    return health.decisions.get("convert", {}).get("code") in ("policy-off", "paused")
+def _is_left_alone(health: TableHealth, kind: JobKind) -> bool:
+    """Whether no job of a kind is to start by itself, as the table's last decision says."""
+    return health.decisions.get(kind.value, {}).get("code") in ("policy-off", "paused")
 
 
 @dataclass(frozen=True)

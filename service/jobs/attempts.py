@@ -26,7 +26,7 @@ from service.jobs.contract import (
 from service.jobs.events import record_job_event
 from service.jobs.ownership import check_owner
 from service.jobs.queue import attempts_of, change_status, end_job, lock_job, rfc3339, rows_of
-from service.jobs.reports import apply_report
+from service.jobs.reports import apply_publication, apply_report
 from service.jobs.status import backoff_seconds, status_after
 from service.quantities import counted
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
@@ -163,6 +163,8 @@ def finish(
             has_indexed=is_done and job.kind in _INDEXING,
             has_verified=is_done and job.kind == JobKind.VERIFY.value,
         )
+    if job.kind == JobKind.PUBLISH.value and outcome is AttemptStatus.SUCCEEDED and not job.dry_run:
+        apply_publication(session, job, report.result)
     job.result = (
         report.result.model_dump(mode="json", exclude_unset=True) if report.result is not None else None
     )

@@ -29,8 +29,8 @@ class PublishParameters(Message):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
-    source: str = ModelField(alias="from", min_length=1)
-    """The staging branch."""
+    source: str | None = ModelField(default=None, alias="from", min_length=1)
+    """The staging branch; that of the enrolment if left out."""
     after: SnapshotId | None = None
     """A snapshot of it that counts as published where the table itself does not say."""
 
@@ -55,8 +55,8 @@ class JobRequest(Message):
     Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """The worker has options for some kinds of jobs; usually none are given. A publication takes the staging
-    branch (`from`), and `after`: a snapshot of it that counts as published where the table itself does not
-    say."""
+    branch (`from`) if it is not that of the enrolment, and `after`: a snapshot of it that counts as published
+    where the table itself does not say."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None

@@ -160,9 +160,14 @@ def _part_of_erasure(session: Session, job: Job) -> ErasureTable | None:
     return session.exec(select(ErasureTable).where(ErasureTable.job_id == job.id)).first()
 
 
-def cancel_jobs_of_table(session: Session, table_id: str, reason: str, now: datetime) -> None:
-    query = select(Job).where(Job.table_id == table_id, col(Job.status).in_(_ACTIVE)).with_for_update()
-    for job in session.exec(query).all():
+def cancel_jobs_of_table(
+    session: Session, table_id: str, reason: str, now: datetime, kind: JobKind | None = None
+) -> None:
+    """All of its jobs, or those of a kind."""
+    query = select(Job).where(Job.table_id == table_id, col(Job.status).in_(_ACTIVE))
+    if kind is not None:
+        query = query.where(Job.kind == kind.value)
+    for job in session.exec(query.with_for_update()).all():
         cancel(session, job, reason, now)
 
 

@@ -7,6 +7,8 @@ from sqlmodel import Session
 from service.jobs.contract import IndexReport
 from service.records.health import TableHealth, health_of
 from service.records.jobs import Job
+from service.records.reports import JobResult
+from service.records.tables import EnrolledTable
 
 
 def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:
@@ -48,6 +50,15 @@ def apply_report(
     row.unindexed_data_files = uncovered_files(report)
     if report.iceberg_snapshot_id is not None:
         row.iceberg_snapshot_id = report.iceberg_snapshot_id
+    session.add(row)
+
+
+def apply_publication(session: Session, job: Job, result: JobResult | None) -> None:
+    """Store what stopped a publication of the table's staging branch, for as long as it waits there."""
+    if result is None or result.staging_branch != session.get_one(EnrolledTable, job.table_id).publish_from:
+        return
+    row = health_of(session, job.table_id)
+    row.stopped_at = result.stopped_at.model_dump() if result.stopped_at is not None else None
     session.add(row)
 
 

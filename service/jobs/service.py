@@ -66,8 +66,9 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     table = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
     _check_dry_run(kind, dry_run=request.dry_run)
+    parameters = request.parameters
     if kind is JobKind.PUBLISH:
-        _check_publication(table, request.parameters)
+        parameters = _of_publication(table, parameters)
     refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
@@ -76,7 +77,7 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
         effective_policy(session, table),
         utc_now(),
         dry_run=request.dry_run,
-        parameters=request.parameters,
+        parameters=parameters,
         requested_by=principal.name,
         priority=request.priority,
         run_at=request.run_at,
@@ -410,10 +411,11 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
         )
 
 
-def _check_publication(table: EnrolledTable, parameters: Mapping[str, Any]) -> None:
-    source = parameters.get("from")
+def _of_publication(table: EnrolledTable, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the staging branch of the enrolment, unless another is named. Raises InvalidError."""
+    source = given.get("from", table.publish_from)
     if source is not None and source != table.branch:
-        return
+        return {"from": source, **given}
     message = (
         "Name the staging branch."
         if source is None

@@ -62,6 +62,22 @@ class ConvertPolicy(Message):
     """A job commits after so many equality delete files, those of a partition together; 0 is one commit."""
 
 
+class PublishPolicy(Message):
+    """When what is staged is published, of a table with a staging branch: whichever of the triggers comes
+    first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    """Whether such jobs start by themselves."""
+    rows: Count | None = None
+    """So many rows and row-level deletes are staged."""
+    age_seconds: Seconds | None = None
+    """The oldest staged snapshot is so old; 0 publishes whatever a look at the table finds."""
+    cron: Cron | None = None
+    """Publish what is staged at these moments, too."""
+
+
 class CompactPolicy(Message):
     """When an index is compacted: whichever of the triggers comes first, in any of its key sets."""
 
@@ -177,6 +193,8 @@ class PolicySettings(Message):
     """When data files are indexed."""
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
     """When equality deletes are converted."""
+    publish: PublishPolicy = ModelField(default_factory=PublishPolicy)
+    """When what is staged is published."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
     """When the index is compacted."""
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
@@ -299,6 +317,17 @@ class EffectiveConvertPolicy(Message):
     max_delete_files_per_commit: int
 
 
+class EffectivePublishPolicy(Message):
+    """Every value that holds for publications."""
+
+    model_config = described_as(PublishPolicy)
+
+    enabled: bool
+    rows: int
+    age_seconds: float
+    cron: str
+
+
 class EffectiveCompactPolicy(Message):
     """Every value that holds for compactions of the index."""
 
@@ -377,6 +406,8 @@ class EffectivePolicy(Message):
     """When data files are indexed."""
     convert: EffectiveConvertPolicy
     """When equality deletes are converted."""
+    publish: EffectivePublishPolicy
+    """When what is staged is published."""
     compact: EffectiveCompactPolicy
     """When the index is compacted."""
     verify: EffectiveVerifyPolicy

@@ -34,6 +34,7 @@ from service.policies.models import (
     PolicyRequest,
     PolicySettings,
     PolicyView,
+    PublishPolicy,
     ResourcesPolicy,
     RetryPolicy,
     SchedulePolicy,
@@ -79,6 +80,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 cron="",
                 max_delete_files_per_commit=0,
             ),
+            publish=PublishPolicy(enabled=True, rows=100_000, age_seconds=10, cron=""),
             compact=CompactPolicy(
                 enabled=True,
                 sorted_runs=16,
@@ -120,6 +122,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
         PolicySettings(
             index=IndexPolicy(enabled=False),
             convert=ConvertPolicy(enabled=False),
+            publish=PublishPolicy(enabled=False),
             compact=CompactPolicy(enabled=False),
             verify=VerifyPolicy(enabled=False),
         ),

@@ -8,15 +8,15 @@ from sqlalchemy import BigInteger, Column, Index
 from sqlmodel import Field, Session, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime
-from service.records.reported import ReportedList
-from service.records.reports import KeySetReport, UnconvertibleDelete
+from service.records.reported import ReportedList, ReportedObject
+from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
 
 class HealthStatus(StrEnum):
-    """`blocked`: deletes can't be converted, or the job that should do it failed. `unknown`: the table can't
-    be looked at. `lagging`: deletes are older than the policy lets them become, with the time that a job
-    takes. `degraded`: lookups cost more than they should, or the last job of another kind failed. `healthy`:
-    none of these."""
+    """`blocked`: deletes can't be converted, or what is staged not published, or the job that should do it
+    failed. `unknown`: the table can't be looked at. `lagging`: deletes, or what is staged, are older than the
+    policy lets them become, with the time that a job takes. `degraded`: lookups cost more than they should,
+    or the last job of another kind failed. `healthy`: none of these."""
 
     HEALTHY = "healthy"
     LAGGING = "lagging"
@@ -64,6 +64,14 @@ class TableHealth(SQLModel, table=True):
     convertible_deletes: int = Field(default=0, sa_type=BigInteger)
     convertible_bytes: int = Field(default=0, sa_type=BigInteger)
     oldest_convertible_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    staged_snapshots: int = 0
+    """Snapshots of the staging branch that are not published, as of the last poll."""
+    staged_rows: int = Field(default=0, sa_type=BigInteger)
+    """Rows, and row-level deletes, that these added."""
+    oldest_staged_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    first_staged_id: int | None = Field(default=None, sa_type=BigInteger)
+    stopped_at: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(StoppedAt)))
+    """What stops publication: a staged snapshot, as reported, or the branch as a whole, as polled."""
     data_files: int = 0
     unindexed_data_files: int = 0
     """Data files that the index does not cover: as last reported, and added since."""

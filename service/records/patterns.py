@@ -16,6 +16,7 @@ class EnrollmentPattern(SQLModel, table=True):
     pattern: str
     exclude: list[str] = Field(default_factory=list, sa_type=Json)
     branch: str = "main"
+    publish_from: str | None = None
     policy_id: str | None = Field(default=None, foreign_key="policies.id")
     paused: bool = False
     version: int = 1

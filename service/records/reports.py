@@ -333,10 +333,10 @@ class ErasureReport(Message):
 
 
 class StoppedAt(Message):
-    """The first staged snapshot that can't be published: nor is anything after it."""
+    """What stops publication: the first staged snapshot that can't be published, or the branch as a whole."""
 
-    snapshot_id: SnapshotId
-    """The id names a snapshot of the staging branch."""
+    snapshot_id: SnapshotId | None = None
+    """Nothing is published from this snapshot of the staging branch on; null if it is the branch."""
     code: Name | None = None
     """Programs know the reason by its code."""
     reason: Words

@@ -38,6 +38,8 @@ class EnrolledTable(SQLModel, table=True):
     branch: str = "main"
     key_sets: list[list[str]] = Field(default_factory=list, sa_type=Json)
     """Declared keys, as column names; more are found by the worker."""
+    publish_from: str | None = None
+    """The staging branch that is published on the branch."""
     table_uuid: str = Field(index=True)
     """The Iceberg table: enrolments of several branches share it, and its index."""
     format_version: int

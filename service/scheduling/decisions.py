@@ -14,7 +14,7 @@ from service.policies.schedules import is_open, last_fire, next_opening
 from service.quantities import counted, sized
 from service.records.jobs import JobKind
 
-SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.COMPACT, JobKind.VERIFY)
+SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.PUBLISH, JobKind.COMPACT, JobKind.VERIFY)
 
 
 class Action(StrEnum):
@@ -51,6 +51,17 @@ class LastJob:
 
 
 @dataclass(frozen=True)
+class StagedState:
+    """What a staging branch has that is not published."""
+
+    snapshots: int = 0
+    rows: int = 0
+    oldest_at: datetime | None = None
+    trouble: str | None = None
+    """Why nothing of the branch can be published."""
+
+
+@dataclass(frozen=True)
 class TableState:
     """All that a decision depends on, besides policy and time."""
 
@@ -62,6 +73,8 @@ class TableState:
     convertible: Volume
     """Equality delete files."""
     oldest_convertible_at: datetime | None
+    staged: StagedState | None
+    """None of a table without a staging branch."""
     sorted_runs: int
     """The most that one key set has, as last reported."""
     dead_ratio: float
@@ -79,10 +92,26 @@ class TableState:
     spent: SpentBudget | None
     last: dict[JobKind, LastJob]
 
+    @property
+    def kinds(self) -> tuple[JobKind, ...]:
+        """What may start by itself."""
+        return tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH or self.staged is not None)
+
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
-    """One decision each for index, convert, compact and verify."""
-    return [decide_kind(kind, state, policy, now) for kind in SCHEDULED]
+    """One decision each for index, convert, compact, verify, and publish if there is a staging branch."""
+    return [decide_kind(kind, state, policy, now) for kind in state.kinds]
+
+
+def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
+    """The cron expression of each kind; empty for none."""
+    return {
+        JobKind.INDEX: policy.index.cron,
+        JobKind.CONVERT: policy.convert.cron,
+        JobKind.PUBLISH: policy.publish.cron,
+        JobKind.COMPACT: policy.compact.cron,
+        JobKind.VERIFY: policy.verify.cron,
+    }
 
 
 def decide_kind(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -247,6 +276,32 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
     return _below(kind, triggers)
 
 
+def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, staged, policy_of_kind = JobKind.PUBLISH, state.staged or StagedState(), policy.publish
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if staged.trouble is not None:
+        return Decision(kind, Action.SKIP, "unpublishable", staged.trouble)
+    if not staged.snapshots:
+        return Decision(kind, Action.WAIT, "nothing-staged", "Nothing is staged that is not published.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    age = (now - staged.oldest_at).total_seconds() if staged.oldest_at else 0.0
+    triggers = (
+        _of_count("rows", staged.rows, policy_of_kind.rows, "staged row"),
+        _of_seconds(age, policy_of_kind.age_seconds, "the oldest staged snapshot is {} old"),
+    )
+    if (found := _first_reached(kind, triggers)) is not None:
+        return found
+    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
+        return Decision(
+            kind, Action.TRIGGER, "cron", f"{counted(staged.snapshots, 'staged snapshot')}, {due}"
+        )
+    return _below(kind, triggers)
+
+
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, triggers = JobKind.COMPACT, policy.compact
     refusal = _refusal(kind, state, now, enabled=triggers.enabled)
@@ -306,6 +361,7 @@ def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) ->
 _DECIDE = {
     JobKind.INDEX: _decide_index,
     JobKind.CONVERT: _decide_convert,
+    JobKind.PUBLISH: _decide_publish,
     JobKind.COMPACT: _decide_compact,
     JobKind.VERIFY: _decide_verify,
 }
@@ -334,11 +390,12 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
         return None
     count = last.failed or last.idle
     jobs = f"the last {kind.value} job" if count == 1 else f"the last {count} {kind.value} jobs"
-    why = (
-        f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
-        if last.failed
-        else f"{jobs} found nothing to do. Any change of the table ends the pause"
-    )
+    if last.failed:
+        why = f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
+    elif kind is JobKind.PUBLISH:
+        why = f"{jobs} could not publish the first staged snapshot. Another one in its place ends the pause"
+    else:
+        why = f"{jobs} found nothing to do. Any change of the table ends the pause"
     return Decision(
         kind,
         Action.BACKOFF,
@@ -365,12 +422,14 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
         yield state.spent.until
     if state.oldest_convertible_at is not None:
         yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
+    if state.staged is not None and state.staged.oldest_at is not None:
+        yield state.staged.oldest_at + timedelta(seconds=policy.publish.age_seconds)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
         JobKind.COMPACT: policy.compact.min_interval_seconds,
         JobKind.VERIFY: policy.verify.age_seconds,
     }
-    for kind in SCHEDULED:
+    for kind in state.kinds:
         last = state.last.get(kind)
         began = last.ended_at if last is not None else state.enrolled_at
         yield began + timedelta(seconds=ages.get(kind, 0.0))

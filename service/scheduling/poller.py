@@ -26,6 +26,7 @@ from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
+from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
@@ -373,7 +374,7 @@ class Poller:
             known = session.get(TableHealth, table_id) or TableHealth(table_id=table_id)
         try:
             with self._budget():
-                loaded, found = self._look(table, catalog, known)
+                loaded, found, staged = self._look(table, catalog, known)
         except IcestreamError as error:
             with self._database.write() as session:
                 self._store_failure(session, table_id, error)
@@ -381,9 +382,11 @@ class Poller:
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
         with self._database.write() as session:
-            return self._store(session, table_id, loaded, found)
+            return self._store(session, table_id, loaded, found, staged)
 
-    def _look(self, table: EnrolledTable, catalog: Catalog, known: TableHealth) -> tuple[Table, Measurement]:
+    def _look(
+        self, table: EnrolledTable, catalog: Catalog, known: TableHealth
+    ) -> tuple[Table, Measurement, Staged]:
         with self._catalogs.open(catalog):
             loaded = self._catalogs.load(catalog, tuple(table.identifier))
             location = loaded.location()
@@ -391,7 +394,10 @@ class Poller:
                 check_location(self._settings, location)
             since = {None, known.report_snapshot_id, known.indexed_snapshot_id, known.verified_snapshot_id}
             with self._catalogs.reading(catalog, tuple(table.identifier)):
-                return loaded, measure(loaded, table.branch, self._cache, since)
+                found = measure(loaded, table.branch, self._cache, since)
+        source = table.publish_from
+        staged = measure_staged(loaded.metadata, source, table.branch) if source is not None else Staged()
+        return loaded, found, staged
 
     def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
         now = utc_now()
@@ -404,7 +410,9 @@ class Poller:
         session.add(health)
         store_status(session, session.get_one(EnrolledTable, table_id), health)
 
-    def _store(self, session: Session, table_id: str, loaded: Table, found: Measurement) -> Polled:
+    def _store(
+        self, session: Session, table_id: str, loaded: Table, found: Measurement, staged: Staged
+    ) -> Polled:
         now = utc_now()
         # Whoever removes the table waits, and cancels what is scheduled here then.
         table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
@@ -436,6 +444,8 @@ class Poller:
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
         oldest = min((delete.committed_at for delete in convertible), default=None)
         health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
+        # Nobody publishes any more what was looked at, if that was taken back meanwhile.
+        _store_staged(health, staged if table.publish_from is not None else Staged(), now)
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)
@@ -491,6 +501,18 @@ def _by_key_set(deletes: Sequence[EqualityDelete]) -> list[dict[str, Any]]:
         {"equality_field_ids": ids, "files": len(times), "oldest_at": min(times).isoformat()}
         for ids, times in sorted(found.items())
     ]
+
+
+def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:
+    health.staged_snapshots, health.staged_rows = staged.snapshots, staged.rows
+    health.oldest_staged_at = _since(staged.oldest_at, health.oldest_staged_at, now)
+    health.first_staged_id = staged.first_id
+    trouble, stopped = staged.trouble, health.stopped_at or {}
+    if trouble is not None:
+        reason = f"{trouble.title}: {trouble.detail}."
+        health.stopped_at = {"code": trouble.code, "reason": reason, "remedy": trouble.remedy}
+    elif staged.first_id is None or stopped.get("snapshot_id") != staged.first_id:
+        health.stopped_at = None  # what a report names is published by now, or gone
 
 
 def _since(committed_at: datetime | None, before: datetime | None, now: datetime) -> datetime | None:

@@ -17,7 +17,15 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import SCHEDULED, Action, LastJob, TableState, deadlines, decide_kind
+from service.scheduling.decisions import (
+    Action,
+    LastJob,
+    StagedState,
+    TableState,
+    cron_of,
+    deadlines,
+    decide_kind,
+)
 from service.scheduling.models import PlannedJob, PolicyPreview
 from service.scheduling.state import table_state
 
@@ -35,17 +43,12 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
     state = table_state(session, table, health, policy, now)
     zone, windows = policy.schedule.time_zone, policy.schedule.windows
     until = now + PREVIEWED
-    crons = {
-        JobKind.INDEX: policy.index.cron,
-        JobKind.CONVERT: policy.convert.cron,
-        JobKind.COMPACT: policy.compact.cron,
-        JobKind.VERIFY: policy.verify.cron,
-    }
+    crons = cron_of(policy)
     opens_at = openings(windows, zone, now, until)
     planned = []
     queued = _queued(session, table, state, now, until)
     running = _running(session, table)
-    for kind in SCHEDULED:
+    for kind in state.kinds:
         cron_at = list(fires(crons[kind], zone, now, until)) if crons[kind] else []
         moments = sorted({*cron_at, *opens_at})
         if kind in running and kind not in queued:
@@ -142,6 +145,8 @@ def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
         case JobKind.CONVERT:
             left = state.pending_delete_files - state.convertible.files
             return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
+        case JobKind.PUBLISH:
+            return replace(state, staged=StagedState())
         case JobKind.COMPACT:
             return replace(state, sorted_runs=min(state.sorted_runs, 1), dead_ratio=0.0, dead_bytes=0)
         case _:

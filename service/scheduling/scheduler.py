@@ -16,10 +16,10 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, next_opening
 from service.policies.service import effective_policy
 from service.records.health import TableHealth
-from service.records.jobs import POLICY
+from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import Action, Decision, TableState, deadlines, decide
+from service.scheduling.decisions import Action, Decision, TableState, cron_of, deadlines, decide
 from service.scheduling.state import table_state
 
 
@@ -52,7 +52,14 @@ def schedule(
         }
         if decision.action is Action.TRIGGER:
             queue.enqueue(
-                session, table, decision.kind, policy, now, trigger=decision.sentence, requested_by=POLICY
+                session,
+                table,
+                decision.kind,
+                policy,
+                now,
+                parameters={"from": table.publish_from} if decision.kind is JobKind.PUBLISH else None,
+                trigger=decision.sentence,
+                requested_by=POLICY,
             )
         elif began and decision.action is not Action.WAIT:
             record_table_event(
@@ -64,7 +71,8 @@ def schedule(
                 job_kind=decision.kind.value,
                 code=decision.code,
             )
-    health.decisions = decisions
+    # Of a table whose staging branch was taken back, nothing is decided any more.
+    health.decisions = {kind: decisions[kind] for kind in decisions if kind in state.kinds}
     session.add(health)
     return _decides_at(state, policy, now, decided)
 
@@ -85,7 +93,7 @@ def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Itera
     """The next moments, of each kind, at which time alone may make another decision."""
     yield from (deadline for deadline in deadlines(state, policy) if deadline > now)
     zone, windows = policy.schedule.time_zone, policy.schedule.windows
-    for cron in (policy.index.cron, policy.convert.cron, policy.compact.cron, policy.verify.cron):
+    for cron in cron_of(policy).values():
         if cron:
             yield from islice(fires(cron, zone, now, now + timedelta(days=366)), 1)
     if windows:

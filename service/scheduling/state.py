@@ -14,7 +14,7 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import SCHEDULED, LastJob, TableState
+from service.scheduling.decisions import SCHEDULED, LastJob, StagedState, TableState
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
@@ -48,6 +48,7 @@ def table_state(
             health.convertible_delete_files, health.convertible_deletes, health.convertible_bytes
         ),
         oldest_convertible_at=health.oldest_convertible_at,
+        staged=_staged(health) if table.publish_from is not None else None,
         sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
         dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
         dead_bytes=max(
@@ -61,6 +62,12 @@ def table_state(
         spent=spent_budget(session, table, policy, now),
         last={kind: job for kind, job in last.items() if job is not None},
     )
+
+
+def _staged(health: TableHealth) -> StagedState:
+    stopped = health.stopped_at or {}
+    trouble = None if stopped.get("snapshot_id") is not None else stopped.get("reason")
+    return StagedState(health.staged_snapshots, health.staged_rows, health.oldest_staged_at, trouble)
 
 
 def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_digest: str) -> LastJob | None:
@@ -79,7 +86,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
-    idle = takewhile(lambda job: _is_idle(job, health.iceberg_snapshot_id), ended)
+    idle = takewhile(lambda job: _is_idle(job, health), ended)
     return LastJob(
         ended[0].ended_at,
         failed=len(failed),
@@ -89,11 +96,17 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
     )
 
 
-def _is_idle(job: Job, snapshot_id: int | None) -> bool:
+def _is_idle(job: Job, health: TableHealth) -> bool:
     """Whether a job found nothing to do in the table as it still is."""
-    if job.status != JobStatus.SUCCEEDED.value or job.seen_snapshot_id != snapshot_id:
-        return False
     result = job.result or {}
+    if job.status != JobStatus.SUCCEEDED.value:
+        return False
+    if job.kind == JobKind.PUBLISH.value:
+        # Whatever happens on the table's own branch, a staged snapshot stays what it is.
+        stopped = result.get("stopped_at") or {}
+        return result.get("staged_snapshots") == 0 and stopped.get("snapshot_id") == health.first_staged_id
+    if job.seen_snapshot_id != health.iceberg_snapshot_id:
+        return False
     key_sets = result.get("key_sets") or []
     match JobKind(job.kind):
         case JobKind.CONVERT:

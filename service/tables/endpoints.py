@@ -150,7 +150,7 @@ def update_table(
     if_match: IfMatch,
     response: Response,
 ) -> TableView:
-    """Change policy or declared keys; needs If-Match.
+    """Change policy, declared keys or staging branch; needs If-Match.
 
     Columns of new keys must be in the table. While its catalog can't be reached they are taken unseen, and
     the next job that indexes tells what does not fit.

@@ -15,6 +15,15 @@ Identifier = Annotated[
 KeySet = Annotated[list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=1)]
 
 
+class Staging(Message):
+    """A staging branch is published on the table's branch by jobs."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    source: str = ModelField(alias="from", min_length=1)
+    """This is the branch that the writer commits to; it need not exist yet."""
+
+
 class TableRequest(Message):
     """A table to be enrolled."""
 
@@ -35,6 +44,8 @@ class TableRequest(Message):
     """Name or id; null inherits from namespace, catalog, system."""
     key_sets: list[KeySet] | None = None
     """Keys to index before any equality delete has named them, as column names; others are found."""
+    publish: Staging | None = None
+    """A staging branch is published on the branch, which then gets no equality delete; null for none."""
 
 
 class PatternRequest(Message):
@@ -58,6 +69,8 @@ class PatternRequest(Message):
     """This branch of each table is enrolled."""
     policy: str | None = None
     """Name or id of a policy to attach to each; null inherits."""
+    publish: Staging | None = None
+    """This staging branch of each table is published on its branch; null for none."""
     dry_run: bool = False
     """Only say which tables match."""
 
@@ -76,6 +89,8 @@ class TablePatch(Message):
     """Null goes back to inheriting."""
     key_sets: list[KeySet] | None = None
     """The declared keys are lists of column names; null or an empty list for none."""
+    publish: Staging | None = None
+    """A staging branch is published on the table's branch; null publishes nothing any more."""
 
 
 class TableView(Message):
@@ -97,6 +112,8 @@ class TableView(Message):
     """The policy attached to this very table; null means inherited."""
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
+    publish: Staging | None
+    """The staging branch that is published on the branch; null if none is."""
     table_uuid: str
     """The id that Iceberg itself gives the table."""
     format_version: int

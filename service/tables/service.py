@@ -39,6 +39,7 @@ from service.tables.models import (
     PatternMiss,
     PatternRequest,
     PatternResult,
+    Staging,
     TablePatch,
     TableRequest,
     TableView,
@@ -120,7 +121,8 @@ def enroll_table(
 ) -> TableView:
     """Enrol a table that was just loaded.
 
-    Raises ConflictError if it is enrolled already, InvalidError if its catalog was removed meanwhile.
+    Raises ConflictError if it is enrolled already, or its branches are those of another enrolment, and
+    InvalidError if its catalog was removed meanwhile.
     """
     authorize(
         session,
@@ -141,6 +143,7 @@ def enroll_table(
         name=".".join(loaded.identifier),
         branch=request.branch,
         key_sets=request.key_sets or [],
+        publish_from=request.publish.source if request.publish is not None else None,
         table_uuid=loaded.table_uuid,
         format_version=loaded.format_version,
         location=loaded.location,
@@ -148,6 +151,7 @@ def enroll_table(
     existing = _find_enrolled(session, loaded, request.branch)
     if existing is not None:
         raise _already_enrolled(existing)
+    _check_staging(session, row)
     try:
         with session.begin_nested():
             session.add(row)
@@ -221,6 +225,7 @@ def enroll_pattern(
             identifier=list(table.identifier),
             branch=request.branch,
             policy=request.policy,
+            publish=request.publish,
         )
         existing = _find_enrolled(session, table, request.branch)
         if existing is not None:
@@ -302,10 +307,14 @@ def update_table(
     if_match: str,
     columns: frozenset[str] | None,
 ) -> TableView:
-    """Change policy or declared keys of a table that nobody changed meanwhile.
+    """Change policy, declared keys or staging branch of a table that nobody changed meanwhile.
 
-    columns: as `load_columns` found them. Raises InvalidError for a new key with others.
+    columns: as `load_columns` found them. Raises InvalidError for a new key with others, and ConflictError
+    for a staging branch that is another enrolment's.
     """
+    if patch.publish is not None:
+        # As whoever enrols: one of two who take the same branch sees the other.
+        _catalog(session, get_table(session, table_id).catalog_id, for_update=True)
     row = get_table(session, table_id, for_update=True)
     authorize(
         session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
@@ -317,13 +326,66 @@ def update_table(
     check_key_sets(columns, added)
     if "key_sets" in patch.model_fields_set:
         row.key_sets = patch.key_sets or []
+    if "publish" in patch.model_fields_set:
+        _stage(session, principal, row, patch.publish.source if patch.publish is not None else None)
     changed = _changed(session, settings, row)
     keys = " and ".join(f"({', '.join(key_set)})" for key_set in changed.key_sets) or "none"
     sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
+    if "publish" in patch.model_fields_set:
+        sentence += f" Staging branch: {row.publish_from or 'none'}."
     if added and columns is None:
         sentence += " The catalog could not be reached, so whether the table has these columns is not known."
     record_table_event(session, row.id, "table.changed", sentence, utc_now())
     return changed
+
+
+def _stage(session: Session, principal: Principal, row: EnrolledTable, source: str | None) -> None:
+    """Publish another staging branch on the table's, or none. Jobs that publish the one before are ended."""
+    if source == row.publish_from:
+        return
+    row.publish_from = source
+    _check_staging(session, row)
+    reason = f"{principal.name} took the staging branch back"
+    queue.cancel_jobs_of_table(session, row.id, reason, utc_now(), JobKind.PUBLISH)
+    health = session.get(TableHealth, row.id)
+    if health is not None:  # the next poll looks at the other branch
+        health.staged_snapshots = health.staged_rows = 0
+        health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
+        session.add(health)
+
+
+def _check_staging(session: Session, row: EnrolledTable) -> None:
+    """Raises unless the branches of an enrolment are what it takes them for to every other one, too.
+
+    A staging branch that was converted, or published twice, would lose what the other needs.
+    """
+    if row.publish_from == row.branch:
+        raise InvalidError(
+            "no-staging-branch",
+            f"Branch {row.branch!r} can't be published on itself.",
+            "Name the branch that the writer commits to.",
+            errors=[{"field": "body.publish.from", "message": "This is the branch that is enrolled."}],
+        )
+    others = select(EnrolledTable).where(
+        EnrolledTable.table_uuid == row.table_uuid,
+        EnrolledTable.id != row.id,
+        col(EnrolledTable.deleted_at).is_(None),
+    )
+    for other in session.exec(others):
+        own = row.publish_from
+        if own is not None and own in (other.branch, other.publish_from):
+            does = "publishes it, too" if own == other.publish_from else "converts it"
+            detail = f"Branch {own!r} can't be published: {other.id} ({other.name}) {does}."
+        elif row.branch == other.publish_from:
+            detail = f"Branch {row.branch!r} is the staging branch of {other.id} ({other.name})."
+        else:
+            continue
+        raise ConflictError(
+            "staging-branch-in-use",
+            detail,
+            "Remove one of the two enrolments, or let it publish another branch.",
+            table_id=other.id,
+        )
 
 
 def pause_table(
@@ -392,7 +454,8 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     health = {one.table_id: one for one in known}
     return [
         TableView(
-            **row.model_dump(exclude={"deleted_at"}),
+            **row.model_dump(exclude={"deleted_at", "publish_from"}),
+            publish=Staging(source=row.publish_from) if row.publish_from is not None else None,
             catalog=catalogs[row.catalog_id].name,
             policy=attached.get(row.id),
             index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),

@@ -20,6 +20,7 @@ _MARKED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC|`[^`]+`)")
 POLICY_SECTIONS = {
     "index": "Index new data files",
     "convert": "Convert equality deletes",
+    "publish": "Publish what is staged",
     "compact": "Compact the index",
     "verify": "Verify the index",
     "schedule": "When jobs start by themselves",
@@ -41,6 +42,10 @@ POLICY_SETTINGS = {
     "convert.age_seconds": "At this age of the oldest",
     "convert.cron": "Also at times (cron)",
     "convert.max_delete_files_per_commit": "Most delete files per commit",
+    "publish.enabled": "Starts by itself",
+    "publish.rows": "At this many staged rows",
+    "publish.age_seconds": "At this age of the oldest",
+    "publish.cron": "Also at times (cron)",
     "compact.enabled": "Starts by itself",
     "compact.sorted_runs": "At this many sorted runs",
     "compact.dead_ratio": "At this share of dead entries",

@@ -13,6 +13,7 @@ from service.policies.models import (
     EffectiveConvertPolicy,
     EffectiveIndexPolicy,
     EffectivePolicy,
+    EffectivePublishPolicy,
     EffectiveResourcesPolicy,
     EffectiveRetryPolicy,
     EffectiveSchedulePolicy,
@@ -20,7 +21,7 @@ from service.policies.models import (
 )
 from service.policies.schedules import Window
 from service.records.jobs import JobKind
-from service.scheduling.decisions import Action, Decision, LastJob, TableState, decide
+from service.scheduling.decisions import Action, Decision, LastJob, StagedState, TableState, decide
 from service.scheduling.scheduler import _changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,6 +36,7 @@ POLICY = EffectivePolicy(
         cron="",
         max_delete_files_per_commit=0,
     ),
+    publish=EffectivePublishPolicy(enabled=True, rows=1000, age_seconds=30, cron=""),
     compact=EffectiveCompactPolicy(
         enabled=True, sorted_runs=16, dead_ratio=0.5, dead_bytes=1000, min_interval_seconds=600, cron=""
     ),
@@ -64,6 +66,7 @@ IDLE = TableState(
     pending_delete_files=0,
     convertible=Volume(),
     oldest_convertible_at=None,
+    staged=None,
     sorted_runs=3,
     dead_ratio=0.1,
     dead_bytes=10,
@@ -368,3 +371,46 @@ def test_what_waits_names_each_trigger_with_its_limit() -> None:
     )
     old = decision(pending(1, age_seconds=300), JobKind.CONVERT)
     assert old.sentence == "The oldest equality delete is 300 s old (policy: 300 s)."
+
+
+def staged(
+    snapshots: int = 1, rows: int = 10, age_seconds: float = 1, trouble: str | None = None
+) -> TableState:
+    return replace(IDLE, staged=StagedState(snapshots, rows, NOW - timedelta(seconds=age_seconds), trouble))
+
+
+def test_only_a_table_with_a_staging_branch_has_a_decision_about_it() -> None:
+    assert JobKind.PUBLISH not in {each.kind for each in decide(IDLE, POLICY, NOW)}
+    assert decision(replace(IDLE, staged=StagedState()), JobKind.PUBLISH).code == "nothing-staged"
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (staged(rows=999), None),
+        (staged(rows=1000), "rows"),
+        (staged(age_seconds=29), None),
+        (staged(age_seconds=30), "age"),
+    ],
+)
+def test_what_is_staged_is_published_at_its_rows_or_its_age(state: TableState, code: str | None) -> None:
+    found = decision(state, JobKind.PUBLISH)
+    assert (found.code if found.action is Action.TRIGGER else None) == code
+
+
+def test_what_is_staged_becomes_due_by_time_alone() -> None:
+    assert NOW + timedelta(seconds=29) in set(_changes(staged(), POLICY, NOW))
+
+
+def test_a_branch_that_can_not_be_told_starts_no_publication() -> None:
+    found = decision(staged(rows=5000, trouble="It was rolled back."), JobKind.PUBLISH)
+    assert (found.action, found.sentence) == (Action.SKIP, "It was rolled back.")
+
+
+def test_a_snapshot_that_stopped_publication_is_tried_again_after_a_pause() -> None:
+    ended_at = NOW - timedelta(seconds=119)
+    state = replace(staged(age_seconds=500), last={JobKind.PUBLISH: LastJob(ended_at, idle=1)})
+    found = decision(state, JobKind.PUBLISH)
+    assert found.action is Action.BACKOFF
+    assert "could not publish the first staged snapshot" in found.sentence
+    assert decision(state, JobKind.PUBLISH, now=NOW + timedelta(seconds=1)).action is Action.TRIGGER

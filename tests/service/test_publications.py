@@ -1,0 +1,254 @@
+"""A table with a staging branch: what is taken for staged, what is done about it, and what is told."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from staging.history import BRANCH, SEQUENCE_NUMBER, SNAPSHOT_ID
+from tests.service.conftest import ON_BOTH, Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+
+# What is staged is told from metadata, not by SQL.
+database_kind = alike_on_both
+
+FROM_INGEST = {"from": "ingest"}
+
+
+@pytest.fixture
+def local(service: Running, iceberg: IcebergCatalog) -> Running:
+    """With a table `db.t` that has a row on main, from which the branch `ingest` starts."""
+    service.register(iceberg)
+    iceberg.append("db.t", [1])
+    branch(iceberg, "ingest")
+    return service
+
+
+def branch(iceberg: IcebergCatalog, name: str) -> None:
+    table = iceberg.catalog.load_table("db.t")
+    table.manage_snapshots().create_branch(iceberg.head("db.t"), name).commit()
+
+
+def stage(iceberg: IcebergCatalog, *keys: int) -> int:
+    """A snapshot of the staging branch that deletes some keys; its id."""
+    iceberg.delete_keys("db.t", list(keys), branch="ingest")
+    return iceberg.catalog.load_table("db.t").metadata.refs["ingest"].snapshot_id
+
+
+def publish_up_to(iceberg: IcebergCatalog, snapshot_id: int) -> None:
+    """As a worker's commit says it; its rows don't matter here."""
+    table = iceberg.catalog.load_table("db.t")
+    rows = table.scan().to_arrow()
+    told = {BRANCH: "ingest", SNAPSHOT_ID: str(snapshot_id), SEQUENCE_NUMBER: "9"}
+    table.append(rows, snapshot_properties=told)
+
+
+def patch(service: Running, path: str, body: dict[str, Any]) -> httpx.Response:
+    return service.admin.patch(path, json=body, headers={"If-Match": "*"})
+
+
+def health(service: Running, table: dict[str, Any]) -> dict[str, Any]:
+    """As of now."""
+    service.poll(table["id"])
+    return dict(service.admin.get(f"/tables/{table['id']}/health").json())
+
+
+def queued(service: Running) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = service.admin.get("/jobs?kind=publish&status=queued").json()["items"]
+    return found
+
+
+def staged_of(found: dict[str, Any]) -> tuple[int, int]:
+    return found["staged_snapshots"], found["staged_rows"]
+
+
+@ON_BOTH
+def test_what_is_staged_is_published_by_a_job_of_the_policy(local: Running, iceberg: IcebergCatalog) -> None:
+    body = {"name": "fresh", "settings": {"publish": {"age_seconds": 0}}}
+    assert local.admin.post("/policies", json=body).status_code == 201
+    table = local.enroll(publish=FROM_INGEST, policy="fresh")
+    assert table["publish"] == FROM_INGEST
+    before = health(local, table)
+    assert (staged_of(before), before["decisions"]["publish"]["code"]) == ((0, 0), "nothing-staged")
+    assert queued(local) == []
+
+    first = stage(iceberg, 1, 2)
+    second = stage(iceberg, 3)
+    found = health(local, table)
+    assert staged_of(found) == (2, 3)
+    assert found["staged_age_seconds"] > 0
+    assert (found["status"], found["status_reason"]) == (
+        "healthy",
+        "2 staged snapshots, as the policy allows.",
+    )
+    (job,) = queued(local)
+    assert job["parameters"] == FROM_INGEST
+    assert "the oldest staged snapshot is" in job["trigger"].lower()
+
+    publish_up_to(iceberg, first)
+    assert staged_of(health(local, table)) == (1, 1)
+    publish_up_to(iceberg, second)
+    done = health(local, table)
+    assert (staged_of(done), done["staged_age_seconds"]) == ((0, 0), 0)
+
+
+def test_a_table_without_a_staging_branch_is_told_nothing_of_any(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    table = local.enroll()
+    stage(iceberg, 1)
+    found = health(local, table)
+    assert table["publish"] is None
+    assert staged_of(found) == (0, 0)
+    assert "publish" not in found["decisions"]
+
+
+def test_a_request_goes_by_the_enrolment_unless_it_names_a_branch(local: Running) -> None:
+    table = local.enroll(publish=FROM_INGEST, policy="manual")
+    path = f"/tables/{table['id']}/jobs"
+    job = local.admin.post(path, json={"kind": "publish"}).json()
+    assert job["parameters"] == FROM_INGEST
+    local.admin.post(f"/jobs/{job['id']}/cancel")
+    after = local.admin.post(path, json={"kind": "publish", "parameters": {"after": 7}}).json()
+    assert after["parameters"] == {"from": "ingest", "after": 7}
+    local.admin.post(f"/jobs/{after['id']}/cancel")
+    other = local.admin.post(path, json={"kind": "publish", "parameters": {"from": "other"}}).json()
+    assert other["parameters"] == {"from": "other"}
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"publish": FROM_INGEST}, {"branch": "ingest"}),
+        ({"branch": "ingest"}, {"publish": FROM_INGEST}),
+        ({"publish": FROM_INGEST}, {"branch": "other", "publish": FROM_INGEST}),
+    ],
+)
+def test_a_staging_branch_is_published_by_one_enrolment_and_converted_by_none(
+    local: Running, iceberg: IcebergCatalog, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    branch(iceberg, "other")
+    body = {"catalog": "local", "identifier": ["db", "t"]}
+    table = local.enroll(**first)
+    refused = local.admin.post("/tables", json=body | second)
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/staging-branch-in-use")
+    assert refused.json()["table_id"] == table["id"]
+    if "branch" in second and "publish" in second:
+        made = local.enroll(branch="other")
+        changed = patch(local, f"/tables/{made['id']}", {"publish": FROM_INGEST})
+        assert (changed.status_code, changed.json()["type"]) == (409, "/problems/staging-branch-in-use")
+
+
+def test_a_branch_is_not_published_on_itself(local: Running) -> None:
+    body = {"catalog": "local", "identifier": ["db", "t"], "publish": {"from": "main"}}
+    refused = local.admin.post("/tables", json=body)
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/no-staging-branch")
+
+
+def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    table = local.enroll()
+    path = f"/tables/{table['id']}"
+    stage(iceberg, 1)
+    assert patch(local, path, {"publish": FROM_INGEST}).json()["publish"] == FROM_INGEST
+    assert staged_of(health(local, table)) == (1, 1)
+    job = local.admin.post(f"{path}/jobs", json={"kind": "publish"}).json()
+
+    assert patch(local, path, {"publish": None}).json()["publish"] is None
+
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
+    left = local.admin.get(f"{path}/health").json()
+    assert (staged_of(left), left["staged_age_seconds"]) == ((0, 0), 0)
+    assert "publish" not in health(local, table)["decisions"]
+    told = [event["message"] for event in local.admin.get(f"{path}/events").json()["items"]]
+    assert any("Staging branch: ingest." in message for message in told)
+    assert any("Staging branch: none." in message for message in told)
+
+
+def test_a_pattern_enrols_tables_with_their_staging_branch(local: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.u")
+    once = {"catalog": "local", "pattern": "db.t", "publish": FROM_INGEST}
+    (made,) = local.admin.post("/tables/enroll-by-pattern", json=once).json()["enrolled"]
+    assert made["publish"] == FROM_INGEST
+    standing = local.admin.post("/patterns", json=once | {"pattern": "db.*"}).json()
+    assert standing["publish"] == FROM_INGEST
+    local.background.patterns.run(standing["id"])
+    found = {one["name"]: one["publish"] for one in local.admin.get("/tables").json()["items"]}
+    assert found == {"db.t": FROM_INGEST, "db.u": FROM_INGEST}
+
+
+def test_what_stops_publication_is_told_until_it_is_no_longer_the_first(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    table = local.enroll(publish=FROM_INGEST)
+    first, second = stage(iceberg, 1), stage(iceberg, 2)
+    health(local, table)
+    local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "publish"})
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    why = {"code": "float_key", "reason": "its key has floats", "remedy": "Delete by another key."}
+    stopped = {"snapshot_id": first, **why}
+    result = {"staging_branch": "ingest", "staged_snapshots": 0, "stopped_at": stopped}
+    local.finish(assignment, result=result)
+
+    found = health(local, table)
+    assert (found["status"], found["what_to_do"]) == ("blocked", "Delete by another key.")
+    assert (
+        found["status_reason"] == f"Nothing is published from staged snapshot {first} on: its key has floats"
+    )
+    assert found["stopped_at"] == stopped
+    assert found["decisions"]["publish"]["action"] == "backoff"
+    assert queued(local) == []
+
+    publish_up_to(iceberg, first)
+    again = health(local, table)
+    assert (again["stopped_at"], again["status"]) == (None, "healthy")
+    publish_up_to(iceberg, second)
+
+
+def test_a_staging_branch_that_can_not_be_told_blocks_the_table_until_it_can(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    table = local.enroll(publish=FROM_INGEST)
+    fork = iceberg.catalog.load_table("db.t").metadata.refs["ingest"].snapshot_id
+    last = stage(iceberg, 1)
+    publish_up_to(iceberg, last)
+    manage = iceberg.catalog.load_table("db.t").manage_snapshots()
+    manage.remove_branch("ingest").commit()
+    lost = health(local, table)
+    assert (lost["status"], lost["stopped_at"]["code"]) == ("healthy", "staging_branch_not_found")
+    assert "it has no branch ingest" in lost["status_reason"]
+    assert lost["what_to_do"].startswith("Create the branch")
+
+    manage = iceberg.catalog.load_table("db.t").manage_snapshots()
+    manage.create_branch(fork, "ingest").commit()
+    stage(iceberg, 2)
+    replaced = health(local, table)
+    assert (replaced["status"], replaced["stopped_at"]["code"]) == ("blocked", "staging_branch_replaced")
+    assert replaced["decisions"]["publish"]["code"] == "unpublishable"
+    assert "`after`" in replaced["what_to_do"]
+    assert queued(local) == []
+
+
+def test_what_is_staged_for_longer_than_the_policy_allows_lags(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = local.enroll(publish=FROM_INGEST, policy="manual")
+    stage(iceberg, 1)
+    off = health(local, table)
+    assert (off["status"], off["what_to_do"]) == (
+        "healthy",
+        "Request a publish job, or attach the policy `standard`.",
+    )
+    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0)
+    body = {"name": "fresh", "settings": {"publish": {"age_seconds": 0}}}
+    assert local.admin.post("/policies", json=body).status_code == 201
+    patch(local, f"/tables/{table['id']}", {"policy": "fresh"})
+    late = health(local, table)
+    assert late["status"] == "lagging"
+    assert "the policy publishes at 0 s" in late["status_reason"]
+    metrics = local.admin.get(f"{local.url}/metrics").text
+    assert "icestream_staged_rows 1.0" in metrics
+    assert "icestream_oldest_staged_age_seconds 0.0" not in metrics
