@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
@@ -357,9 +358,7 @@ class History:
             sent = [dict(zip(self.setup.key, row.key(self.setup.key), strict=True)) for row in rows]
         named = {"key_columns": list(self.setup.key)} if rng.random() < 0.5 else {}
         body = {"keys" if kind == "delete" else "rows": sent, **options, **named}
-        post = partial(
-            self.served.post, f"/tables/{self.id}/rows/{kind}", body, Idempotency_Key=f"key-{rng.random()}"
-        )
+        post = partial(self.served.post, f"/tables/{self.id}/rows/{kind}", body, Idempotency_Key=str(uuid4()))
         job_id = post()["id"]
         if rng.random() < 0.2:
             assert post()["id"] == job_id, "a call that was repeated is another job"
