@@ -27,7 +27,7 @@ RequestableKind = Literal["index", "convert", "publish", "compact", "rebuild", "
 class PublishParameters(Message):
     """Options of a job that publishes a staging branch on the table's branch."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid")
 
     source: str | None = ModelField(default=None, alias="from", min_length=1)
     """The staging branch; that of the enrolment if left out."""

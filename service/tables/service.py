@@ -340,12 +340,12 @@ def update_table(
 
 
 def _stage(session: Session, principal: Principal, row: EnrolledTable, source: str | None) -> None:
-    """Publish another staging branch on the table's, or none. Jobs that publish the one before are ended."""
+    """Publish another staging branch on the table's, or none; jobs that publish are cancelled."""
     if source == row.publish_from:
         return
     row.publish_from = source
     _check_staging(session, row)
-    reason = f"{principal.name} took the staging branch back"
+    reason = f"{principal.name} changed the staging branch"
     queue.cancel_jobs_of_table(session, row.id, reason, utc_now(), JobKind.PUBLISH)
     health = session.get(TableHealth, row.id)
     if health is not None:  # the next poll looks at the other branch

@@ -295,6 +295,7 @@ def test_every_kind_of_job_is_accepted_and_queued_once(
         ({"from": ""}, "from"),
         ({"from": "ingest", "after": "x"}, "after"),
         ({"from": "ingest", "to": "main"}, "to"),
+        ({"source": "ingest"}, "source"),
     ],
 )
 def test_a_publication_without_a_staging_branch_of_its_own_is_refused(

@@ -7,7 +7,7 @@ looked at before the commit is tried again. Safe to repeat: what is published is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -133,7 +133,8 @@ class _Publication:
             "deviations": [asdict(one) for one in part.deviations] if part else [],
             "key_sets": part.explanations if part else [],
         }
-        return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+        seen = table if part is None else _with_keys_of(table, part)
+        return outcome(job, seen, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
     def _clear(self, done: Publication | None) -> int:
         """Takes what is published off the staging branch: how many files. A trouble undoes nothing."""
@@ -158,6 +159,12 @@ class _Publication:
                 if not left:
                     raise
         return None
+
+
+def _with_keys_of(table: PinnedTable, part: Part) -> PinnedTable:
+    """So that the report names the keys of staged deletes: no delete of the table's own branch ever does."""
+    deletes = (*table.files.delete_files, *part.staged.files.equality_deletes)
+    return replace(table, files=replace(table.files, delete_files=deletes))
 
 
 def _sentence(counts: Mapping[str, int], source: str, target: str, *, dry_run: bool) -> str:

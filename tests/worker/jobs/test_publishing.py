@@ -68,6 +68,25 @@ def test_rows_and_deletes_of_many_staged_snapshots_come_in_one_commit(
     assert lake.rows() == in_order(*left, row(3, 32), row(30, 33))
 
 
+def test_keys_of_staged_deletes_are_reported_so_that_an_index_follows(lake: Lake) -> None:
+    lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    lake.upsert(row(1, 11), key=("id", "region"))
+
+    told = lake.jobs.run("publish", parameters={"from": BRANCH}).health
+
+    assert [(one["columns"], one["generation"]) for one in told["key_sets"]] == [
+        (["id"], 0),
+        (["id", "region"], 0),
+    ]
+    assert told["pending_equality_delete_files"] == 0
+    seen = [one["equality_field_ids"] for one in told["key_sets"]]
+    indexed = lake.jobs.run("index", seen_equality_field_ids=seen).result
+    assert [one["columns"] for one in indexed["key_sets"]] == [["id"], ["id", "region"]]
+    lake.upsert(row(1, 12))
+    assert lake.publish()["key_sets"][0]["data_files_from_index"] > 0
+
+
 def test_a_writer_that_made_the_branch_of_an_empty_table_is_published(lake: Lake) -> None:
     table = lake.create()
     lake.upsert(row(1, 1), row(2, 2))
