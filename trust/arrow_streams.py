@@ -26,6 +26,11 @@ WORD_BYTES: Final = 256 * 1024
 _CONTINUES: Final = b"\xff\xff\xff\xff"
 _SCHEMA, _RECORD_BATCH = 1, 3
 _KINDS: Final = {2: "dictionaries", 4: "tensors", 5: "sparse tensors"}
+_DECIMAL = 7
+_DIGITS: Final = {32: 9, 64: 18, 128: 38, 256: 76}
+"""That a decimal of so many bits may have."""
+_BUFFER_BYTES: Final = 16
+"""Of what a batch says of each buffer: where it begins, and its length."""
 
 
 class ArrowStreamError(Exception):
@@ -88,11 +93,22 @@ def _check_schema(schema: _Table) -> None:
             raise ArrowStreamError(f"It has more than {COLUMNS:,} columns.")
         if any(True for _ in field.tables(5)):
             raise ArrowStreamError("It has columns within columns, which are no keys.")
+        if field.number(2, "B") == _DECIMAL:
+            _check_decimal(field.table(3))
         word_bytes = _more(word_bytes, field.text_bytes(0))
         for pair in field.tables(6):
             word_bytes = _more(word_bytes, pair.text_bytes(0) + pair.text_bytes(1))
     for pair in schema.tables(2):
         word_bytes = _more(word_bytes, pair.text_bytes(0) + pair.text_bytes(1))
+
+
+def _check_decimal(kind: _Table) -> None:
+    """Arrow's reader takes any scale, and its casts leave a table of powers of ten by it."""
+    precision, scale, bits = kind.number(0, "i"), kind.number(1, "i"), kind.number(2, "i") or 128
+    if not 0 <= scale <= precision <= _DIGITS.get(bits, 0):
+        raise ArrowStreamError(
+            f"It has decimals of {precision} digits, {scale} of them behind the point, in {bits} bits."
+        )
 
 
 def _more(word_bytes: int, further: int) -> int:
@@ -108,6 +124,11 @@ def _rows(batch: _Table) -> int:
     rows = batch.number(0, "q")
     if rows < 0:
         raise ArrowStreamError(f"A batch says that it has {rows:,} rows.")
+    # How many buffers each column of views has. Arrow's reader makes room for them before it looks for them.
+    buffers = batch.count(2, _BUFFER_BYTES)
+    counts = batch.numbers(4, "q", at_most=buffers)
+    if min(counts, default=0) < 0 or sum(counts) > buffers:
+        raise ArrowStreamError("A batch says that it has more buffers than there are.")
     return rows
 
 
@@ -138,6 +159,20 @@ class _Table:
         start, count = self._vector(field)
         for number in range(count):
             yield self._follow(start + 4 * number)
+
+    def numbers(self, field: int, kind: str, at_most: int) -> tuple[int, ...]:
+        """A vector of as many. Raises IndexError if it says that it has more."""
+        start, count = self._vector(field)
+        if count > at_most:
+            raise IndexError(f"a vector has {count:,} numbers")
+        return struct.unpack_from(f"<{count}{kind}", self._buffer, start)
+
+    def count(self, field: int, each_bytes: int) -> int:
+        """Of structs in a vector, all of which are there. Raises IndexError if they are not."""
+        start, count = self._vector(field)
+        if start + count * each_bytes > len(self._buffer):
+            raise IndexError(f"a vector has {count:,} structs")
+        return count
 
     def text_bytes(self, field: int) -> int:
         return self._vector(field)[1]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from worker.deletes.puffin import CorruptDeletionVectorError, Positions, bitmap_of, read_deletion_vector
+from worker.io.decimals import check_decimals
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.io.storage import Storage
 from worker.process.slots import Threads
@@ -222,6 +223,7 @@ def _parquet_batches(storage: Storage, delete: DeleteFile) -> Iterator[pa.Record
         check_size(source, delete.file_size_bytes)
         footer = pq.ParquetFile(source)
         _check_rows(delete, footer.metadata.num_rows)  # before so many are held
+        check_decimals(footer.schema_arrow)
         names = _column_names(footer.schema_arrow)
         # Paths stay dictionary-encoded, so that grouping compares integers.
         file = pq.ParquetFile(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from worker.io.decimals import check_decimals
 from worker.io.parquet_pages import batch_of
 from worker.io.storage import Storage
 from worker.process.room import holding
@@ -41,7 +42,9 @@ def open_columns(storage: Storage, location: str, file_format: str, size_bytes: 
     """
     with storage.open_input(location) as source:
         check_size(source, size_bytes)
-        yield FORMATS[file_format](source)
+        file = FORMATS[file_format](source)
+        check_decimals(file.schema)
+        yield file
 
 
 def check_size(source: pa.NativeFile, size_bytes: int) -> None:

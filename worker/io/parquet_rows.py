@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from worker.io import thrift
+from worker.io.decimals import check_decimals
 from worker.io.parquet_pages import (
     BATCH_BYTES,
     BYTE_ARRAY,
@@ -88,6 +89,7 @@ class ParquetFooter:
         with _told_as_damage():
             leaves = _leaves(struct)
         schema = pq.ParquetFile(pa.BufferReader(tail), metadata=metadata).schema_arrow
+        check_decimals(schema)
         return cls(metadata, schema, leaves, struct, _FACTOR * length + thrift.VALUE_BYTES * values)
 
     def group_rows(self) -> Int64Array:

@@ -20,6 +20,7 @@ from pyiceberg.schema import Schema
 
 from trust.arrow_streams import ArrowStreamError, count_rows
 from worker.contract.lookups import KEYS
+from worker.io.decimals import check_decimal
 from worker.io.sorting import is_bytes
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeySet
 from worker.keys.read import key_batch
@@ -109,6 +110,7 @@ def values_of_type(array: pa.Array, kind: types.PrimitiveType) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     given, test = array.type, pa.types
+    check_decimal(given)
     wanted = schema_to_pyarrow(kind, include_field_ids=False)
     if isinstance(wanted, pa.BaseExtensionType):
         wanted = wanted.storage_type

@@ -18,6 +18,7 @@ from pyarrow import fs as pafs
 
 from trust.arrow_streams import ArrowStreamError, count_rows
 from trust.locations import LocationNotAllowedError, parse_location
+from worker.io.decimals import check_decimals
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 from worker.process.errors import JobError
@@ -141,6 +142,7 @@ class _Parquet:
         )
         # Spark's old form of a moment, which is one of UTC.
         self._moments = {one.path for one in columns if one.physical_type == "INT96"}
+        check_decimals(self._file.schema_arrow)
         self.names: list[str] = self._file.schema_arrow.names
         self.rows = int(metadata.num_rows)
         groups = [_decoded_bytes(metadata.row_group(at), columns) for at in range(metadata.num_row_groups)]

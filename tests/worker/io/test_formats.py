@@ -14,6 +14,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import DecimalType, NestedField, StringType
 from pyspark.sql import SparkSession
 
+from tests import decimals
 from tests.factories import TableBuilder, equality_delete_files, visible_rows
 from tests.jobs import Jobs
 from tests.thorough import thorough_unless
@@ -129,6 +130,15 @@ def test_an_avro_schema_may_refer_to_a_type_that_it_has_defined(tmp_path: Path) 
     file = DataFile(str(path), "avro", PartitionKey(0, "[]"), 1, path.stat().st_size, 1)
     (batch,) = key_reader(metadata, Storage(), resolve_key_set(metadata, [2])).read_data_file(file)
     assert batch.column(1).to_pylist() == [Decimal("-2.50")]
+
+
+def test_decimals_of_no_scale_are_damage(tmp_path: Path) -> None:
+    path = decimals.parquet_file(tmp_path / "keys.parquet", "a")
+    metadata = _metadata(NestedField(1, "a", DecimalType(20, 2)))
+    file = DataFile(str(path), "parquet", PartitionKey(0, "[]"), 1, path.stat().st_size, 1)
+    with pytest.raises(KeyColumnError, match="scale is not from 0 to 76") as told:
+        list(key_reader(metadata, Storage(), resolve_key_set(metadata, [1])).read_data_file(file))
+    assert told.value.code == "corrupt_file"
 
 
 def _metadata(*fields: NestedField) -> TableMetadata:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import decimals
 from worker.io import parquet_rows, thrift
 from worker.io.parquet_rows import Pages, ParquetFooter, rows_at
 
@@ -100,6 +101,12 @@ def test_of_a_column_only_the_pages_of_the_rows_are_read(path: Path) -> None:
 def test_a_row_that_the_file_lacks_is_damage(path: Path, position: int) -> None:
     with pa.memory_map(str(path)) as source, pytest.raises(ValueError, match="it has 5000 rows"):
         rows_at(source, ParquetFooter.read(source), ["id"], np.array([position]))
+
+
+def test_decimals_of_no_scale_are_damage(tmp_path: Path) -> None:
+    path = decimals.parquet_file(tmp_path / "a", "k")
+    with pa.memory_map(str(path)) as source, pytest.raises(pa.ArrowInvalid, match="scale is not from 0"):
+        ParquetFooter.read(source)
 
 
 def test_a_large_footer_is_left_to_arrow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

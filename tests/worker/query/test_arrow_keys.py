@@ -17,6 +17,7 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import PrimitiveType
 
+from tests import decimals
 from worker.keys.key_set import KeySet
 from worker.keys.schema_fields import resolve_key_set
 from worker.query import arrow
@@ -106,6 +107,7 @@ def test_keys_are_the_same_in_arrow_and_in_json(kind: PrimitiveType, array: pa.A
         (types.DecimalType(4, 2), pa.array([Decimal("123.00")])),
         (types.DecimalType(4, 2), pa.array([2**62])),
         (types.DecimalType(4, 2), pa.array([1.5])),
+        *((types.DecimalType(20, 2), decimals.column(scale)) for scale in decimals.SCALES),
         (types.StringType(), pa.array([b"a"])),
         (types.BinaryType(), pa.array(["a"])),
         (types.FixedType(2), pa.array([b"abc"])),

@@ -16,6 +16,7 @@ import pytest
 from pyiceberg import types
 from pyiceberg.schema import Schema
 
+from tests import decimals
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
 from worker.process.errors import JobError
 from worker.writes import sent_files
@@ -98,6 +99,7 @@ def test_what_is_no_file_of_rows_is_told(place: Path, read: Callable[..., list[A
     compressed = arrow_file(place / "compressed", ROWS, compression="zstd")
     nested = arrow_file(place / "nested", pa.table({"id": [1], "name": [["a"]]}))
     categories = ROWS.set_column(1, "name", ROWS.column("name").dictionary_encode())
+    wrong = pa.table({"id": decimals.column(41)})
     for file, told in [
         (text, "neither Parquet nor Arrow IPC"),
         (empty, "neither Parquet nor Arrow IPC"),
@@ -108,6 +110,8 @@ def test_what_is_no_file_of_rows_is_told(place: Path, read: Callable[..., list[A
         (damaged, "can't be read"),
         (compressed, "compressed"),
         (nested, "columns within columns"),
+        (arrow_file(place / "decimals", wrong), "41 of them behind the point"),
+        (decimals.parquet_file(place / "decimals.parquet", "id"), "scale is not from 0 to 76"),
         (arrow_file(place / "categories", categories), "dictionaries"),
     ]:
         with pytest.raises(UnreadableFileError, match=told) as caught:
