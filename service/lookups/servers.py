@@ -1,8 +1,8 @@
 """Asks lookup servers, which answer from the index: any of them, since none has a state.
 
 A server that dies, stands still or has enough to do costs a question some seconds and no answer: it is asked
-again, over another connection. Where nobody answers any more, that is known by their probes, long before the
-longest question would have to be over.
+again, over another connection, and no third time, since it may be what they die of. Where nobody answers any
+more, that is known by their probes, long before the longest question would have to be over.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -45,6 +46,11 @@ _SMALL_BYTES = 256 * 1024
 _UNDER_WAY_BYTES = 256 * 1024**2
 """Of all answers that have begun to come and are not passed on yet."""
 _AT_ONCE = 64
+_CONNECTION_QUESTIONS = 50
+"""So many questions on a connection, about: the next one meets any server, also one that came since."""
+_UNANSWERED = 2
+"""So often a question is sent without an answer to it. One server may die of anything, and another one
+answers; where two do, it may be by the question."""
 _WORDS = 2_000
 _REFUSALS: Mapping[str, Callable[[str, str | None], IcestreamError]] = {
     "invalid_key": lambda words, remedy: InvalidError("invalid-key", words, remedy),
@@ -79,15 +85,16 @@ class Allowance:
     answer_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Question:
     """content: a line of JSON, and keys if they are Arrow. answer_bytes: at most. until: when it is given up,
-    by the monotonic clock."""
+    by the monotonic clock. unanswered: how often it was sent and got no answer, yet or at all."""
 
     content: bytes
     answer_type: str
     answer_bytes: int
     until: float
+    unanswered: int = 0
 
     @classmethod
     def of(
@@ -121,6 +128,7 @@ class LookupServers:
         self._trouble: str | None = None
         self._look_at = time.monotonic() + _START_SECONDS
         self._under_way: WeakSet[Answered] = WeakSet()
+        self._sent = count(1)
 
     @property
     def are_set_up(self) -> bool:
@@ -209,27 +217,29 @@ class LookupServers:
         return None if status == 200 else "The lookup servers have all they can do."
 
     async def _first_answer(self, question: _Question) -> Answered:
-        """Of the question, or of its repetition once it is late: whichever is over first decides."""
+        """Of the question, or of its repetition once it is late: whichever comes first."""
+        seconds = question.seconds_left
         first = asyncio.create_task(self._send(question))
         asked = [first]
         try:
-            await asyncio.wait(asked, timeout=_SOON_SECONDS)
-            if not first.done():
-                asked.append(asyncio.create_task(self._send_again(question, first)))
-            await asyncio.wait(
-                asked, timeout=_ANSWER_SECONDS - _SOON_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in asked:
-                if task.done():
-                    return task.result()
-            raise _late(f"No lookup server has answered within {_ANSWER_SECONDS:.0f} s.")
+            async with asyncio.timeout(seconds):
+                await asyncio.wait(asked, timeout=_SOON_SECONDS)
+                if first.done():
+                    return first.result()
+                again = asyncio.create_task(self._send_again(question, first))
+                asked.append(again)
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                # One that has failed may still be answered by its repetition.
+                return await (again if again.done() or first.exception() else first)
+        except TimeoutError:
+            raise _late(f"No lookup server has answered within {seconds:.0f} s.") from None
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def _send_again(self, question: _Question, first: asyncio.Task[Answered]) -> Answered:
-        if await self._takes_questions():
+        if await self._takes_questions() and question.unanswered < _UNANSWERED:
             with suppress(IcestreamError):
                 answered = await self._send(question)
                 if answered.status != 503:
@@ -258,7 +268,7 @@ class LookupServers:
                 is_late = isinstance(error, TimeoutError)
                 # One that has just died: another one answers, or the next one.
                 is_asked = is_late and not isinstance(error, aiohttp.ConnectionTimeoutError)
-                if is_last or is_asked:
+                if is_last or is_asked or question.unanswered >= _UNANSWERED:
                     why = f"No lookup server answers ({type(error).__name__})."
                     raise (_late(why) if is_asked else _away(why)) from error
                 continue
@@ -270,9 +280,12 @@ class LookupServers:
     async def _send_once(self, question: _Question) -> Answered:
         url = f"{self._url}/lookups"
         headers = {"Accept": question.answer_type, _SECONDS_LEFT: f"{question.seconds_left:.3f}"}
+        if next(self._sent) % _CONNECTION_QUESTIONS == 0:
+            headers["Connection"] = "close"
         answered, content = Answered(), bytearray()
         answered.content = content
         self._under_way.add(answered)
+        question.unanswered += 1
         try:
             async with self._asking.post(
                 url, data=question.content, headers=headers, allow_redirects=False
@@ -280,10 +293,14 @@ class LookupServers:
                 async for piece in answer.content.iter_any():
                     content += piece
                     self._check_size(len(content), question.answer_bytes)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            question.unanswered -= 1  # nobody was there to get it
+            raise
         except BaseException:
             # Whoever keeps the error keeps what has come.
             content.clear()
             raise
+        question.unanswered -= 1
         answered.status, answered.answer_type = answer.status, answer.headers.get("Content-Type", "")
         answered.content = bytes(content)
         return answered

@@ -1,10 +1,12 @@
 """How lookup servers are asked, which may be in trouble: those of these tests answer as they are told."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from itertools import chain, repeat
-from threading import Event
+from contextlib import closing, suppress
+from itertools import chain, count, repeat
+from threading import Barrier, Event
 from typing import Any, TypeVar
 
 import pytest
@@ -65,11 +67,19 @@ def test_a_server_that_cannot_answer_is_told_as_such(
 class Troubled:
     """Lookup servers behind one address: the first question meets another one than all others."""
 
-    def __init__(self, first: Callable[["Troubled"], Answer], probe: Callable[["Troubled"], Answer]) -> None:
+    def __init__(
+        self,
+        first: Callable[["Troubled"], Answer],
+        probe: Callable[["Troubled"], Answer],
+        others: Callable[["Troubled"], Answer] | None = None,
+    ) -> None:
         self.over = Event()
         """Whatever waits for this goes on."""
+        self.repeated = Event()
         self._probe = probe
-        self._next: Iterator[Callable[[Troubled], Answer]] = chain([first], repeat(Troubled.answers_at_once))
+        self._next: Iterator[Callable[[Troubled], Answer]] = chain(
+            [first], repeat(others or Troubled.answers_at_once)
+        )
 
     def answers(self) -> dict[str, Answer | Callable[[Request], Answer]]:
         return {"/lookups": lambda _: next(self._next)(self), "/livez": lambda _: self._probe(self)}
@@ -81,6 +91,15 @@ class Troubled:
     def dies(self) -> Answer:
         self.over.set()
         raise ConnectionError
+
+    def stands_still_and_dies(self) -> Answer:
+        self.repeated.wait(PATIENCE_SECONDS)
+        raise ConnectionError
+
+    def answers_later(self) -> Answer:
+        self.repeated.set()
+        time.sleep(0.2)  # so that the other one's end is known
+        return ANSWER
 
     def has_enough_to_do(self) -> Answer:
         return Answer({"code": "busy", "title": "t"}, 503)
@@ -184,6 +203,62 @@ def test_a_server_in_trouble_costs_no_answer(troubled: Troubled, monkeypatch: py
     monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
     monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
     assert _ask(troubled).snapshot_id == 1
+
+
+def test_a_question_that_servers_die_of_is_sent_to_two_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    both = Barrier(2)
+
+    def die(_: Request) -> Answer:
+        both.wait(PATIENCE_SECONDS)
+        raise ConnectionError
+
+    with answering({"/lookups": die, "/livez": Answer({})}) as server:
+        with pytest.raises(IcestreamError) as told:
+            _asking(server, lambda servers: servers.ask({}))
+        assert [asked for asked, _ in server.requests if asked == "POST /lookups"] == ["POST /lookups"] * 2
+    assert told.value.slug == "lookups-unavailable"
+
+
+def test_an_answer_to_the_repetition_counts_when_the_first_server_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
+    troubled = Troubled(Troubled.stands_still_and_dies, Troubled.answers_at_once, Troubled.answers_later)
+    assert _ask(troubled).snapshot_id == 1
+
+
+def test_a_server_that_comes_to_others_gets_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are behind one address, where each connection meets the next one."""
+    monkeypatch.setattr(servers, "_CONNECTION_QUESTIONS", 5)
+    connections, asked = count(), [0, 0]
+    body = json.dumps(ANSWER.body)
+    answer = f"HTTP/1.1 200 OK\r\nContent-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met = next(connections) % 2
+        with closing(writer), suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+                asked[met] += 1
+                writer.write(answer.encode())
+                if "connection: close" in head:
+                    return
+
+    async def ask() -> None:
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        asking = LookupServers(Settings(lookup_url=url, lookup_token=SecretStr(TOKEN)))
+        for _ in range(20):
+            await asking.ask({})
+        await asking.close()
+        listening.close()
+
+    run_apart(ask())
+    assert asked == [10, 10]
 
 
 def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
