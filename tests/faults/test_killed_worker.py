@@ -193,6 +193,25 @@ def test_a_killed_worker_that_erases(point: str, when: When, cluster: Cluster, s
     subject.check_rows()
 
 
+def test_an_erasure_waits_until_a_killed_write_has_gone_on(cluster: Cluster, subjects: Subjects) -> None:
+    """Between the write's attempts it would let the snapshot expire by which the second finds the first's
+    commit, and that one would bring the erased rows back."""
+    subject = subjects(3)
+    prepare(subject, "convert")
+    fault = Fault("iceberg", "after", "kill")
+    fired = cluster.inject(fault)
+    write_id = subject.upsert()
+    cluster.wait_until_fired(fired, fault)
+    erasure_id = subject.erase()
+    cluster.lose_attempts()
+    erased = cluster.wait_for_job(erasure_id)
+    written = cluster.get(f"/jobs/{write_id}")
+    assert [attempt["status"] for attempt in written["attempts"]] == ["lost", "succeeded"]
+    assert written["ended_at"] <= erased["started_at"]
+    assert erased["result"]["erasure"]["counts"]["gone"] == 6, erased
+    subject.check_rows()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "when", "format_version"),

@@ -43,6 +43,7 @@ from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite, rewrite_manifests
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
 from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import StoredFile
 from worker.jobs.conversion import Conversion
 from worker.jobs.erased_indexes import ErasedIndexes
 from worker.jobs.foreign_errors import meaning_of
@@ -298,7 +299,7 @@ class _Erasure:
         location = table.metadata.location
         try:
             with self._job.stage("look"):
-                files = unnamed_files(table, named)
+                files = self._without_expired(table, unnamed_files(table, named))
                 if len(files) > UNNAMED_AT_MOST:
                     findings.miss(location, TOO_MANY)
                     files = files[:UNNAMED_AT_MOST]
@@ -310,16 +311,21 @@ class _Erasure:
             return
         self._look.traces |= {file.location: trace for file, trace in traces.items()}
         telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
-        if telling:
-            expired = named_by_expired(table, self._expiring)
-            unneeded = [file.location for file in telling if place_of(file.location) in expired]
-            if unneeded:
-                delete_unneeded(self._job, self._pinned(), self._look, unneeded)
-            telling = {file: trace for file, trace in telling.items() if table.storage.exists(file.location)}
         for file, trace in telling.items():
             findings.hold(trace.keys, replace(_ORPHAN, name=file.location))
             if trace.why is not None:
                 findings.miss(file.location, trace.why)
+
+    def _without_expired(self, table: PinnedTable, files: Sequence[StoredFile]) -> list[StoredFile]:
+        """The files that are left of some once those go that lost attempts have left behind: of snapshots
+        that they let expire."""
+        expired = named_by_expired(table, self._expiring.difference(self._expired))
+        unneeded = [file.location for file in files if place_of(file.location) in expired]
+        if not unneeded:
+            return [*files]
+        delete_unneeded(self._job, self._pinned(), self._look, unneeded)
+        gone = {location for location in unneeded if not table.storage.exists(location)}
+        return [file for file in files if file.location not in gone]
 
 
 _WRITTEN_MEANWHILE = Hold(
