@@ -77,7 +77,7 @@ def files_of(metadata: TableMetadata, look: Look, snapshot_ids: Collection[int])
         for one in (*metadata.statistics, *metadata.partition_statistics)
         if one.snapshot_id in snapshot_ids
     ]
-    return set(statistics).union(*map(look.named_by, snapshots))
+    return look.named_by(snapshots).union(statistics)
 
 
 def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Iterable[str]) -> None:

@@ -137,25 +137,21 @@ class Look:
         self._named: dict[str, Named] = {}
         self._lists: dict[str, list[Manifest]] = {}
 
-    def named_by(self, snapshot: Snapshot) -> set[str]:
-        """The paths of all files that a snapshot needs, which was looked at: without its metadata file."""
-        manifests = self._lists.get(snapshot.manifest_list, [])
-        below = [path for one in manifests for path in self._named[one.path].files]
-        return {snapshot.manifest_list, *(one.path for one in manifests), *below}
+    def named_by(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """The paths of all files that some snapshots need, which were looked at: without metadata files."""
+        lists = {one.manifest_list for one in snapshots}
+        manifests = {one.path for path in lists for one in self._lists.get(path, [])}
+        return lists.union(manifests, *(self._named[path].files for path in manifests))
 
     def needed(self, metadata: TableMetadata, storage: Storage) -> set[str] | str:
         """The paths of all files that the snapshots of a table need; or that of a manifest or manifest list
         that can't be read, so that nobody can tell."""
         with self._job.stage("look"):
             self._read_manifests(metadata, metadata.snapshots, storage)
-        found: set[str] = set()
-        for snapshot in metadata.snapshots:
-            lists = self._lists[snapshot.manifest_list]
-            for path in (snapshot.manifest_list, *(manifest.path for manifest in lists)):
-                if self.traces[path].why is not None:
-                    return path
-            found |= self.named_by(snapshot)
-        return found
+        lists = {one.manifest_list for one in metadata.snapshots}
+        manifests = {one.path for path in lists for one in self._lists[path]}
+        unreadable = (path for path in sorted(lists | manifests) if self.traces[path].why is not None)
+        return next(unreadable, None) or self.named_by(metadata.snapshots)
 
     def at_deletes(
         self, metadata: TableMetadata, deletes: Sequence[DeleteFile], storage: Storage

@@ -240,7 +240,7 @@ class _Erasure:
     def _looked(self, table: PinnedTable) -> Findings:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
-        named = {path for one in table.metadata.snapshots for path in self._look.named_by(one)}
+        named = self._look.named_by(table.metadata.snapshots)
         self._indexes.tell(table, findings)
         self._tell_of_metadata(table, findings)
         self._tell_of_unnamed(table, named, findings)

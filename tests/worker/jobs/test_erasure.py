@@ -36,6 +36,7 @@ from tests.factories import (
 from tests.jobs import Jobs
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.thorough import V2_FIRST, first_always, thorough_unless
+from worker.contract.control_plane import AttemptId
 from worker.erasure import expiry, rewrite
 from worker.erasure.look import Look
 from worker.io.storage import Storage
@@ -694,6 +695,22 @@ def test_a_killed_attempt_is_gone_on_with(
     assert files_with([1, 7], place_of(table), jobs.index) == []
     assert numbers_of(table) == [0, 2, 3, 4, 5]
     assert (report["rows_deleted"], report["data_files_rewritten"]) == (2, 2)
+
+
+def test_an_erasure_goes_on_with_what_other_jobs_leave_to_it(
+    new_table: NewTable, jobs: Jobs, erase: Erase
+) -> None:
+    """Which snapshots it has let expire is told until it has ended."""
+    table = new_table()
+    table.append([row(0), row(1)])
+    with killed_at_commit_of(expiry, "java_expiry", "after"):
+        erase(0, job_id="killed")
+    left = jobs.reporter.left_by("killed")
+    how: dict[str, Any] = {"rows": [{"id": key(7)}], "parameters": {"key_columns": ["id"]}}
+    assert jobs.run("delete", leftovers=[left], **how).cleared == []
+    assert erase(0, job_id="killed", attempt=2, leftovers=[left])["counts"] == ALL_GONE
+    how["parameters"] = {**how["parameters"], "erasure_id": "e", "expire_snapshots": True}
+    assert jobs.run("erase", leftovers=[left], **how).cleared == [AttemptId(job_id="killed", attempt=1)]
 
 
 def test_nothing_that_is_kept_of_the_job_has_a_key(
