@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.factories import spark_session
-from tests.soak.seeds import TABLES, WRITES, run_seed, shrink
+from tests.soak.seeds import ERASURES, TABLES, WRITES, run_seed, shrink
 from tests.soak.world import World
 from tests.writers.history import WRITERS
 from tests.writers.served import Served
@@ -23,7 +23,7 @@ PROGRESS_SECONDS = 5.0
 def main() -> int:
     arguments = _arguments()
     failed: list[int] = []
-    kind = WRITERS if arguments.writers else WRITES if arguments.writes else TABLES
+    kind = arguments.kind
     with tempfile.TemporaryDirectory(prefix="icestream-soak-") as directory, ExitStack() as services:
         spark = spark_session()
         spark.sparkContext.setLogLevel("ERROR")
@@ -73,11 +73,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--histories", type=int, default=200)
     parser.add_argument("--minutes", type=float, help="run for so long, instead of a number of histories")
-    of_writes = parser.add_mutually_exclusive_group()
-    of_writes.add_argument("--writes", action="store_true", help="histories that are about writes by key")
-    of_writes.add_argument(
-        "--writers", action="store_true", help="histories of several writers by key, through the service"
-    )
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, about in (
+        (WRITES, "histories that are about writes by key"),
+        (WRITERS, "histories of several writers by key, through the service"),
+        (ERASURES, "histories that are about erasures"),
+    ):
+        kinds.add_argument(
+            kind.argument, dest="kind", action="store_const", const=kind, default=TABLES, help=about
+        )
     parser.add_argument("--no-shrinking", action="store_true")
     return parser.parse_args()
 

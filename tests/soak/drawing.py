@@ -94,6 +94,11 @@ WEIGHTS = {
 SPARK_WEIGHTS = {"spark_merge": 12, "spark_rewrite": 10}
 WRITE_WEIGHTS = {"append": 2, "upsert": 2, "delete": 1, "change_spec": 1, "index": 2, "write_by_key": 12}
 """Of histories that are about writes by key."""
+ERASE_WEIGHTS = {
+    **{kind: weight for kind, weight in WEIGHTS.items() if kind != "write_by_key"},
+    "erase": 40,
+}
+"""Of histories that are about erasures."""
 
 
 def draw(seed: int, weights: Mapping[str, int] = WEIGHTS) -> tuple[Setup, list[Step]]:

@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 from tests.soak.bounds import SMALL_BOUNDS
 from tests.soak.drawing import Setup, Step
+from tests.soak.steps.erasures import EraseSteps
 from tests.soak.steps.maintenance import MaintenanceSteps
 from tests.soak.steps.schemas import SchemaSteps
 from tests.soak.steps.writers import WriterSteps
-from tests.soak.steps.writes import WriteSteps
 from tests.soak.world import World
 
 
@@ -31,7 +31,7 @@ class HistoryError(AssertionError):
         self.cause = cause
 
 
-class History(WriterSteps, SchemaSteps, MaintenanceSteps, WriteSteps):
+class History(WriterSteps, SchemaSteps, MaintenanceSteps, EraseSteps):
     """A table, its model, and all that may happen to them."""
 
     def __init__(self, world: World, setup: Setup) -> None:

@@ -41,6 +41,7 @@ class ModelledTable:
         self.serial = count()
         self.written: dict[str, WrittenFile] = {}  # data files by path
         self.may_conflict = False  # whether something since its start may make a rewrite fail
+        self.passing: set[int] = set()  # snapshots between two states that the model knows
         schema = Schema(
             NestedField(KEY, "k", _type(setup.key_type)),
             NestedField(OTHER, "other", _type(setup.other_type)),

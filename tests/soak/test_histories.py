@@ -6,7 +6,7 @@ import pytest
 
 from tests.soak.drawing import draw
 from tests.soak.history import run
-from tests.soak.seeds import TABLES, WRITES, Kind, run_seed, shrink
+from tests.soak.seeds import ERASURES, TABLES, WRITES, Kind, run_seed, shrink
 from tests.soak.world import World
 from tests.thorough import first_always
 
@@ -27,6 +27,13 @@ def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, s
 @first_always("seeds", batches(400))
 def test_writes_by_key_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, WRITES)
+
+
+@first_always("seeds", batches(100))
+def test_erasures_leave_the_rows_of_the_model_and_no_key_that_is_told_as_gone(
+    world: World, seeds: range
+) -> None:
+    run_seeds(world, seeds, ERASURES)
 
 
 def run_seeds(world: Any, seeds: range, kind: Kind) -> None:

@@ -233,6 +233,8 @@ class Rewrite:
             )
             old = list(source.files())
             keys = [(str(file.location()), int(file.dataSequenceNumber())) for file in old]
+        if len({path for path, _ in keys}) < len(keys):
+            raise UnwritableSuccessorError("the table names a data file twice, and both would be exchanged")
         if set(keys) != set(dropped):
             raise UnwritableSuccessorError("the manifests do not name the data files that were looked up")
         left = [n for n, file in enumerate(old) if len(dropped[keys[n]]) < file.recordCount()]

@@ -158,7 +158,7 @@ class JobSteps(Checks):
     def _note_new_snapshots(self) -> None:
         """Commits of a conversion show what the head shows."""
         self.table.refresh()
-        for snapshot_id in self.table.snapshot_ids - self.model.snapshots.keys():
+        for snapshot_id in self.table.snapshot_ids - self.model.snapshots.keys() - self.passing:
             self.model.snapshots[snapshot_id] = self.model.head
 
     @property
