@@ -35,14 +35,14 @@ def column_names_of(metadata: TableMetadata, field_ids: Sequence[int]) -> list[s
 
 def field_ids_of(schema: Schema, columns: Sequence[str]) -> tuple[int, ...]:
     """The sorted field ids of columns named by dotted path. Raises KeyColumnError for an unknown name."""
-    try:
-        return tuple(sorted(schema.find_field(name).field_id for name in columns))
-    except ValueError as error:
+    known = set(schema.column_names)
+    if missing := [name for name in columns if name not in known]:
         raise KeyColumnError(
             "unknown_key_column",
-            f"the table has no column {', '.join(map(repr, columns))}: {error}",
-            "Declare key columns by their names in the table's current schema.",
-        ) from error
+            f"the table has no column {', '.join(map(repr, missing))}",
+            "Name key columns as the table's current schema does.",
+        )
+    return tuple(sorted(schema.find_field(name).field_id for name in columns))
 
 
 def _key_column(field_id: int, schemas: Sequence[Schema]) -> KeyColumn:
