@@ -64,8 +64,11 @@ def _asked(typed: Form) -> Any:
         deletion = typed.read(DeleteRequest, {"keys": sent, **common})
         return partial(rows.delete_rows, request=deletion)
     options = _EXISTING.get(typed["existing"], {})
-    newer = {"only_if_newer_than": typed.given("only_if_newer_than")}
-    upsert = typed.read(UpsertRequest, {"rows": sent, **common, **options, **newer})
+    further = {
+        "only_if_newer_than": typed.given("only_if_newer_than"),
+        "duplicates": typed.given("duplicates") or "refuse",
+    }
+    upsert = typed.read(UpsertRequest, {"rows": sent, **common, **options, **further})
     return partial(rows.upsert_rows, request=upsert)
 
 

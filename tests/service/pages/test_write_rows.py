@@ -33,7 +33,7 @@ def test_what_is_typed_becomes_a_job_that_shows_what_it_did(
     service: Running, person: Person, table: str
 ) -> None:
     sent = '[{"id": 7, "region": "Ada", "value": null}]'
-    page = person.send(f"{table}/write", rows=sent, existing="insert", dry_run="true")
+    page = person.send(f"{table}/write", rows=sent, existing="insert", duplicates="last", dry_run="true")
     assert page.path.startswith("/jobs/")
     assert "Dry run: upsert" in page.text
     assert "Ada" not in page.html
@@ -41,7 +41,8 @@ def test_what_is_typed_becomes_a_job_that_shows_what_it_did(
     assignment = service.claim(service.start_worker())
     assert assignment is not None
     assert assignment["rows"] == [{"id": 7, "region": "Ada", "value": None}]
-    assert assignment["job"]["parameters"] == {"rows": 1, "key_columns": ["id"], "insert_only": True}
+    options = {"insert_only": True, "duplicates": "last"}
+    assert assignment["job"]["parameters"] == {"rows": 1, "key_columns": ["id"], **options}
     service.finish(
         assignment, result={"dry_run": True, "rows_added": 0, "rows_left_out": 1, "rows_deleted": 0}
     )
