@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
@@ -111,6 +114,7 @@ class History:
         self.past: dict[int, list[Row]] = {}
         self.head: int | None = None
         self.sent: dict[str, Sent] = {}
+        self.files: list[Path] = []
         self.rewrite: Rewrite | None = None
         self.script: Script | None = None
         world = served.world
@@ -144,6 +148,8 @@ class History:
         self.served.forget(self.id)
         self.served.world.java_catalog.dropTable(identifier, False)
         shutil.rmtree(local_path(self.table.metadata.location), ignore_errors=True)
+        for file in self.files:
+            file.unlink()
 
     # The table and its model
 
@@ -357,13 +363,25 @@ class History:
         if kind == "delete":
             sent = [dict(zip(self.setup.key, row.key(self.setup.key), strict=True)) for row in rows]
         named = {"key_columns": list(self.setup.key)} if rng.random() < 0.5 else {}
-        body = {"keys" if kind == "delete" else "rows": sent, **options, **named}
+        what = "keys" if kind == "delete" else "rows"
+        source = {"files": [self._file(sent)]} if rng.random() < 0.3 else {what: sent}
+        body = {**source, **options, **named}
         post = partial(self.served.post, f"/tables/{self.id}/rows/{kind}", body, Idempotency_Key=str(uuid4()))
         job_id = post()["id"]
         if rng.random() < 0.2:
             assert post()["id"] == job_id, "a call that was repeated is another job"
         self.sent[job_id] = Sent(write, len(self.states) - 1)
         return str(write)
+
+    def _file(self, sent: list[dict[str, Any]]) -> str:
+        """They stay for attempts that follow, until the history ends."""
+        place = self.served.world.directory / "sent" / f"{next(_numbers)}.parquet"
+        place.parent.mkdir(exist_ok=True)
+        kinds = {"id": pa.int64(), "region": pa.string(), "value": pa.int64()}
+        schema = pa.schema([(name, kinds[name]) for name in sent[0]])
+        pq.write_table(pa.Table.from_pylist(sent, schema), place)
+        self.files.append(place)
+        return place.as_uri()
 
     def _has_ended(self, job_id: str) -> bool:
         return self.served.get(f"/jobs/{job_id}")["status"] in ("succeeded", "failed", "cancelled")
