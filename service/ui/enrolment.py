@@ -34,6 +34,7 @@ _FIELDS = {
     "table_exists": "identifier",
     "branch_not_found": "branch",
     "invalid_key_set": "key_columns",
+    "staging_branch_in_use": "publish",
 }
 """Which field an error is about."""
 
@@ -63,6 +64,7 @@ def enrol_table(
                 "branch": typed["branch"] or "main",
                 "policy": typed.given("policy"),
                 "key_sets": [columns] if columns else None,
+                "publish": staging_of(typed),
             },
         )
         created = _enrol(database, opened, settings, sender, body)
@@ -198,6 +200,7 @@ def enrol_pattern(
             "exclude": typed.listed("exclude"),
             "branch": typed["branch"] or "main",
             "policy": typed.given("policy"),
+            "publish": staging_of(typed),
         }
         if typed["what"] == "standing":
             standing = typed.read(StandingPatternRequest, said)
@@ -268,6 +271,12 @@ def pause_pattern(
         patch = StandingPatternPatch(paused=action == "pause")
         patterns.update_pattern(session, sender, pattern_id, patch, "*")
     return see(f"/patterns/{pattern_id}")
+
+
+def staging_of(typed: Typed) -> dict[str, str] | None:
+    """The staging branch that a form names, as calls take it."""
+    source = typed.given("publish")
+    return {"from": source} if source is not None else None
 
 
 def _enrol(

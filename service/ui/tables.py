@@ -20,15 +20,16 @@ from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import JobRequest, RequestableKind
+from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.policies import service as policies
 from service.records.health import HealthStatus, Resolution, TableHealth
-from service.records.jobs import JobKind
+from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
 from service.scheduling.preview import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TablePatch, TableView
+from service.ui.enrolment import staging_of
 from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
@@ -40,6 +41,12 @@ from service.webhooks.outbox import UNTOLD
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
 
+_FIELDS = {
+    "policy_not_found": "policy",
+    "invalid_key_set": "key_sets",
+    "staging_branch_in_use": "publish",
+}
+"""Which field of the form an error is about."""
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _LATEST_EVENTS = PageRequest(limit=15, sort="-id")
@@ -150,6 +157,7 @@ def _table_page(
         spans=SPANS,
         plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
         no_index=_why_no_index(session, row.id),
+        published=_last_published(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
         events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
         now=now,
@@ -177,7 +185,8 @@ def update_table(
 ) -> Response:
     try:
         key_sets = [[name.strip() for name in line.split(",")] for line in typed.lines("key_sets")]
-        body = typed.read(TablePatch, {"policy": typed.given("policy"), "key_sets": key_sets})
+        patch = {"policy": typed.given("policy"), "key_sets": key_sets, "publish": staging_of(typed)}
+        body = typed.read(TablePatch, patch)
         columns = tables.load_columns(database, opened, sender, table_id, body)
         with database.write() as session:
             tables.update_table(session, settings, sender, table_id, body, typed.if_match, columns)
@@ -186,9 +195,7 @@ def update_table(
     except IcestreamError as error:
         with database.read() as session:
             table = tables.view(session, settings, get_table(session, table_id))
-            form = typed.refused(error, policy_not_found="policy", invalid_key_set="key_sets").beside(
-                _filled(table)
-            )
+            form = typed.refused(error, **_FIELDS).beside(_filled(table))
             return _table_form(request, session, sender, table, form)
     return see(f"/tables/{table_id}")
 
@@ -250,6 +257,7 @@ def pause_table(
 def _filled(table: TableView) -> Fields:
     return Fields.of(
         policy=table.policy or "",
+        publish=table.publish.source if table.publish is not None else "",
         key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
         version=str(table.version),
     )
@@ -292,6 +300,14 @@ def _samples(
         ).items
     drawn += index_health.list_history(session, PageRequest(limit=1), table_id, until=since).items
     return drawn[::-1]
+
+
+def _last_published(session: Session, table_id: str) -> JobView | None:
+    """The last job that has published anything, of the latest ones."""
+    latest = jobs.list_jobs(
+        session, _LATEST_JOBS, table_id=table_id, kinds=[JobKind.PUBLISH], statuses=[JobStatus.SUCCEEDED]
+    ).items
+    return next((job for job in latest if not job.dry_run and (job.result or {}).get("commits")), None)
 
 
 def _why_no_index(session: Session, table_id: str) -> str | None:

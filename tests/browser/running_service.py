@@ -69,9 +69,9 @@ class RunningService:
         files = self.iceberg.catalog.load_table(name).inspect.delete_files()
         return [str(path) for path in files["file_path"].to_pylist()]
 
-    def enroll(self, name: str, *, policy: str | None = "manual") -> str:
+    def enroll(self, name: str, *, policy: str | None = "manual", **more: Any) -> str:
         """Register an Iceberg table that was created before; return its id."""
-        table = self.post("/tables", catalog="local", identifier=name.split("."), policy=policy)
+        table = self.post("/tables", catalog="local", identifier=name.split("."), policy=policy, **more)
         wait_until(
             lambda: self.get(f"/tables/{table['id']}/health")["measured_at"], "a first look at the table"
         )
@@ -142,6 +142,31 @@ class PlayedWorker:
 
     def _post(self, call: str, **body: Any) -> None:
         self.service.post(f"/jobs/{self.job_id}/attempts/{self.attempt}/{call}", **body)
+
+
+def publish_result() -> dict[str, Any]:
+    """Of a publication that a staged snapshot has stopped."""
+    return {
+        "staging_branch": "ingest",
+        "staged_snapshots": 41,
+        "published_snapshot_id": 5781947118336215154,
+        "iceberg_snapshot_id_before": 5781947118336215154,
+        "iceberg_snapshot_id_after": 6051911820938456713,
+        "rows_added": 48_210,
+        "rows_deleted": 47_985,
+        "equality_deletes_resolved": 48_210,
+        "data_files_added": 82,
+        "data_files_touched": 61,
+        "delete_files_added": 61,
+        "commits": 1,
+        "files_cleared": 164,
+        "stopped_at": {
+            "snapshot_id": 6051911820938456714,
+            "code": "staged_overwrite",
+            "reason": "it overwrites partitions of the branch, which says nothing of the target's rows",
+            "remedy": "Roll the branch back to the snapshot before it, and write its rows again as appends.",
+        },
+    }
 
 
 def convert_result(*, dry_run: bool = False) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.browser.running_service import (
     erasure_result,
     index_report,
     index_result,
+    publish_result,
     running_service,
 )
 from tests.patience import wait_until
@@ -58,6 +59,7 @@ def furnish(service: RunningService) -> Pages:
         ("logistics.shipments", 3, 800),
         ("logistics.vehicle_positions_by_region_and_hour_of_day", 4, 1_250),
         ("finance.invoices", 1, 12),
+        ("logistics.orders_of_today", 0, 0),
     ):
         service.create_iceberg_table(name, delete_files=delete_files, deletes_each=deletes_each)
     for name in ("payments", "refunds", "ledger_entries", "exchange_rates", "vouchers"):
@@ -112,10 +114,13 @@ def furnish(service: RunningService) -> Pages:
     second.report("read", 9, 9, "files", decisions=["Key set (id) is looked up in its index"])
     second.log("Planned 9 equality delete files against 96 data files")
     second.report("lookup", 120, 298, "tasks")
+    staged = stage(service, "logistics.orders_of_today")
+    published = service.request_job(staged, "publish")
+    worker.claim().succeed(publish_result(), index_report())
     erasure = erase(service, worker)
     past = write_past(service, orders, dry_run, done, indexed)
     pattern = service.post("/patterns", catalog="local", pattern="finance.*", exclude=["finance.tmp_*"])
-    wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 11, "all tables to be there")
+    wait_until(lambda: len(service.get("/tables?limit=100")["items"]) == 12, "all tables to be there")
     webhook = make_webhook(service)
     policy = service.post("/policies", name="nightly", settings={"convert": {"age_seconds": 3600}})["id"]
     return Pages(
@@ -126,12 +131,14 @@ def furnish(service: RunningService) -> Pages:
             "table-form": f"/tables/{orders}/edit",
             "find": f"/tables/{orders}/find",
             "write": f"/tables/{orders}/write",
+            "table-staged": f"/tables/{staged}",
             "table-blocked": f"/tables/{returns}",
             "table-new": f"/tables/{invoices}",
             "job-running": f"/jobs/{running}",
             "job-succeeded": f"/jobs/{past[done]}",
             "job-dry-run": f"/jobs/{past[dry_run]}",
             "job-index": f"/jobs/{past[indexed]}",
+            "job-publish": f"/jobs/{published}",
             "job-failed": f"/jobs/{failed}",
             "jobs": "/jobs",
             "erasures": "/erasures",
@@ -162,6 +169,15 @@ def furnish(service: RunningService) -> Pages:
         },
         {"login": "/login", "problem": "/problems/catalog-unreachable"},
     )
+
+
+def stage(service: RunningService, name: str) -> str:
+    """A table with deletes on a staging branch; its id."""
+    table = service.iceberg.catalog.load_table(name)
+    table.manage_snapshots().create_branch(service.iceberg.head(name), "ingest").commit()
+    for number in range(3):
+        service.iceberg.delete_keys(name, list(range(number * 400, number * 400 + 400)), branch="ingest")
+    return service.enroll(name, publish={"from": "ingest"})
 
 
 def erase(service: RunningService, worker: PlayedWorker) -> str:

@@ -101,6 +101,8 @@ RESULTS: dict[str, dict[str, Any]] = {
         "staged_snapshots": 3,
         "published_snapshot_id": 7,
         "rows_added": 5,
+        "rows_deleted": 4,
+        "commits": 1,
         "files_cleared": 2,
         "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
     },
@@ -173,7 +175,7 @@ def table(service: Running, iceberg: IcebergCatalog) -> Iterator[str]:
         iceberg.create("work.hostile")
         iceberg.append("work.hostile", [1, 2, 3])
         iceberg.delete_keys("work.hostile", [1, 2])
-    made = service.enroll("work.hostile", policy="manual")
+    made = service.enroll("work.hostile", policy="manual", publish={"from": "ingest"})
     service.poll(made["id"])
     yield made["id"]
     service.admin.delete(f"/tables/{made['id']}")
@@ -212,9 +214,7 @@ def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, A
     if kind == "erase":
         asked = service.admin.post("/erasures", json={"keys": [{"id": 7}, {"id": 8}], "tables": [table]})
     else:
-        parameters = {"from": "ingest"} if kind == "publish" else {}
-        body = {"kind": kind, "parameters": parameters}
-        asked = service.admin.post(f"/tables/{table}/jobs", json=body)
+        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
     assert asked.status_code == 202, asked.text
     assignment = service.claim(worker)
     assert assignment is not None

@@ -1,0 +1,55 @@
+"""The pages of a table whose rows are staged on another branch."""
+
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+def test_a_staging_branch_is_set_up_shown_published_and_taken_back(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("staged.t")
+    iceberg.append("staged.t", [1, 2])
+    table = service.enroll("staged.t", policy="manual")
+    path = f"/tables/{table['id']}"
+    assert "Staged rows" not in admin.open(path).text
+    assert "Publish" not in admin.page.html.partition("More jobs")[2].partition("Not before")[0]
+
+    admin.open(f"{path}/edit")
+    refused = admin.send("/edit", publish="main")
+    assert refused.status == 422
+    assert "This is the branch that is enrolled." in refused.text
+    admin.send("/edit", publish="ingest")
+    assert service.admin.get(path).json()["publish"] == {"from": "ingest"}
+    loaded = iceberg.catalog.load_table("staged.t")
+    loaded.manage_snapshots().create_branch(iceberg.head("staged.t"), "ingest").commit()
+    iceberg.delete_keys("staged.t", [1, 2], branch="ingest")
+    service.poll(table["id"])
+
+    shown = admin.open(path).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Staged rows 2 in 1 snapshot, the oldest " in shown
+    assert "1 staged snapshot; the policy publishes nothing by itself." in shown
+    assert "Published from branch ingest Last publication —" in shown
+    job = admin.send("/jobs", {"kind": "publish", "dry_run": "true"})
+    assert "publish" in job.text.lower()
+    (queued,) = service.admin.get("/jobs", params={"table_id": table["id"]}).json()["items"]
+    assert (queued["parameters"], queued["dry_run"]) == ({"from": "ingest"}, True)
+
+    admin.open(f"{path}/edit")
+    admin.send("/edit", publish="")
+    assert service.admin.get(path).json()["publish"] is None
+    assert "Staged rows" not in admin.open(path).text
+
+
+def test_tables_and_patterns_are_enrolled_with_their_staging_branch(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("fresh.a")
+    admin.open("/tables/new")
+    admin.send("/tables/new", catalog="local", identifier="fresh.a", publish="ingest")
+    assert admin.page.path.startswith("/tables/")
+    admin.open("/patterns/new")
+    admin.send("/patterns/new", catalog="local", pattern="fresh.*", publish="ingest", what="standing")
+    assert "Published from branch ingest" in admin.page.text
+    found = service.admin.get("/tables", params={"search": "fresh.a"}).json()["items"]
+    assert [one["publish"] for one in found] == [{"from": "ingest"}]
