@@ -1,15 +1,18 @@
 """A staging branch is published by service and worker: no snapshot of main has an equality delete."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog
+from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.integration.icestream import Icestream, Json
+from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.jobs import Jobs, SqlCatalog
 from tests.patience import wait_until
 from tests.staging import BRANCH, Lake, in_order, row
+from tests.thorough import V3_FIRST
 
 pytestmark = pytest.mark.integration
 
@@ -63,6 +66,43 @@ def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
     jobs = [job for job in icestream.jobs(table_id) if job["kind"] == "publish"]
     assert {job["requested_by"] for job in jobs} == {"policy"}
     assert icestream.health(table_id)["pending_equality_delete_files"] == 0
+
+
+@V3_FIRST
+def test_what_flink_stages_is_published_while_it_writes(
+    format_version: Literal[2, 3],
+    spark: SparkSession,
+    icestream: Icestream,
+    registered: Catalog,
+    lake: Lake,
+    flink_class_path: str,
+    tmp_path: Path,
+) -> None:
+    """Flink makes the branch, and goes on after what is published was taken off it."""
+    settings = {"publish": {"age_seconds": 0}, "index": {"data_files": 4, "age_seconds": 3}}
+    policy = icestream.post("/policies", {"name": f"staged-v{format_version}", "settings": settings})
+    stream = UpsertStream(
+        records=30_000, keys=6_000, checkpoints=9, mode="changelog", branch=BRANCH, parts=3, seed=30
+    )
+    table = lake.create(columns=COLUMNS, format_version=format_version)
+    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": policy["name"]}
+    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    with stream.start(flink_class_path, registered, "db.t", tmp_path / "flink.log") as running:
+        for part in range(stream.parts):
+            before = _publications(table)
+            if part:
+                running.go_on()
+            wait_until(lambda known=before: _publications(table) > known, "a publication")  # type: ignore[misc]
+        running.finish()
+    expected = stream.expected_rows()
+    wait_until(lambda: visible_rows(spark, table.identifier) == expected, "all to be published")
+    assert lake.rows() == expected
+    assert {job["status"] for job in icestream.jobs(table_id)} <= {"succeeded", "queued", "running"}
+
+
+def _publications(table: TableBuilder) -> int:
+    told = [one.summary.additional_properties for one in table.metadata.snapshots if one.summary is not None]
+    return sum(one.get("icestream.published-branch") == BRANCH for one in told)
 
 
 def _is_indexed(health: Json) -> bool:

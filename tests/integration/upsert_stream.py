@@ -43,6 +43,7 @@ class UpsertStream:
     checkpoints: int = 10
     checkpoint_milliseconds: int = 300
     mode: Literal["upsert", "changelog"] = "upsert"
+    branch: str = "main"
     parts: int = 1
     """Each but the first comes when `RunningStream.go_on` is called."""
 
@@ -78,6 +79,7 @@ class UpsertStream:
             "table": identifier,
             "key": ",".join(self.key),
             "mode": self.mode,
+            "branch": self.branch,
             "seed": self.seed,
             "keys": self.keys,
             "records": self.records,

@@ -102,6 +102,7 @@ public final class UpsertStream {
         .tableLoader(TableLoader.fromCatalog(catalog, identifier))
         .equalityFieldColumns(key)
         .upsert(upsert)
+        .toBranch(options.get("branch"))
         .append();
     follow(env.executeAsync("upserts"), table);
   }
