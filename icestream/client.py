@@ -16,7 +16,7 @@ from icestream.connection import WHERE, Connection, Json
 from icestream.erasures import Erasure, ask
 from icestream.errors import UnreachableError
 from icestream.staging import Source, SparkFrame
-from icestream.values import in_arrow, json_value
+from icestream.values import in_arrow, json_value, rows_of
 from icestream.writes import Written, json_rows, sent, write
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def _fitting(keys: Keys) -> Iterator[Keys]:
 def _asked(keys: Any, key_columns: Sequence[str] | None) -> _Columns | _Rows:
     keys = in_arrow(keys)
     if not isinstance(keys, pa.Table):
-        rows = [{name: json_value(value) for name, value in dict(key).items()} for key in keys]
+        rows = [{name: json_value(value) for name, value in key.items()} for key in rows_of(keys)]
         return _Rows(rows, None if key_columns is None else list(key_columns))
     table = keys if key_columns is None else keys.select(list(key_columns))
     # The service reads plain columns alone.

@@ -3,6 +3,7 @@ Appendix D)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -12,10 +13,33 @@ import pyarrow as pa
 
 
 def arrow_reader(given: Any) -> pa.RecordBatchReader | None:
-    """Of whatever is or exports Arrow."""
+    """Of whatever is or exports Arrow, without what numbers the rows of a frame."""
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
-    return pa.RecordBatchReader.from_stream(given) if hasattr(given, "__arrow_c_stream__") else None
+    if not hasattr(given, "__arrow_c_stream__"):
+        return None
+    reader = pa.RecordBatchReader.from_stream(given)
+    numbers = _row_numbers(reader.schema)
+    if not numbers:
+        return reader
+    names = [name for name in reader.schema.names if name not in numbers]
+    schema = pa.schema([reader.schema.field(name) for name in names])
+    return pa.RecordBatchReader.from_batches(schema, (batch.select(names) for batch in reader))
+
+
+def _row_numbers(schema: pa.Schema) -> set[str]:
+    """Columns that pandas makes of an index without a name, as any frame has that was filtered or sorted."""
+    told = schema.pandas_metadata or {}
+    indexes = [name for name in told.get("index_columns", ()) if isinstance(name, str)]
+    unnamed = [one["field_name"] for one in told.get("columns", ()) if one["name"] is None]
+    return set(indexes).intersection(unnamed)
+
+
+def rows_of(given: Any) -> list[dict[str, Any]]:
+    """Of mappings. Raises TypeError for anything else, such as one mapping alone."""
+    if isinstance(given, Mapping | str | bytes) or not isinstance(given, Iterable):
+        raise TypeError("give a table of Arrow, a frame, or a list with a mapping for each row or key")
+    return [dict(row) for row in given]
 
 
 def in_arrow(given: Any) -> Any:

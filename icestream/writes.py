@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +16,7 @@ import pyarrow as pa
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError, ProblemError
 from icestream.staging import Source, Staging
-from icestream.values import arrow_reader, json_value
+from icestream.values import arrow_reader, json_value, rows_of
 
 ROWS_AT_ONCE: Final = 1_000
 """Of one request; more are staged as files."""
@@ -134,15 +134,9 @@ def json_rows(rows: Any) -> list[Json]:
             for name, column in zip(rows.column_names, rows.columns, strict=True)
         }
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    found = [{name: _value(value) for name, value in dict(row).items()} for row in _iterable(rows)]
+    found = [{name: _value(value) for name, value in row.items()} for row in rows_of(rows)]
     _check_count(len(found))
     return found
-
-
-def _iterable(rows: Any) -> Iterable[Any]:
-    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise TypeError("rows are a table of Arrow, a frame, or a mapping for each row")
-    return rows
 
 
 def _check_count(number: int) -> None:

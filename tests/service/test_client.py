@@ -56,12 +56,14 @@ IDS = [2, 9, 3]
         pa.table({"id": IDS}),
         pa.record_batch({"id": IDS}),
         pa.table({"id": IDS}).to_pandas(),
+        pa.table({"id": [0, *IDS]}).to_pandas().query("id > 0"),  # has an index, without a name
+        pa.table({"id": IDS}).to_pandas().set_index("id"),
         pa.table({"id": pa.array(IDS).dictionary_encode()}),
         pl.DataFrame({"id": IDS}),
         [{"id": one} for one in IDS],
         lambda: ({"id": one} for one in IDS),  # is used up by whoever reads it
     ],
-    ids=["table", "batch", "pandas", "dictionary", "polars", "list", "generator"],
+    ids=["table", "batch", "pandas", "filtered", "index", "dictionary", "polars", "list", "generator"],
 )
 def test_keys_of_any_kind_are_looked_up(client: icestream.Client, iceberg: IcebergCatalog, keys: Any) -> None:
     iceberg.delete_keys("db.t", [2])
@@ -167,6 +169,12 @@ def test_values_of_python_are_sent_as_iceberg_writes_them() -> None:
     ), sent
     with pytest.raises(TypeError, match="no value of a column"):
         client_module._asked([{"id": 1.5}], None)
+
+
+@pytest.mark.parametrize("keys", [{"id": 1}, "abc", 17])
+def test_one_key_alone_is_no_list_of_keys(keys: Any) -> None:
+    with pytest.raises(TypeError, match="a list with a mapping for each"):
+        client_module._asked(keys, None)
 
 
 def test_what_the_service_refuses_is_an_error_of_its_kind(service: Running, client: icestream.Client) -> None:

@@ -72,7 +72,16 @@ ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
 
 
 @pytest.mark.parametrize(
-    "rows", [ROWS, pa.Table.from_pylist(ROWS), pa.RecordBatch.from_pylist(ROWS), pl.DataFrame(ROWS)], ids=type
+    "rows",
+    [
+        ROWS,
+        pa.Table.from_pylist(ROWS),
+        pa.RecordBatch.from_pylist(ROWS),
+        pl.DataFrame(ROWS),
+        # What is left of a frame of pandas has an index, without a name.
+        pa.Table.from_pylist([{"id": 0, "name": "b"}, *ROWS]).to_pandas().query("id > 0"),
+    ],
+    ids=["list", "table", "batch", "polars", "pandas"],
 )
 def test_rows_are_written_whatever_they_come_as(service: Running, table: icestream.Table, rows: Any) -> None:
     counts: dict[str, Any] = {"rows_added": 1, "rows_deleted": 3, "rows_left_out": 1, "left_out": [1]}
