@@ -23,6 +23,7 @@ from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear
 from worker.publication.plan import SUMMARY, Part, Plan
+from worker.publication.staged import ReadBefore
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError
 
@@ -62,6 +63,7 @@ class _Publication:
         told = "what was staged since is left to the next job"
         self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
         self._looks = 0
+        self._read_before: ReadBefore = {}
 
     def run(self, table: PinnedTable) -> _Published:
         """The commit, made once however many attempts there are. Plans again while others come first."""
@@ -75,7 +77,7 @@ class _Publication:
                 return _Published(table, committed.summary, committed)
             if not job.assignment.job.dry_run:
                 check_clock(table.java_table)
-            plan = Plan(job, table, self._warehouse, number)
+            plan = Plan(job, table, self._warehouse, number, self._read_before)
             try:
                 part = plan.resolve()
                 committed = self._own.made_by(table, partial(plan.commit, part))

@@ -40,7 +40,7 @@ from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions, union
 from worker.lookup.resolution import find_rows
 from worker.process.errors import JobError, Reason
-from worker.publication.staged import Staged
+from worker.publication.staged import ReadBefore, Staged
 from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DataFile, DataFiles, DeleteFile
@@ -128,14 +128,23 @@ class _UnpublishableError(Exception):
 class Plan:
     """One plan, from the pinned head of the target to its commit."""
 
-    def __init__(self, job: Job, table: PinnedTable, warehouse: IndexWarehouse, number: int) -> None:
-        """number: of this attempt's plans, before which there are others; it takes further ones."""
+    def __init__(
+        self,
+        job: Job,
+        table: PinnedTable,
+        warehouse: IndexWarehouse,
+        number: int,
+        read_before: ReadBefore,
+    ) -> None:
+        """number: of this attempt's plans, before which there are others; it takes further ones.
+        read_before: by these; what this one reads joins it."""
         self.job = job
         self.table = table
         self._warehouse = warehouse
         self.dry_run = job.assignment.job.dry_run
         self._source = job.assignment.job.publish.source
         self.number = number
+        self._read_before = read_before
         self._deletes: DeletesStage | None = None
         self.may_be_committed = False
 
@@ -153,7 +162,7 @@ class Plan:
                 waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
             except StagingError as error:
                 raise PublicationError(error) from error
-            staged = Staged.read(metadata, waiting, self.table.storage.io)
+            staged = Staged.read(metadata, waiting, self.table.storage.io, self._read_before)
         while staged.snapshots:
             try:
                 return self._resolved(staged)

@@ -52,19 +52,27 @@ class Staged:
     """
 
     snapshots: Sequence[Snapshot]
-    added: Sequence[_Added]
+    added: Sequence[Added]
     files: SnapshotFiles
     stop: Stop | None = None
 
     @classmethod
-    def read(cls, metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO) -> Staged:
-        """snapshots: that wait, the oldest first. Raises as `read_snapshot_files`."""
+    def read(
+        cls, metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO, read_before: ReadBefore
+    ) -> Staged:
+        """snapshots: that wait, the oldest first. read_before: what is read now joins it.
+
+        Raises as `read_snapshot_files`.
+        """
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-        known: list[_Added] = []
+        known: list[Added] = []
         stop = None
         with Threads(_READ_THREADS) as threads:
-            read = threads.map(lambda snapshot: _Added.of(snapshot, io, specs), snapshots)
+            read = threads.map(
+                lambda one: read_before.get(one.snapshot_id) or Added.of(one, io, specs), snapshots
+            )
             for snapshot, added in zip(snapshots, read, strict=True):
+                read_before[snapshot.snapshot_id] = added
                 why = added.why or _unresolvable(metadata, added)
                 if why is not None:
                     stop = Stop(snapshot.snapshot_id, why)
@@ -107,7 +115,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class Added:
     """What one snapshot added, from its own manifests: later ones may show less.
 
     Iceberg takes delete files away that are older than all data files of the branch: they delete nothing
@@ -122,7 +130,7 @@ class _Added:
     why: Reason | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> _Added:
+    def of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
         """Raises as `read_snapshot_files`."""
         manifests = read_manifest_list(io, snapshot.manifest_list)
         own = [one for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
@@ -143,6 +151,10 @@ class _Added:
         return cls(data_files, deletes, superseded, _obstacle(snapshot, left, adds_deletes=bool(deletes)))
 
 
+ReadBefore = dict[int, Added]
+"""What snapshots added, by their ids, as earlier looks of a job have read it: they never change."""
+
+
 def _obstacle(
     snapshot: Snapshot, removed: Sequence[DataFile | DeleteFile], *, adds_deletes: bool
 ) -> Reason | None:
@@ -160,7 +172,7 @@ def _obstacle(
     return None
 
 
-def _unresolvable(metadata: TableMetadata, added: _Added) -> Reason | None:
+def _unresolvable(metadata: TableMetadata, added: Added) -> Reason | None:
     for deletes in added.delete_files:
         if deletes.content is FileContent.EQUALITY_DELETES:
             try:

@@ -1,7 +1,7 @@
 """A staging branch is published: the target gets its rows and deletes, and never an equality delete."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyiceberg.io import FileIO
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_its_commit
@@ -19,6 +20,7 @@ from tests.thorough import V2_FIRST, V3_FIRST
 from worker.process.errors import JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
+from worker.table.manifests import Manifest, read_manifest_list
 
 pytestmark = pytest.mark.integration
 
@@ -241,6 +243,26 @@ def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
     assert lake.rows() == in_order(*[row(n, value) for n, value in expected.items()])
     if meanwhile == "publish":
         assert result["commits"] == 0, "the other one has done it"
+
+
+def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.create(row(1, 1))
+    for value in range(3):
+        lake.upsert(row(2, value))
+    read: list[str] = []
+
+    def counted(io: FileIO, path: str) -> Sequence[Manifest]:
+        read.append(path)
+        return read_manifest_list(io, path)
+
+    monkeypatch.setattr("worker.publication.staged.read_manifest_list", counted)
+    Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=3)
+
+    assert lake.publish()["staged_snapshots"] == 3
+    assert len(read) == len(set(read)) == 3
+    assert lake.rows() == in_order(row(1, 1), row(2, 2), *[row(10 + n, n) for n in (1, 2, 3)])
 
 
 def test_what_is_staged_while_the_job_runs_comes_with_the_next(lake: Lake) -> None:
