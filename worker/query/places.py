@@ -204,8 +204,11 @@ class Coverage:
         """
         left = self.table.files.data_files.select(self._scanned)
         scanned = _Scanned(is_bounded=self._is_bounded)
-        why = "there is no index of this key" if self._index is None else "they are not indexed yet"
-        scanned.add(len(left), left.record_count, why)
+        if self._index is None:
+            why, remedy = "there is no index of this key", _no_index(self.key_set)
+        else:
+            why, remedy = "they are not indexed yet", ""
+        scanned.add(len(left), left.record_count, why, remedy)
         wanted = DeleteKeys.numbered(asked)
         parts, found = [(_NOTHING, _NOTHING, _NOTHING)], 0
         for part in chain(self._look_up(wanted), self._scan(wanted, most)):
@@ -270,6 +273,16 @@ def matched_files(
         for file in places.data_files.select(used)
     ]
     return files, of_match
+
+
+def _no_index(key_set: KeySet) -> str:
+    """What to do: a job would index no other keys than it is said here."""
+    declared = json.dumps([key_set.column_names])
+    return (
+        "Run a job of kind `index`, and ask again. It indexes the keys of equality deletes, the identifier"
+        " fields, and declared keys. If this one is none of these, declare it before, beside those that are:"
+        f" `icestream tables update TABLE --key-sets '{declared}'`."
+    )
 
 
 def _key_batches(reader: KeyReader, file: DataFile) -> Iterator[pa.RecordBatch]:

@@ -187,6 +187,8 @@ def test_more_than_may_be_scanned_is_refused(
     answer = ask(server, table, {"id": 1})
     assert (answer.status_code, answer.json()["code"]) == (409, "not_covered")
     assert "5 rows in 2 data files would have to be read, since there is no index" in answer.json()["detail"]
+    # A job indexes no key that is not declared.
+    assert """`icestream tables update TABLE --key-sets '[["id"]]'`""" in answer.json()["remedy"]
 
 
 @pytest.mark.parametrize("count", [2, 1])
