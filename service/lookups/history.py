@@ -146,6 +146,10 @@ def _change(then: Sequence[Match], now: Sequence[Match], operation: str | None) 
         return KeyChange.APPEARED
     if not after:
         return KeyChange.DELETED
+    if before < after:
+        return KeyChange.ADDED
+    if after < before:
+        return KeyChange.REMOVED
     return KeyChange.MOVED if operation == "replace" else KeyChange.REPLACED
 
 

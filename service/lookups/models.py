@@ -127,12 +127,15 @@ class KeyHistoryRequest(KeyOptions):
 
 class KeyChange(StrEnum):
     """What a snapshot did to the live rows of a key. `appeared`: there were none, and are some. `deleted`:
-    there were some, and are none. `moved`: they lie in other places, by a snapshot that changes no row (its
-    operation is `replace`). `replaced`: there are others, or they lie in other places. `unchanged`: they are
-    the same rows in the same places."""
+    there were some, and are none. `added`: all that there were are still there, and more. `removed`: some of
+    them are still there, and no others. `moved`: they lie in other places, by a snapshot that changes no row
+    (its operation is `replace`). `replaced`: there are others, or they lie in other places. `unchanged`: they
+    are the same rows in the same places."""
 
     APPEARED = "appeared"
     DELETED = "deleted"
+    ADDED = "added"
+    REMOVED = "removed"
     MOVED = "moved"
     REPLACED = "replaced"
     UNCHANGED = "unchanged"
