@@ -37,6 +37,9 @@ class KeyOptions(Message):
 class LookupOptions(KeyOptions):
     """What is asked about keys, whatever they are."""
 
+    # In the query of a question in Arrow, a word that is misspelt would have another snapshot answered.
+    model_config = ConfigDict(extra="forbid")
+
     schema_id: int | None = ModelField(default=None, ge=0, le=2**31 - 1)
     """The schema of the table that has the columns to tell, such as that of another answer; without it, it is
     the table's for a branch, and for a snapshot or tag the one that the snapshot was written with."""

@@ -66,6 +66,11 @@ class Question:
 
 async def read_question(request: Request, options: Annotated[LookupOptions, Query()]) -> Question:
     """Raises IcestreamError or RequestValidationError."""
+    for name in {*request.query_params} - {"select"}:
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidError(
+                "validation-error", f"{name} stands in the query more than once.", "Name it once.", errors=[]
+            )
     answer_type = _answer_type(",".join(request.headers.getlist("accept")))
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in (JSON_TYPE, STREAM_TYPE):

@@ -140,6 +140,18 @@ def test_options_of_keys_in_arrow_name_one_snapshot(service: Running, table: str
 
 
 @pytest.mark.parametrize(
+    ("query", "told"), [("snapshotid=7", "snapshotid"), ("branch=dev&branch=main", "more than once")]
+)
+def test_a_word_of_the_query_that_says_nothing_is_refused(
+    service: Running, table: str, query: str, told: str
+) -> None:
+    stream = arrow_stream(pa.table({"id": [1]}))
+    answer = service.admin.post(f"{table}?{query}", content=stream, headers=AS_ARROW)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+    assert told in answer.text
+
+
+@pytest.mark.parametrize(
     ("accept", "answer_type"),
     [
         ("", JSON_TYPE),
