@@ -48,7 +48,7 @@ _CLEARING = tuple(
     for kind in JobKind
     if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.COMPACT)
 )
-_WRITING_ROWS = tuple(kind.value for kind in JobKind if kind.writes_rows)
+_WRITING_ROWS = tuple(kind.value for kind in JobKind if kind.writes_rows or kind is JobKind.PUBLISH)
 _CUT_OFF = ErrorReport(
     code="worker_cut_off",
     title="The worker could not report this attempt",

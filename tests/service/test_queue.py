@@ -119,7 +119,7 @@ def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database
     assert set(kinds) - writers == {("convert", True)}
 
 
-@pytest.mark.parametrize("kind", [JobKind.UPSERT, JobKind.DELETE, JobKind.ERASE])
+@pytest.mark.parametrize("kind", [JobKind.UPSERT, JobKind.DELETE, JobKind.PUBLISH, JobKind.ERASE])
 def test_an_erasure_waits_until_a_write_that_has_begun_has_ended(database: Database, kind: JobKind) -> None:
     """Whatever has kept that one from going on, and on whichever branch: it finds what it has committed by
     snapshots, which the erasure would let expire."""

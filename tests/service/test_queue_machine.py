@@ -300,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
             if (each.status == JobStatus.QUEUED.value or each.id == taken)
             and each.attempt - (each.id == taken) > 0
             and each.writes
-            and JobKind(each.kind).writes_rows
+            and each.kind in ("upsert", "delete", "publish", "erase")
         }
 
         def goes_later(each: Job) -> bool:
