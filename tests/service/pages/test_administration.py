@@ -40,6 +40,7 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
     assert stored["settings"] == {
         "index": {},
         "convert": {"enabled": True, "age_seconds": 7200, "bytes": 512_000_000},
+        "publish": {},
         "compact": {"dead_ratio": 0.3},
         "verify": {},
         "schedule": {"windows": [{"days": ["sat", "sun"], "start": "22:00", "end": "06:00"}]},
@@ -126,7 +127,7 @@ def test_limits_of_a_form_are_told_with_labels_units_and_whole_numbers(admin: Pe
     [
         ("/jobs", {"kind": "convert", "priority": "high"}, "Priority: This takes a whole number."),
         ("/jobs", {"kind": "convert", "priority": "101"}, "Priority: This must be 100 or less."),
-        ("/jobs", {"kind": "mend"}, "Kind: This is one of 'index', 'convert', 'compact'"),
+        ("/jobs", {"kind": "mend"}, "Kind: This is one of 'index', 'convert', 'publish'"),
         ("/jobs", {"kind": "index", "run_at": "soon"}, "Run at: This takes a date and a time"),
         ("/jobs", {}, "Kind: This is needed."),
     ],
