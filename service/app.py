@@ -64,6 +64,7 @@ from service.lookups.limits import KeyLimits
 from service.lookups.metadata_locations import Heads
 from service.lookups.questions import add_schema
 from service.lookups.servers import LookupServers
+from service.lookups.shares import Shares
 from service.metrics import render_metrics
 from service.notifications import endpoints as notifications_endpoints
 from service.policies import endpoints as policies_endpoints
@@ -165,6 +166,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.catalog_threads = CatalogThreads(settings)
     app.state.lookup_servers, app.state.heads = LookupServers(settings), Heads()
     app.state.key_limits, app.state.lookup_figures = KeyLimits(settings), LookupFigures()
+    app.state.lookup_shares = Shares()
     app.state.fingerprint_secret = _fingerprint_secret(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page

@@ -622,7 +622,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-many-requests": ProblemType(
         (429,),
         "Too many requests",
-        "You called, or failed to sign in from your address, more often in a minute than the settings allow.",
+        "You called, asked about keys, or failed to sign in from your address, more often in a minute than"
+        " the settings allow; or too many questions of yours about keys are under way.",
         "Wait for the seconds in Retry-After. Scripts that wait for a job can follow /api/v1/events instead.",
         {"retry_after_seconds": "the same as in Retry-After"},
     ),

@@ -1,8 +1,8 @@
 """HTTP calls about keys of tables."""
 
+import asyncio
 import time
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,10 +12,11 @@ from service.http.routing import ApiRoute
 from service.lookups import history, service
 from service.lookups.admission import Asking, NamedTable, admitted
 from service.lookups.figures import LookupFigures
-from service.lookups.metadata_locations import Heads
+from service.lookups.metadata_locations import Head, Heads
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
 from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
-from service.lookups.servers import Answered, LookupServers
+from service.lookups.servers import ANSWER_SECONDS, Answered, LookupServers
+from service.lookups.shares import Shares
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
@@ -44,11 +45,12 @@ async def look_up_keys(
     """
     servers: LookupServers = request.app.state.lookup_servers
     figures: LookupFigures = request.app.state.lookup_figures
+    shares: Shares = request.app.state.lookup_shares
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
     count = asked.key_count
     with figures.counted(count):
-        async with admitted(request, caller, count, keys=count) as (table, catalog):
+        async with admitted(request, caller, count, keys=count) as (table, catalog), shares.of(caller):
             return await _answer(request, settings, catalog, table, asked)
 
 
@@ -68,9 +70,11 @@ async def tell_key_history(
     looked at.
     """
     figures: LookupFigures = request.app.state.lookup_figures
+    shares: Shares = request.app.state.lookup_shares
     with figures.counted(body.snapshots):
         asked = await history.begin(request, caller, body.snapshots)
-        return await history.tell(request, settings, asked, body)
+        async with shares.of(caller):
+            return await history.tell(request, settings, asked, body)
 
 
 async def _answer(
@@ -78,15 +82,26 @@ async def _answer(
 ) -> Response:
     servers: LookupServers = request.app.state.lookup_servers
     heads: Heads = request.app.state.heads
-    head_of = partial(
-        heads.of,
-        f"{table.id} {catalog.version}",
-        ask=partial(_metadata_location, request, catalog, table),
-    )
     began = time.monotonic()
+    until = began + ANSWER_SECONDS
+
+    async def head_of(max_age_seconds: float) -> Head:
+        name = f"{table.id} {catalog.version}"
+        look = partial(_metadata_location, request, catalog, table)
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                return await heads.of(name, max_age_seconds, look, request.is_disconnected)
+        except TimeoutError:
+            told = f"The catalog did not name the table's head within {ANSWER_SECONDS:.0f} s."
+            raise IcestreamError("out-of-time", told) from None
+
+    async def ask(head: Head) -> Response:
+        question = service.question(settings, catalog, table, head, asked.request)
+        return _PassedOn(await servers.ask_for(asked.answer_type, question, asked.stream, until))
+
     head = await head_of(asked.request.max_staleness_seconds)
     try:
-        return await _ask(servers, service.question(settings, catalog, table, head, asked.request), asked)
+        return await ask(head)
     except IcestreamError as error:
         if not service.may_know_too_little(error):
             raise
@@ -94,11 +109,7 @@ async def _answer(
         newest = await head_of(time.monotonic() - began)
         if newest.metadata_location == head.metadata_location:
             raise
-    return await _ask(servers, service.question(settings, catalog, table, newest, asked.request), asked)
-
-
-async def _ask(servers: LookupServers, question: dict[str, Any], asked: Question) -> Response:
-    return _PassedOn(await servers.ask_for(asked.answer_type, question, asked.stream))
+    return await ask(newest)
 
 
 async def _metadata_location(request: Request, catalog: Catalog, table: EnrolledTable) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from service.auth.buckets import Recent
+from service.errors import IcestreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,14 @@ class Head:
 
 @dataclass(slots=True)
 class _Known:
+    """failure: of the last time that the catalog was asked, at `failed_at`. Only while some wait: whoever
+    keeps an error keeps the request that it came to."""
+
     head: Head | None = None
+    failure: IcestreamError | None = None
+    failed_at: float = 0
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
 
 
 class Heads:
@@ -32,15 +39,45 @@ class Heads:
     def __init__(self) -> None:
         self._known: Recent[_Known] = Recent()
 
-    async def of(self, table: str, max_age_seconds: float, ask: Callable[[], Awaitable[str]]) -> Head:
-        """table: with what its catalog's answer depends on. Raises what `ask` raises."""
+    async def of(
+        self,
+        table: str,
+        max_age_seconds: float,
+        ask: Callable[[], Awaitable[str]],
+        is_given_up: Callable[[], Awaitable[bool]],
+    ) -> Head:
+        """table: with what its catalog's answer depends on. is_given_up: whether nobody waits for `ask` any
+        more, which may be why it fails. Raises what `ask` raises, to whichever request.
+        """
         known = self._known.get(table) or self._known.put(table, _Known())
         # What another request has asked since this one came is as new as what this one could ask.
-        since = time.monotonic() - max_age_seconds
+        came = time.monotonic()
+        since = came - max_age_seconds
         if known.head is not None and known.head.asked_at >= since:
             return known.head
-        async with known.asking:
-            if known.head is None or known.head.asked_at < since:
-                asked_at = time.monotonic()
-                known.head = Head(await ask(), asked_at)
-            return known.head
+        known.waiting += 1
+        try:
+            async with known.asking:
+                if known.head is not None and known.head.asked_at >= since:
+                    return known.head
+                # And as good: else all that wait for a catalog that fails would wait one after the other.
+                if known.failure is not None and known.failed_at >= came:
+                    raise known.failure
+                known.head = await _asked(known, ask, is_given_up)
+                return known.head
+        finally:
+            known.waiting -= 1
+            if not known.waiting:
+                known.failure = None
+
+
+async def _asked(
+    known: _Known, ask: Callable[[], Awaitable[str]], is_given_up: Callable[[], Awaitable[bool]]
+) -> Head:
+    known.failure, asked_at = None, time.monotonic()
+    try:
+        return Head(await ask(), asked_at)
+    except IcestreamError as error:
+        if not await is_given_up():
+            known.failure, known.failed_at = error, asked_at
+        raise

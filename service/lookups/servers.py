@@ -26,7 +26,7 @@ from service.lookups.questions import JSON_TYPE
 from service.settings import Settings
 
 _CONNECT_SECONDS = 3.0
-_ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 _SECONDS_LEFT = "Icestream-Seconds-Left"
 """The header that tells a server for how long it is waited for."""
 _SOON_SECONDS = 5.0
@@ -107,7 +107,7 @@ class _Question:
     ) -> Self:
         line = json.dumps(question, separators=(",", ":"), allow_nan=False).encode()
         content = line + b"\n" + stream if stream else line
-        given_up_at = time.monotonic() + _ANSWER_SECONDS if until is None else until
+        given_up_at = time.monotonic() + ANSWER_SECONDS if until is None else until
         return cls(content, answer_type, answer_bytes, given_up_at)
 
     @property
@@ -139,7 +139,7 @@ class LookupServers:
 
         Raises IcestreamError: what a server refuses, or 503 when none answers.
         """
-        left = allowance or Allowance(time.monotonic() + _ANSWER_SECONDS, _READ_BYTES)
+        left = allowance or Allowance(time.monotonic() + ANSWER_SECONDS, _READ_BYTES)
         most_bytes = min(_READ_BYTES, left.answer_bytes)
         asked = _Question.of(question, b"", JSON_TYPE, most_bytes, left.until)
         content = (await self._answer(asked)).content
@@ -150,12 +150,15 @@ class LookupServers:
         except ValidationError as error:
             raise _not_understood(200) from error
 
-    async def ask_for(self, answer_type: str, question: dict[str, Any], stream: bytes = b"") -> Answered:
-        """An answer to pass on, which nobody reads here. stream: the keys, if they are Arrow.
+    async def ask_for(
+        self, answer_type: str, question: dict[str, Any], stream: bytes = b"", until: float | None = None
+    ) -> Answered:
+        """An answer to pass on, which nobody reads here. stream: the keys, if they are Arrow. until: as
+        `Allowance` has it.
 
         Raises as `ask`.
         """
-        return await self._answer(_Question.of(question, stream, answer_type, _ANSWER_BYTES))
+        return await self._answer(_Question.of(question, stream, answer_type, _ANSWER_BYTES, until))
 
     async def _answer(self, question: _Question) -> Answered:
         answered = await self._first_answer(question)
@@ -182,7 +185,7 @@ class LookupServers:
 
     @cached_property
     def _asking(self) -> aiohttp.ClientSession:
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, connect=_CONNECT_SECONDS)
         return self._session(aiohttp.TCPConnector(limit=_AT_ONCE), timeout)
 
     @cached_property

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import chain, count, repeat
 from threading import Barrier, Event
@@ -13,7 +14,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from service.errors import IcestreamError
-from service.lookups import servers
+from service.lookups import servers, shares
 from service.lookups.models import LookupAnswer
 from service.lookups.questions import JSON_TYPE
 from service.lookups.servers import Allowance, LookupServers
@@ -75,7 +76,8 @@ class Troubled:
     ) -> None:
         self.over = Event()
         """Whatever waits for this goes on."""
-        self.repeated = Event()
+        self.asked = Event()
+        """It was asked."""
         self._probe = probe
         self._next: Iterator[Callable[[Troubled], Answer]] = chain(
             [first], repeat(others or Troubled.answers_at_once)
@@ -92,12 +94,16 @@ class Troubled:
         self.over.set()
         raise ConnectionError
 
+    def says_that_it_stands_still(self) -> Answer:
+        self.asked.set()
+        return self.stands_still()
+
     def stands_still_and_dies(self) -> Answer:
-        self.repeated.wait(PATIENCE_SECONDS)
+        self.asked.wait(PATIENCE_SECONDS)
         raise ConnectionError
 
     def answers_later(self) -> Answer:
-        self.repeated.set()
+        self.asked.set()
         time.sleep(0.2)  # so that the other one's end is known
         return ANSWER
 
@@ -264,7 +270,7 @@ def test_a_server_that_comes_to_others_gets_questions(monkeypatch: pytest.Monkey
 def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
     monkeypatch.setattr(servers, "_PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(servers, "_ANSWER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(servers, "ANSWER_SECONDS", PATIENCE_SECONDS)
     with pytest.raises(IcestreamError, match="nor their probes") as told:
         _ask(Troubled(Troubled.stands_still, Troubled.stands_still))
     assert told.value.status_code == 503
@@ -272,7 +278,7 @@ def test_servers_that_all_stand_still_are_not_waited_for(monkeypatch: pytest.Mon
 
 def test_an_answer_that_does_not_come_in_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_SOON_SECONDS", 0.05)
-    monkeypatch.setattr(servers, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(servers, "_PROBE_SECONDS", PATIENCE_SECONDS)
     over = Event()
 
@@ -287,6 +293,35 @@ def test_an_answer_that_does_not_come_in_time_is_late(monkeypatch: pytest.Monkey
         finally:
             over.set()
     assert told.value.slug == "out-of-time"
+
+
+def test_the_questions_of_one_caller_leave_turns_to_others(
+    settings: Settings, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "QUESTIONS", 1)
+    monkeypatch.setattr(shares, "_WAIT_SECONDS", 0.1)
+    asked = {"keys": [{"id": 3}]}
+    troubled = Troubled(Troubled.says_that_it_stands_still, Troubled.answers_at_once)
+    with (
+        answering(troubled.answers()) as server,
+        running(with_lookup_server(settings, server.url, TOKEN)) as service,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        service.register(iceberg)
+        path = f"/tables/{service.enroll()['id']}/lookups"
+        key = service.admin.post("/api-keys", json={"name": "other", "role": "viewer"}).json()["key"]
+        other = service.client_with({"Authorization": f"Bearer {key}"})
+        first = thread.submit(service.admin.post, path, json=asked)
+        try:
+            assert troubled.asked.wait(PATIENCE_SECONDS)
+            refused = service.admin.post(path, json=asked)
+            assert other.post(path, json=asked).status_code == 200
+        finally:
+            troubled.over.set()
+        assert first.result().status_code == 200
+        assert service.admin.post(path, json=asked).status_code == 200
+    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
+    assert int(refused.headers["Retry-After"]) > 0
 
 
 def test_the_overview_tells_that_no_lookup_server_answers(
@@ -360,11 +395,14 @@ def test_what_a_newer_head_may_answer_is_asked_of_it(
     settings: Settings, iceberg: IcebergCatalog, code: str, status: int, may_be_old: bool
 ) -> None:
     locations: list[str] = []
+    waits: list[float] = []
 
     def refuse_the_first(request: Request) -> Answer:
         location = json.loads(request.body)["table"]["metadata_location"]
         is_first = location in {*locations, *([] if locations else [location])}
         locations.append(location)
+        waits.append(float(request.headers[SECONDS_LEFT.lower()]))
+        time.sleep(0.1)
         return Answer({"code": code, "title": "t"}, status) if is_first else ANSWER
 
     with (
@@ -382,3 +420,5 @@ def test_what_a_newer_head_may_answer_is_asked_of_it(
     assert (answer.status_code == 200) is may_be_old
     assert len(locations) == (3 if may_be_old else 2)
     assert len({*locations}) == (2 if may_be_old else 1)
+    if may_be_old:  # in the time that is left
+        assert waits[-1] < waits[-2] - 0.05
