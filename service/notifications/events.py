@@ -4,10 +4,12 @@ Nothing in one is believed but that something may have been written there.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
 from service.errors import InvalidError
+from service.notifications.models import FILES_AT_MOST
 
 _REMEDY = (
     "Send what S3 (notifications, or EventBridge), Cloud Storage (by Pub/Sub) or Event Grid sends; or name"
@@ -18,7 +20,9 @@ _REMEDY = (
 def places_of(event: dict[str, Any]) -> list[str]:
     """Where files were written. Raises InvalidError for what is no event of a store."""
     try:
-        found = list(_places(event))
+        found = list(islice(_places(event), FILES_AT_MOST + 1))
+        if len(found) > FILES_AT_MOST:
+            raise ValueError(f"it tells of more than {FILES_AT_MOST} files")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidError(
             "event-not-understood", f"It is no event of an object store that is known: {error!r}.", _REMEDY

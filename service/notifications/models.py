@@ -7,6 +7,8 @@ from pydantic import Field as ModelField
 
 from service.http.messages import Message, example
 
+FILES_AT_MOST = 100
+"""Each is looked for under several names."""
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=4_000)]
 
 
@@ -17,7 +19,7 @@ class CatalogNotification(Message):
 
     tables: list[_Text] = ModelField(default_factory=list, max_length=1_000)
     """Dotted names, without the catalog's."""
-    locations: list[_Text] = ModelField(default_factory=list, max_length=1_000)
+    locations: list[_Text] = ModelField(default_factory=list, max_length=FILES_AT_MOST)
     """Places of files that were written, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
     the tables under whose locations it lies."""
 

@@ -17,6 +17,8 @@ from trust.locations import AmbiguousLocationError, Location, parse_location
 _METADATA_FILE = ".metadata.json"
 _AT_ONCE = 500
 """Values in one query: SQLite takes some thousands at most."""
+_PARENTS = 4
+"""How far above a metadata file the table's location may be: two is usual."""
 _SPELLINGS = {"s3": ("s3", "s3a", "s3n"), "gs": ("gs", "gcs"), "abfs": ("abfs", "abfss")}
 """Of what one place is enrolled as."""
 
@@ -63,8 +65,9 @@ def _parents(place: str) -> Iterator[str]:
     if not location.path.removesuffix(".gz").endswith(_METADATA_FILE):
         return
     path = location.path
-    while path := path.rpartition("/")[0]:
-        yield from _spelled(location, path)
+    for _ in range(_PARENTS):
+        if path := path.rpartition("/")[0]:
+            yield from _spelled(location, path)
 
 
 def _spelled(location: Location, path: str) -> Iterator[str]:

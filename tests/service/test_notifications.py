@@ -232,6 +232,7 @@ def test_events_of_object_stores_mean_the_table_whose_metadata_was_written(
         {},
         {"Records": [{}]},
         {"Records": ["s3"]},
+        {"Records": [{"s3": {"bucket": {"name": "lake"}, "object": {"key": "k"}}}] * 101},
         {"Records": [{"s3": {"bucket": "lake", "object": {"key": 1}}}]},
         {"source": "aws.s3", "detail": {"bucket": {"name": "lake"}}},
         {"message": {"attributes": {"bucketId": "lake"}}},
