@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from worker.table.commit import CommittedSnapshot
+from worker.attempt.job import Job
+from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot
 
 STEP = "icestream.erasure-step"
 DELETE, REWRITE, MANIFESTS = "delete", "rewrite", "manifests"
 _ROWS_DELETED = "icestream.rows-deleted"  # as writes by key tell it
+
+
+def step_properties(job: Job, step: str, summary: Mapping[str, str]) -> dict[str, str]:
+    """Of the snapshot that a step of a job commits."""
+    assignment = job.assignment
+    return {**summary, STEP: step, JOB_ID: assignment.job.id, ATTEMPT: str(assignment.attempt)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ from worker.erasure.leftovers import (
     unnamed_files,
 )
 from worker.erasure.look import Look, Traces
+from worker.erasure.manifests import rewrite_manifests
 from worker.erasure.positions import look_at_puffin
 from worker.erasure.report import Findings
-from worker.erasure.rewrite import Rewrite, rewrite_manifests
+from worker.erasure.rewrite import Rewrite
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import StoredFile

@@ -37,7 +37,7 @@ from tests.jobs import Jobs
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.thorough import V2_FIRST, first_always, thorough_unless
 from worker.contract.control_plane import AttemptId
-from worker.erasure import expiry, rewrite
+from worker.erasure import expiry, manifests, rewrite
 from worker.erasure.look import Look
 from worker.io.storage import Storage
 from worker.jobs import erased_indexes, erasure
@@ -663,7 +663,7 @@ _DEATHS = [
     for module, name in [
         (row_delta, "java_row_delta"),
         (rewrite, "java_rewrite"),
-        (rewrite, "java_manifest_rewrite"),
+        (manifests, "java_manifest_rewrite"),
         (erased_indexes, "index_key_set"),
         (expiry, "java_expiry"),
         (erasure, "delete_unneeded"),
