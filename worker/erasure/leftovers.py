@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -44,7 +45,15 @@ from worker.table.manifests import (
 
 _NO_PARTITION = PartitionKey(-1, "[]")
 _GZIP = b"\x1f\x8b"
-_MALFORMED = (ValueError, TypeError, AttributeError, RecursionError)
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    struct.error,
+)
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 UNNAMED_AT_MOST = 100_000
 _SMALL_BYTES = 4 * 2**20

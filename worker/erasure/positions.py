@@ -49,7 +49,7 @@ def look_at_positions(storage: Storage, keys: ErasedKeys, file: DeleteFile) -> T
             name = named.get(FILE_PATH_FIELD_ID, "file_path")
             for batch in source.batches([(name,)]):
                 for path in batch.column(name).unique().to_pylist():
-                    found.update(keys.in_path(path))
+                    found.update(keys.in_path(str(path)))
 
     try:
         read()
@@ -77,7 +77,7 @@ def look_at_puffin(storage: Storage, keys: ErasedKeys, location: str, size_bytes
         found = keys.in_texts(_properties(footer))
     except FileNotFoundError as error:
         return Trace(why=missing_file(error))
-    except (ValueError, TypeError, AttributeError, KeyError, struct.error) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, struct.error) as error:
         return Trace(why=_unreadable(f"its footer can't be read: {error}"))
     if unknown := sorted(kinds - _WITHOUT_KEYS):
         return Trace(found, _unreadable(f"it has blobs of types that may have keys, such as {unknown[0]}"))

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 
@@ -143,29 +144,35 @@ class ErasedIndexes:
 
     def _look_at_report(self, metadata: TableMetadata, file: StoredFile) -> Trace:
         """A report names its key columns as the schema did when it was made."""
-        columns = self._keys.key_set.columns
-        found: set[int] = set()
+        storage = self._warehouse.storage
         try:
-            with open_columns(self._warehouse.storage, file.location, "parquet", file.size_bytes) as source:
-                if _KEY not in source.schema.names:
-                    return Trace(why=_SORTED_RUN)
-                named = {field.name for field in source.schema.field(_KEY).type}
-                has_key = named.issuperset(column.name for column in columns)
-                if not has_key and not named.issubset(metadata.schema().column_names):
-                    return Trace(why=_OTHER_COLUMNS)
-                for batch in source.batches([(name,) for name in source.schema.names]):
-                    if has_key:
-                        of_key = batch.column(_KEY)
-                        arrays = [to_key_type(of_key.field(column.name), column) for column in columns]
-                        keys = key_batch(self._keys.key_set, arrays)
-                        _, numbers = self._keys.wanted.find(keys, IN_EVERY_PARTITION)
-                        found.update((np.unique(numbers) - ANY_AGE).tolist())
-                    for path in _paths(batch.column(_EXAMPLES)):
-                        found |= self._keys.in_path(path)
+            return self._read_report(metadata, file)
         except FileNotFoundError:
             return Trace()  # whoever wrote it has removed it
-        except (JobError, ValueError, EOFError) as error:
-            return Trace(frozenset(found), unreadable(error))
+        except (JobError, OSError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+            if storage.is_at_fault(error, [file.location], lambda: self._read_report(metadata, file)):
+                raise
+            return Trace(why=unreadable(error))
+
+    def _read_report(self, metadata: TableMetadata, file: StoredFile) -> Trace:
+        columns = self._keys.key_set.columns
+        found: set[int] = set()
+        with open_columns(self._warehouse.storage, file.location, "parquet", file.size_bytes) as source:
+            if _KEY not in source.schema.names:
+                return Trace(why=_SORTED_RUN)
+            named = {field.name for field in source.schema.field(_KEY).type}
+            has_key = named.issuperset(column.name for column in columns)
+            if not has_key and not named.issubset(metadata.schema().column_names):
+                return Trace(why=_OTHER_COLUMNS)
+            for batch in source.batches([(name,) for name in source.schema.names]):
+                if has_key:
+                    of_key = batch.column(_KEY)
+                    arrays = [to_key_type(of_key.field(column.name), column) for column in columns]
+                    keys = key_batch(self._keys.key_set, arrays)
+                    _, numbers = self._keys.wanted.find(keys, IN_EVERY_PARTITION)
+                    found.update((np.unique(numbers) - ANY_AGE).tolist())
+                for path in _paths(batch.column(_EXAMPLES)):
+                    found |= self._keys.in_path(path)
         return Trace(frozenset(found), size_bytes=file.size_bytes)
 
 

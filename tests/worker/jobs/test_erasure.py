@@ -812,7 +812,11 @@ def test_indexes_of_other_branches_and_reports_are_thought_of(
     jobs.run("report_duplicates", key_sets=[["id"]], branch="work")
     assert erase(0)["counts"] == ALL_GONE
     assert files_with([0], place_of(table), jobs.index) == []
+    reports = list(jobs.index.glob("*.db/duplicates/*.parquet"))
     assert files_with([1], *jobs.index.glob("*.db/duplicates")), "the other branch keeps its report"
+    for report_file in reports:
+        garble(report_file)
+    assert [(one["holder"], one["keys"]) for one in erase(0)["held"]] == [("index", [0])] * len(reports)
 
 
 def test_of_a_branch_that_was_dropped_no_index_and_no_report_stays(

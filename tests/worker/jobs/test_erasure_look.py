@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,17 +104,24 @@ def test_lists_of_manifests_that_nobody_names_tell_the_bounds_of_partitions(
     assert erase(0)["counts"] == ALL_GONE
 
 
+_ODD_SCHEMAS: list[Any] = [{"fields": [{}]}, {"fields": [{"type": "int", "initial-default": 1}]}]
+
+
 def test_orphan_files_are_told_by_their_places_and_footers_too(new_table: NewTable, erase: Erase) -> None:
     table = new_table()
     table.append([row(0)])
     data = place_of(table) / "data"
     _write(data / f"id={key(7)}" / "part-0", b"nothing else")
     _write(data / "x.puffin", b"PFA1" + key(8).encode())
+    for number, schema in enumerate(_ODD_SCHEMAS):
+        content = json.dumps({"format-version": 2, "schemas": [schema]})
+        _write(data / f"odd-{number}.json", content.encode())
 
     report = erase(7, 8)
 
     told = {(one["holder"], Path(str(one["name"])).name, *one["keys"]) for one in report["held"]}
-    assert told == {("orphan_file", "part-0", 0), ("unreadable_file", "x.puffin", 1)}
+    odd = {("unreadable_file", f"odd-{number}.json", 1) for number in range(len(_ODD_SCHEMAS))}
+    assert told == {("orphan_file", "part-0", 0), ("unreadable_file", "x.puffin", 1)} | odd
 
 
 def test_what_is_too_large_or_too_much_leaves_the_keys_unknown(
