@@ -10,6 +10,6 @@ from tests.writers.served import Served
 pytestmark = pytest.mark.integration
 
 
-@first_always("seeds", batches(1_000))
+@first_always("seeds", batches(600))
 def test_each_write_by_key_takes_effect_once_and_at_once(served: Served, seeds: range) -> None:
     run_seeds(served, seeds, WRITERS)
