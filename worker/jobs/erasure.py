@@ -300,13 +300,14 @@ class _Erasure:
         location = table.metadata.location
         try:
             with self._job.stage("look"):
-                files = self._without_expired(table, unnamed_files(table, named))
-                if len(files) > UNNAMED_AT_MOST:
-                    findings.miss(location, TOO_MANY)
-                    files = files[:UNNAMED_AT_MOST]
-                with Threads(_LOOKS_AT_ONCE, "look") as threads:
-                    looked = threads.map(lambda file: look_at_unnamed(table, self._keys, file), files)
-                    traces = dict(zip(files, looked, strict=True))
+                files = unnamed_files(table, named)
+            files = self._without_expired(table, files)
+            if len(files) > UNNAMED_AT_MOST:
+                findings.miss(location, TOO_MANY)
+                files = files[:UNNAMED_AT_MOST]
+            with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
+                looked = threads.map(lambda file: look_at_unnamed(table, self._keys, file), files)
+                traces = dict(zip(files, looked, strict=True))
         except (OSError, LocationNotAllowedError) as error:
             findings.miss(location, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
             return
