@@ -19,7 +19,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransf
 from pyiceberg.types import DateType, IntegerType, LongType
 
 from worker.keys.key_set import KeyColumn, KeySet
-from worker.keys.values import from_single_value, to_key_value, to_words
+from worker.keys.values import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.table.manifests import EntryValues, ListValues
 
@@ -106,6 +106,25 @@ class ErasedKeys:
             return found
 
         return self._in_all_columns(of_column)
+
+    def in_partitions(self, partitions: pa.StructArray, specs: Iterable[PartitionSpec]) -> frozenset[int]:
+        """The keys that partitions tell: structs that have the fields of all specs, by name.
+
+        Null may stand for a field that a partition has not, and tells the null keys.
+        """
+        fields = {field.field_id: field for spec in specs for field in spec.fields}.values()
+        told: list[frozenset[int]] | None = None
+        for at, column in enumerate(self.key_set.columns):
+            here = [frozenset[int]()] * len(partitions)
+            for field in fields:
+                if field.source_id != column.field_id or not _keeps_type(field, column):
+                    continue
+                if partitions.type.get_field_index(field.name) >= 0:
+                    values = to_key_type(partitions.field(field.name), column).to_pylist()
+                    of_field = (self._values[at].get(value, frozenset()) for value in values)
+                    here = [one | other for one, other in zip(here, of_field, strict=True)]
+            told = here if told is None else [one & other for one, other in zip(told, here, strict=True)]
+        return frozenset[int]().union(*(told or ()))
 
     def in_path(self, path: str) -> frozenset[int]:
         """The keys that a place names: each of their values is that of a partition, as Hive writes it."""

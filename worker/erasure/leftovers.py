@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
@@ -57,6 +58,7 @@ _MALFORMED = (
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 UNNAMED_AT_MOST = 100_000
 _SMALL_BYTES = 4 * 2**20
+_PARTITION = "partition"  # column of statistics of partitions
 _one_large = threading.Lock()
 """Of larger files, one at a time is read whole."""
 _TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
@@ -64,11 +66,6 @@ TOO_MANY = Reason(
     "too_many_unnamed_files",
     f"there are more than {UNNAMED_AT_MOST:,} files that no snapshot names, and so many were looked at",
     "Remove the table's orphan files (remove_orphan_files), and erase again.",
-)
-PARTITION_STATISTICS = Reason(
-    "partition_statistics",
-    "statistics of partitions are not looked through, and the key is part of a partition",
-    "Remove the table's partition statistics, and erase again.",
 )
 _UNKNOWN_FORM = Reason(
     "unknown_form",
@@ -85,17 +82,33 @@ def metadata_files(table: PinnedTable) -> list[str]:
 
 def statistics_files(metadata: TableMetadata) -> list[str]:
     """Of columns, which have sketches of hashes, and of partitions."""
-    return [one.statistics_path for one in metadata.statistics] + partition_statistics(metadata)
+    return [one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)]
 
 
-def partition_statistics(metadata: TableMetadata) -> list[str]:
-    return [one.statistics_path for one in metadata.partition_statistics]
+def look_at_partition_statistics(
+    storage: Storage, keys: ErasedKeys, metadata: TableMetadata, location: str, size_bytes: int
+) -> Trace:
+    """By the partitions that they are of. Raises OSError (a retry can help)."""
+    kinds = {b"PAR1": "parquet", b"Obj\x01": "avro", b"ORC": "orc"}
 
+    def read() -> Trace:
+        beginning = storage.read(location, 0, 4)
+        kind = next(kind for magic, kind in kinds.items() if beginning.startswith(magic))
+        found = frozenset[int]()
+        with open_columns(storage, location, kind, size_bytes) as source:
+            for batch in source.batches([(_PARTITION,)]):
+                found |= keys.in_partitions(batch.column(_PARTITION), metadata.partition_specs)
+        return Trace(found, size_bytes=size_bytes)
 
-def is_partition(metadata: TableMetadata, keys: ErasedKeys) -> bool:
-    """Whether a value of a key may be that of a partition."""
-    ids = set(keys.key_set.equality_field_ids)
-    return any(field.source_id in ids for spec in metadata.partition_specs for field in spec.fields)
+    try:
+        return read()
+    except FileNotFoundError:
+        return Trace()
+    except (OSError, pa.ArrowException, JobError, *_MALFORMED, EOFError, StopIteration) as error:
+        if storage.is_at_fault(error, [location], read):
+            raise
+        remedy = "Remove the table's partition statistics, and erase again."
+        return Trace(why=Reason("partition_statistics", f"they can't be read: {error}", remedy))
 
 
 def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:

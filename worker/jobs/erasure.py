@@ -24,15 +24,13 @@ from worker.erasure.expiry import delete_unneeded, expire, files_of
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys, names_of
 from worker.erasure.leftovers import (
-    PARTITION_STATISTICS,
     TOO_MANY,
     UNNAMED_AT_MOST,
-    is_partition,
     look_at_metadata,
+    look_at_partition_statistics,
     look_at_unnamed,
     metadata_files,
     named_by_expired,
-    partition_statistics,
     place_of,
     statistics_files,
     unnamed_files,
@@ -290,9 +288,14 @@ class _Erasure:
             findings.hold(trace.keys, replace(_METADATA, name=path))
             if trace.why is not None:
                 findings.miss(path, trace.why)
-        if is_partition(table.metadata, self._keys):
-            for path in partition_statistics(table.metadata):
-                findings.miss(path, PARTITION_STATISTICS)
+        for of_partitions in table.metadata.partition_statistics:
+            path, size_bytes = of_partitions.statistics_path, of_partitions.file_size_in_bytes
+            trace = self._look.traces[path] = look_at_partition_statistics(
+                table.storage, self._keys, table.metadata, path, size_bytes
+            )
+            findings.hold(trace.keys, replace(_STATISTICS, name=path))
+            if trace.why is not None:
+                findings.miss(path, trace.why)
 
     def _tell_of_unnamed(self, table: PinnedTable, named: set[str], findings: Findings) -> None:
         """Of files that no snapshot names; what lost attempts left of snapshots that have expired goes."""
@@ -362,6 +365,11 @@ _METADATA = Hold(
     "Properties of the table or of its snapshots, docs and defaults of its columns, names of its branches and"
     " tags, or places of its files tell the key.",
     "Remove or rename it; earlier metadata files go as write.metadata.delete-after-commit.enabled says.",
+)
+_STATISTICS = Hold(
+    "metadata",
+    "Statistics of partitions name the key.",
+    "Remove the table's partition statistics, and erase again.",
 )
 _ORPHAN = Hold(
     "orphan_file",

@@ -157,6 +157,19 @@ def test_statistics_of_columns_are_looked_through(new_table: NewTable, erase: Er
     ]
 
 
+def test_statistics_of_partitions_tell_the_keys_that_are_theirs(new_table: NewTable, erase: Erase) -> None:
+    table = new_table(partitioned_by=("id",))
+    table.append([row(0), row(1)])
+    file = table._iceberg.PartitionStatsHandler.computeAndWriteStatsFile(table.java)
+    table.java.updatePartitionStatistics().setPartitionStatistics(file).commit()
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+
+    report = erase(0, 7)
+
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
+    assert ("metadata", str(file.path()), [0]) in holders(report)
+
+
 def _write(place: Path, content: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)
