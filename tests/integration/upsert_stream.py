@@ -70,8 +70,10 @@ class UpsertStream:
         start = _mix(np.array([self.seed + column], dtype=np.uint64))
         return _mix(start + n) % np.uint64(bound)
 
-    def start(self, class_path: str, catalog: Catalog, identifier: str, log: Path) -> "RunningStream":
-        """Start the job on the table `namespace.table`."""
+    def start(
+        self, class_path: str, catalog: Catalog, identifier: str, log: Path, checkpoints: Path | None = None
+    ) -> "RunningStream":
+        """Start the job on the table `namespace.table`, from the last of the checkpoints that are kept."""
         options = {
             "catalog": catalog.name,
             "uri": f"{catalog.jdbc_uri}?busy_timeout=30000",
@@ -87,6 +89,10 @@ class UpsertStream:
             "records-per-checkpoint": -(-self.records // self.checkpoints),
             "checkpoint-milliseconds": self.checkpoint_milliseconds,
         }
+        if checkpoints is not None:
+            options["checkpoints"] = checkpoints.as_uri()
+            whole = sorted(checkpoints.glob("*/chk-*/_metadata"), key=lambda one: one.stat().st_mtime)
+            options |= {"restore": whole[-1].parent.as_uri()} if whole else {}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         command = ["java", *JAVA_OPTIONS, "-cp", class_path, "icestream.UpsertStream", *arguments]
         return RunningStream(command, log)

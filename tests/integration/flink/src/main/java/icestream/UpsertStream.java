@@ -76,13 +76,9 @@ public final class UpsertStream {
     Table table = catalog.loadCatalog().loadTable(identifier);
     TypeInformation<RowData> rowType = InternalTypeInfo.of(FlinkSchemaUtil.convert(table.schema()));
 
-    StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment();
+    StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings(options));
     env.setParallelism(options.getInt("parallelism", 2));
     env.enableCheckpointing(options.getLong("checkpoint-milliseconds"));
-    // Fail at once, and say why: by default a job with checkpoints starts again for ever.
-    env.configure(
-        new org.apache.flink.configuration.Configuration()
-            .set(RestartStrategyOptions.RESTART_STRATEGY, "none"));
     DataStream<RowData> changes =
         env.fromSource(
                 new DataGeneratorSource<>(
@@ -105,6 +101,21 @@ public final class UpsertStream {
         .toBranch(options.get("branch"))
         .append();
     follow(env.executeAsync("upserts"), table);
+  }
+
+  private static org.apache.flink.configuration.Configuration settings(ParameterTool options) {
+    var settings = new org.apache.flink.configuration.Configuration();
+    // Fail at once, and say why: by default a job with checkpoints starts again for ever.
+    settings.set(RestartStrategyOptions.RESTART_STRATEGY, "none");
+    if (options.has("checkpoints")) {
+      settings.setString("execution.checkpointing.storage", "filesystem");
+      settings.setString("execution.checkpointing.dir", options.get("checkpoints"));
+      settings.setString("execution.checkpointing.externalized-checkpoint-retention", "RETAIN_ON_CANCELLATION");
+    }
+    if (options.has("restore")) {
+      settings.setString("execution.state-recovery.path", options.get("restore"));
+    }
+    return settings;
   }
 
   private static void begin(int parts) {
