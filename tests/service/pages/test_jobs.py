@@ -413,6 +413,7 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
         "published_snapshot_id": 7,
         "rows_added": 5_000,
         "rows_deleted": 4_000,
+        "equality_deletes_resolved": 4_100,
         "data_files_added": 3,
         "data_files_touched": 2,
         "stopped_at": {"snapshot_id": 8, **why},
@@ -425,6 +426,8 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
     assert "Nothing is published from staged snapshot 8 on" in shown
     assert "it overwrites partitions" in shown.lower()
     assert "Roll the branch back." in shown
+    listed = words(admin.open(f"/tables/{table}"))
+    assert "5,000 rows added, 4,000 rows deleted Nothing is published from staged snapshot 8 on" in listed
 
 
 def test_a_job_tells_what_a_verification_found_wrong(
