@@ -16,17 +16,19 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import key_batch
 from worker.query.errors import InvalidKeyError
 
+# All of ASCII: Python takes the digits of any script for one.
 _DAY = r"(?P<day>[+-]?\d{4,7}-\d\d-\d\d)"
 _TIME = r"(?P<time>\d\d:\d\d(:\d\d(\.(?P<fraction>\d{1,9}))?)?)"
-_ZONE = r"(?P<zone>Z|[+-]\d\d:\d\d)"
-_INTEGER = re.compile(r"[+-]?\d{1,20}")
+_ZONE = r"(?P<zone>Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_INTEGER = re.compile(r"[+-]?\d{1,20}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _FORMS = {
-    types.DateType: re.compile(_DAY),
-    types.TimeType: re.compile(_TIME),
-    types.TimestampType: re.compile(f"{_DAY}T{_TIME}"),
-    types.TimestampNanoType: re.compile(f"{_DAY}T{_TIME}"),
-    types.TimestamptzType: re.compile(f"{_DAY}T{_TIME}{_ZONE}"),
-    types.TimestamptzNanoType: re.compile(f"{_DAY}T{_TIME}{_ZONE}"),
+    types.DateType: re.compile(_DAY, re.ASCII),
+    types.TimeType: re.compile(_TIME, re.ASCII),
+    types.TimestampType: re.compile(f"{_DAY}T{_TIME}", re.ASCII),
+    types.TimestampNanoType: re.compile(f"{_DAY}T{_TIME}", re.ASCII),
+    types.TimestamptzType: re.compile(f"{_DAY}T{_TIME}{_ZONE}", re.ASCII),
+    types.TimestamptzNanoType: re.compile(f"{_DAY}T{_TIME}{_ZONE}", re.ASCII),
 }
 _BITS = {types.IntegerType: 31, types.LongType: 63}
 _MINUTES_A_DAY = 24 * 60
@@ -92,6 +94,8 @@ def _integer(given: Any, kind: types.PrimitiveType) -> int:
 def _decimal(given: Any, kind: types.PrimitiveType) -> Decimal:
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise TypeError("it is neither text nor a whole number")
+    if isinstance(given, str) and not _DECIMAL.fullmatch(given):
+        raise ValueError("it is no decimal number")
     assert isinstance(kind, types.DecimalType)
     precision, scale = kind.precision, kind.scale
     value = Decimal(given)

@@ -79,6 +79,9 @@ def test_moments_in_nested_columns_are_of_any_year() -> None:
         (types.TimestamptzType(), "-290309-12-21T19:59:05+00:00"),
         (types.TimestampNanoType(), "2262-04-11T23:47:16.854775808"),
         (types.TimeType(), "24:00"),
+        (types.TimeType(), "\u0661\u0662:00"),
+        (types.TimestamptzType(), "2026-01-02T03:04:05+24:00"),
+        (types.TimestamptzType(), "2026-01-02T03:04:05+00:60"),
     ],
 )
 def test_a_moment_that_no_value_is_of_is_refused(kind: PrimitiveType, given: str) -> None:
@@ -102,7 +105,19 @@ def test_a_decimal_of_any_precision_is_a_key(given: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["0.00001", "1e-1000000", "1e34", "1e1000000", "NaN", "-Infinity", "12345678901234567890123.45678"],
+    [
+        "0.00001",
+        "1e-1000000",
+        "1e34",
+        "1e1000000",
+        "NaN",
+        "-Infinity",
+        "12345678901234567890123.45678",
+        "1_0",
+        " 1",
+        "\u0661\u0667",
+        "",
+    ],
 )
 def test_a_decimal_that_no_value_is_is_refused(given: str) -> None:
     with pytest.raises(InvalidKeyError):
