@@ -4,7 +4,7 @@ import asyncio
 import time
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from service.catalogs.threads import CatalogThreads
 from service.errors import IcestreamError
@@ -14,7 +14,7 @@ from service.lookups.admission import Asking, NamedTable, admitted
 from service.lookups.figures import LookupFigures
 from service.lookups.metadata_locations import Head, Heads
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
-from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question
+from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question, check_names
 from service.lookups.servers import ANSWER_SECONDS, Answered, LookupServers
 from service.lookups.shares import Shares
 from service.records.catalogs import Catalog
@@ -54,7 +54,7 @@ async def look_up_keys(
             return await _answer(request, settings, catalog, table, asked)
 
 
-@router.post("/tables/{table_id}/lookups/history")
+@router.post("/tables/{table_id}/lookups/history", dependencies=[Depends(check_names)])
 async def tell_key_history(
     request: Request,
     settings: CurrentSettings,

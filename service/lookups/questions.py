@@ -5,6 +5,7 @@ reads a stranger's bytes in C++ is not beside the control database.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -99,7 +100,7 @@ def _read_json(body: bytes, options: LookupOptions, answer_type: str) -> Questio
             errors=[],
         )
     try:
-        asked = LookupRequest.model_validate(json.loads(body))
+        asked = LookupRequest.model_validate(json.loads(body, object_pairs_hook=_named_once))
     except ValidationError as error:
         findings = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(findings) from None
@@ -107,6 +108,24 @@ def _read_json(body: bytes, options: LookupOptions, answer_type: str) -> Questio
         finding = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error"}
         raise RequestValidationError([finding | {"ctx": {"error": str(error)}}]) from None
     return Question(asked, len(asked.keys), answer_type)
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, which says nothing twice: of two values of a column, one would not be asked for."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidError(
+            "validation-error", f"{twice!r} stands twice in an object.", "Name it once.", errors=[]
+        )
+    return found
+
+
+async def check_names(request: Request) -> None:
+    """Of a body that FastAPI reads. Raises InvalidError for a name that stands twice in an object."""
+    with suppress(ValueError):  # no JSON: told by whoever reads it
+        json.loads(await request.body(), object_pairs_hook=_named_once)
 
 
 def _read_arrow(body: bytes, options: LookupOptions, answer_type: str) -> Question:

@@ -131,6 +131,18 @@ def test_options_of_keys_in_json_do_not_stand_in_the_query(service: Running, tab
     assert service.admin.post(table, json=asked, params={"max_staleness_seconds": 1.0}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("", '{"keys": [%s], %s}'), ("/history", '{"key": %s, %s}')],
+    ids=["lookup", "history"],
+)
+def test_a_name_that_stands_twice_is_refused(service: Running, table: str, path: str, asked: str) -> None:
+    content = asked % ('{"id": 1, "id": 2}', '"key_columns": ["id"]')
+    answer = service.admin.post(table + path, content=content, headers={"Content-Type": JSON_TYPE})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/validation-error")
+    assert "'id' stands twice" in answer.json()["detail"]
+
+
 def test_options_of_keys_in_arrow_name_one_snapshot(service: Running, table: str) -> None:
     both: dict[str, str | int] = {"branch": "main", "snapshot_id": 7}
     stream = arrow_stream(pa.table({"id": [1]}))
