@@ -1,6 +1,5 @@
 """Who asks about which keys of which table, and where that is."""
 
-import re
 from typing import Any
 
 from sqlmodel import Session
@@ -68,8 +67,21 @@ def _not_for(caller: Principal, table: str) -> ForbiddenError:
 
 
 def _means(pattern: str, table: str) -> bool:
-    """Only `*` stands for other text: what else is a sign to `fnmatch` may be in a name."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), table, re.DOTALL) is not None
+    """Only `*` stands for other text: what else is a sign to `fnmatch` may be in a name.
+
+    Each part is looked for once, behind the one before: the first place leaves most for the next ones.
+    """
+    first, *parts = pattern.split("*")
+    if not parts:
+        return pattern == table
+    *parts, last = parts
+    at = len(first)
+    for part in parts:
+        found = table.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return table.startswith(first) and table.endswith(last) and at <= len(table) - len(last)
 
 
 def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: EnrolledTable) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from service.auth.models import Principal
 from service.db.database import Database
 from service.errors import IcestreamError
+from service.lookups import service as lookups
 from service.lookups.admission import admitted
 from service.lookups.limits import KeyLimits
 from service.records.keys import Role
@@ -128,6 +129,25 @@ def test_a_key_for_some_tables_asks_about_these_alone(service: Running, table: s
     assert {entry["target"] for entry in denied["items"]} == {"local.db.t"}
     for refused in (key(), key("x", scopes=("lookups:read", "tables:read")), key("x", scopes=())):
         assert refused.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("pattern", "table", "is_meant"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.bc", False),
+        ("a.*", "a.", True),
+        ("*", "a.b", True),
+        ("a*a", "a", False),  # the two have no letter in common
+        ("*ab*b", "aabab", True),
+        ("a*b*c", "abbc", True),
+        ("a*b*c", "acb", False),
+        ("**a\nb", "x.a\nb", True),
+        ("*a" * 300 + "*b", "a" * 1_000, False),  # trying all ways to divide it would not end
+    ],
+)
+def test_a_star_stands_for_any_text(pattern: str, table: str, is_meant: bool) -> None:
+    assert lookups._means(pattern, table) is is_meant
 
 
 def test_a_key_for_lookups_alone_names_a_table(service: Running, table: str, iceberg: IcebergCatalog) -> None:
