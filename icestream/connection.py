@@ -14,7 +14,7 @@ from uuid import UUID
 
 import httpx
 
-from icestream.errors import SetupError, UnknownNameError, UnreachableError, refusal
+from icestream.errors import ForbiddenError, SetupError, UnknownNameError, UnreachableError, refusal
 
 WHERE: Final = "ICESTREAM_URL says where it is, and ICESTREAM_API_KEY who calls."
 _TIMEOUT_SECONDS: Final = 60.0
@@ -121,9 +121,15 @@ class Connection:
 
     def lookups_path(self, named: str) -> str:
         """Where keys of a table are asked about; the service knows it by its name, too."""
-        # A slash ends a name in a path, however it is written.
-        in_path = self.table_id(named) if "/" in named else quote(named, safe="")
-        return f"/api/v1/tables/{in_path}/lookups"
+        if "/" in named:  # which ends a name in a path, however it is written
+            try:
+                named = self.table_id(named)
+            except ForbiddenError:  # a key for lookups alone lists no tables
+                catalog, _, table = named.partition("/")
+                if "/" in table:
+                    raise
+                named = f"{catalog}.{table}"
+        return f"/api/v1/tables/{quote(named, safe='')}/lookups"
 
     def find(self, path: str, field: str, named: str) -> Json:
         """What is listed at `path` of the API with this name in `field`; a table's may have its catalog's

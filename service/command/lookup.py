@@ -75,7 +75,7 @@ def _read(file: Path) -> Iterator[Json]:
     content = typer.get_binary_stream("stdin").read() if str(file) == "-" else file.read_bytes()
     try:
         # Bytes, so that no line break within a value becomes another one.
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is no UTF-8: {error}.") from error
     if text.lstrip().startswith("{"):
@@ -83,6 +83,8 @@ def _read(file: Path) -> Iterator[Json]:
             if line.strip():
                 yield _object(line, f"Line {number} of {file}")
         return
+    if text.lstrip().startswith("["):
+        raise typer.BadParameter(f"{file} is a list of JSON: write its objects alone, each in a line.")
     reader = csv.DictReader(StringIO(text, newline=""))
     try:
         for row in reader:
@@ -97,9 +99,15 @@ def _read(file: Path) -> Iterator[Json]:
 
 def _object(text: str, what: str) -> Json:
     try:
-        found: Any = json.loads(text)
+        found: Any = json.loads(text, object_pairs_hook=_named_once)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{what} is no JSON: {error}.") from error
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{what} is no JSON object.")
     return found
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> Json:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return dict(pairs)

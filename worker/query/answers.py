@@ -243,7 +243,7 @@ class Answers:
             names = "; ".join(", ".join(column_names_of(metadata, one)) for one in sorted(known))
             raise UnknownKeyColumnsError(
                 f"The table has several key sets: {names}." if known else "The table has no key set yet.",
-                "Name the key by its columns, as `key_columns`.",
+                "Name the key by its columns: as `key_columns`, or in a shell each by `--key-column`.",
             )
         return resolve_key_set(metadata, *known)
 

@@ -63,6 +63,12 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
             told = look_up("--file", source, "-o", "json", column="region", given=text.encode())
             results = json.loads(told.stdout)["results"]
             assert [one["key"]["region"] for one in results] == texts
+    keys.write_bytes(b"\xef\xbb\xbfid\r\n3\r\n")  # as Excel writes it
+    command = ["tables", "lookup", "local/db.t", "--file", str(keys)]  # the key may list no tables
+    told = CliRunner().invoke(commands, [*command, "--key-column", "id"])
+    assert (told.exit_code, "yes" in told.stdout) == (0, True), told.output
+    unnamed = CliRunner().invoke(commands, command)
+    assert (unnamed.exit_code, "--key-column" in unnamed.stderr) == (1, True), unnamed.output
     for mistake in (("--key", "id"), ("--key", "{"), ()):
         refused = look_up(*mistake)
         assert (refused.exit_code, bool(refused.stderr)) == (2, True), mistake
@@ -71,6 +77,8 @@ def test_keys_of_the_command_line_and_of_files_are_looked_up(
         (b"id,region\n1\n", "Line 2"),
         (b"region\n" + b"x" * 200_000, "no CSV: field larger"),
         (b'{"id":' + b"[" * 100_000, "no JSON"),
+        (b'[{"id": 1}]', "a list of JSON"),
+        (b'{"id": 1, "id": 2}', "stands twice"),
     ):
         keys.write_bytes(content)
         refused = look_up("--file", str(keys))
