@@ -69,7 +69,7 @@ _COMMANDS = """\
 
 <!-- Written by `make reference`. -->
 
-    icestream up               # the service, its pages and one worker, on this machine
+    icestream up               # the service, its pages, a worker and a lookup server, on this machine
     icestream serve            # the service alone
     icestream worker           # a worker, on any Spark master
     icestream tables list --status blocked

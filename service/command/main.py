@@ -40,7 +40,7 @@ Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the 
 
 @app.command()
 def up(host: Host = None, port: Port = None, data_dir: DataDir = None, browser: Browser = True) -> None:
-    """Start everything on this machine: the service with its page, and one worker."""
+    """Start everything on this machine: the service with its page, one worker and a lookup server."""
     _run_up(_settings(host=host, port=port, data_dir=data_dir), browser=browser, demo=None)
 
 

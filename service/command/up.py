@@ -1,4 +1,6 @@
-"""`icestream up`: the service and, as a child in a session of its own, one worker; on SQLite and local files.
+"""`icestream up`: the service and, as children in sessions of their own, a worker and a lookup server.
+
+All of it on SQLite and local files.
 
 Everything lies in one data directory, and the next start goes on from there:
 

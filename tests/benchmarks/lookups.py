@@ -311,7 +311,8 @@ def measure_lookups(table: Table, rounds: int, clients: int, seconds: float) -> 
         told = (
             f"The first answer of a new server took {cold:.2f} s. {clients} clients, which share the two"
             f" cores with both servers, got {len(of_clients) / seconds:,.0f} answers a second."
-            f" The lookup server took {mebibytes(high_water_mark(pid))} of memory (RSS) at most."
+            f" The lookup server took {mebibytes(high_water_mark(pid))} of memory (RSS) at most, over all of"
+            " its answers in the table below."
         )
     return measured, told
 
