@@ -10,6 +10,7 @@ import pytest
 from pyarrow import orc
 from pyroaring import BitMap64
 
+from tests import decimals
 from tests.worker.deletes.files import data_file, delete_file, position_delete_file, positions
 from tests.worker.keys.test_read import FlakyStorage
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
@@ -44,6 +45,12 @@ def test_columns_are_found_by_field_id(tmp_path: Path) -> None:
     pq.write_table(pa.table([[7], ["a"]], schema=schema), tmp_path / "renamed.parquet")
     found = existing_deletes(Storage(), [data_file("a")], [delete_file(str(tmp_path / "renamed.parquet"))])
     assert positions(found) == {"a": [7]}
+
+
+def test_decimals_of_no_scale_are_damage(tmp_path: Path) -> None:
+    delete = delete_file(str(decimals.parquet_file(tmp_path / "p.parquet", "file_path")))
+    with pytest.raises(UnreadableDeleteFileError, match="scale is not from 0 to 76"):
+        existing_deletes(Storage(), [data_file("a")], [delete])
 
 
 def test_deletes_apply_at_the_same_sequence_number_and_not_to_newer_files(tmp_path: Path) -> None:
