@@ -70,11 +70,9 @@ async def tell_key_history(
     looked at.
     """
     figures: LookupFigures = request.app.state.lookup_figures
-    shares: Shares = request.app.state.lookup_shares
     with figures.counted(body.snapshots):
         asked = await history.begin(request, caller, body.snapshots)
-        async with shares.of(caller):
-            return await history.tell(request, settings, asked, body)
+        return await history.tell(request, settings, asked, body)
 
 
 async def _answer(

@@ -34,6 +34,7 @@ from service.lookups.models import (
     NotTold,
 )
 from service.lookups.servers import Allowance, LookupServers
+from service.lookups.shares import Shares
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -54,6 +55,7 @@ Answer = LookupAnswer | IcestreamError
 class Asked:
     """A table that somebody may ask about, and its metadata as the catalog names it now."""
 
+    caller: Principal
     table: EnrolledTable
     catalog: Catalog
     metadata: TableMetadata
@@ -71,19 +73,20 @@ async def begin(request: Request, caller: Principal, snapshots: int) -> Asked:
         asked_at = time.monotonic()
         load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
         loaded = await threads.run(request, catalog.id, load)
-    return Asked(table, catalog, loaded.metadata, Head(loaded.metadata_location, asked_at))
+    return Asked(caller, table, catalog, loaded.metadata, Head(loaded.metadata_location, asked_at))
 
 
 async def tell(request: Request, settings: Settings, asked: Asked, body: KeyHistoryRequest) -> KeyHistory:
     """Raises IcestreamError: what is wrong with the question, or why nothing is told of any snapshot."""
     servers: LookupServers = request.app.state.lookup_servers
+    shares: Shares = request.app.state.lookup_shares
     snapshots, earlier = _snapshots(asked, body)
     answers: list[Answer] = []
     # Without a snapshot, the servers say what is wrong with the branch, or that the table is empty.
     wanted: list[int | None] = [one.snapshot_id for one in snapshots]
     allowance = Allowance(time.monotonic() + _SECONDS, _ANSWER_BYTES)
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(_SECONDS), shares.of(asked.caller):
             for snapshot_id in wanted or [body.snapshot_id]:
                 question = _question(settings, asked, body, snapshot_id)
                 answers.append(await _answer(servers, question, allowance))
