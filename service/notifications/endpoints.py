@@ -51,5 +51,5 @@ def notify_by_event(
     It may be one of S3 (its own notifications, or by EventBridge), of Cloud Storage (pushed by Pub/Sub) or of
     Azure's Event Grid.
     """
-    told = CatalogNotification.model_construct(tables=[], locations=places_of(body))
+    told = CatalogNotification.model_construct(tables=[], locations=places_of(body.model_extra or {}))
     return service.notify_of_tables(session, get_catalog(session, catalog_id), told)

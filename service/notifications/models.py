@@ -1,6 +1,6 @@
 """What is told of tables that have changed."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
@@ -30,10 +30,11 @@ class CatalogNotification(Message):
         return self
 
 
-StoreEvent = Annotated[
-    dict[str, Any],
-    ModelField(
-        description="The event has the form in which the store sends it.",
+class StoreEvent(Message):
+    """The event has the form in which the store sends it."""
+
+    model_config = ConfigDict(
+        extra="allow",
         json_schema_extra=example(
             {
                 "source": "aws.s3",
@@ -41,8 +42,7 @@ StoreEvent = Annotated[
                 "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t/metadata/1.metadata.json"}},
             }
         ),
-    ),
-]
+    )
 
 
 class Notified(Message):

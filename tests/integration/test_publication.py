@@ -101,6 +101,7 @@ def test_what_flink_stages_is_published_while_it_writes(
     assert {job["status"] for job in icestream.jobs(table_id)} <= {"succeeded", "queued", "running"}
 
 
+@pytest.mark.thorough
 @V2_FIRST
 def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_published(
     format_version: Literal[2, 3],

@@ -11,7 +11,7 @@ from tests.soak.world import World
 from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
-FEW, BATCH = 5, 20
+FEW, BATCH = 3, 20
 SHRINKING_SECONDS = 30
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.soak.test_faults import find
-from tests.thorough import first_always
 from tests.writers.history import WRITERS
 from tests.writers.served import Served
 from worker.table.row_delta import validator_of
@@ -38,6 +37,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@first_always("fault", list(FAULTS))
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_writers_is_found(served: Served, fault: str) -> None:
     find(served, FAULTS[fault], WRITERS)
