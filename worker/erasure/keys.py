@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote_plus
@@ -18,9 +20,11 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import DateType, IntegerType, LongType
 
+from worker.erasure.trace import NOTHING
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.values import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
+from worker.process.errors import JobError
 from worker.table.manifests import EntryValues, ListValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
@@ -32,6 +36,12 @@ _SHORT = 4
 _WORDS = re.compile(r"""[=/,;|&\s"'(){}\[\]]+""")  # what is between them
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 _NO_NAMES: Mapping[int, frozenset[str]] = {}
+
+
+class UnreadableValueError(JobError):
+    code = "unreadable_value"
+    title = "A value in a metadata file can't be read"
+    remedy = "Restore the file, or rewrite the table's manifests (rewrite_manifests), and erase again."
 
 
 class ErasedKeys:
@@ -79,7 +89,7 @@ class ErasedKeys:
                     found |= self._cut_to(at, lower) | self._cut_to(at, _before(upper))
             for field, written in partition:
                 if field.source_id == column.field_id and _keeps_type(field, column):
-                    value = from_single_value(written, column)
+                    value = _from_partition(written, column)
                     if _is_whole(field, value, may_be_cut=entry.is_removed):
                         found |= self._values[at].get(value, frozenset())
             return found.union(*(self._in_path(at, path) for path in entry.paths))
@@ -103,6 +113,20 @@ class ErasedKeys:
                     value = None if bound is None else _from_bound(bound, column)
                     if value is not None and _is_whole(field, value, may_be_cut=not is_named):
                         found |= self._having(at, value)
+            return found
+
+        return self._in_all_columns(of_column)
+
+    def in_any_bound(self, told: ListValues) -> frozenset[int]:
+        """The keys of which each value may be a bound of some field, whichever that is."""
+        bounds = [bound for both in told.bounds for bound in both if bound is not None]
+
+        def of_column(at: int, column: KeyColumn) -> frozenset[int]:
+            found = NOTHING
+            for bound in bounds:
+                with suppress(UnreadableValueError):
+                    value = _from_bound(bound, column)
+                    found |= self._having(at, value) | self._cut_to(at, value)
             return found
 
         return self._in_all_columns(of_column)
@@ -356,4 +380,19 @@ def _from_bounds(bounds: Iterable[bytes | None], column: KeyColumn) -> Iterator[
 
 
 def _from_bound(bound: bytes, column: KeyColumn) -> Any:
-    return to_key_value(from_bytes(column.iceberg_type, bound), column)
+    with _readable(column):
+        return to_key_value(from_bytes(column.iceberg_type, bound), column)
+
+
+def _from_partition(written: Any, column: KeyColumn) -> Any:
+    with _readable(column):
+        return from_single_value(written, column)
+
+
+@contextmanager
+def _readable(column: KeyColumn) -> Iterator[None]:
+    """Damaged values raise errors of many kinds."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, struct.error) as error:
+        raise UnreadableValueError(f"a value of {column.name} can't be read: {error}") from error

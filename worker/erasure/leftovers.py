@@ -9,44 +9,31 @@ from __future__ import annotations
 import json
 import re
 import struct
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from trust.bounds import ANSWER_BYTES, PACKED_METADATA, LimitExceededError, unpacked
+from trust.bounds import ANSWER_BYTES, LimitExceededError, unpacked
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.look import LookTask
-from worker.erasure.positions import look_at_puffin
-from worker.erasure.trace import Trace, unreadable
-from worker.io.file_formats import field_id_of, open_columns
+from worker.erasure.trace import Trace
+from worker.io.file_formats import open_columns
 from worker.io.storage import Storage, StoredFile
-from worker.keys.read import key_reader
 from worker.process.errors import JobError, Reason
-from worker.table.files import DataFile, PartitionKey
 from worker.table.manifests import (
-    Manifest,
-    read_entry_values,
-    read_list_values,
     read_manifest,
     read_manifest_list,
-    spec_id_of,
 )
 
-_NO_PARTITION = PartitionKey(-1, "[]")
-_GZIP = b"\x1f\x8b"
-_MALFORMED = (
+GZIP = b"\x1f\x8b"
+MALFORMED = (
     ValueError,
     TypeError,
     AttributeError,
@@ -57,20 +44,21 @@ _MALFORMED = (
 )
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 UNNAMED_AT_MOST = 100_000
-_SMALL_BYTES = 4 * 2**20
 _PARTITION = "partition"  # column of statistics of partitions
-_one_large = threading.Lock()
-"""Of larger files, one at a time is read whole."""
-_TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
+TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
 TOO_MANY = Reason(
     "too_many_unnamed_files",
     f"there are more than {UNNAMED_AT_MOST:,} files that no snapshot names, and so many were looked at",
     "Remove the table's orphan files (remove_orphan_files), and erase again.",
 )
-_UNKNOWN_FORM = Reason(
+WHOSE_IS_IT = (
+    "See whose file it is first: a table may lie inside this one's location. If nothing needs it, delete it,"
+    " and erase again."
+)
+UNKNOWN_FORM = Reason(
     "unknown_form",
     "it is of a form that can't be looked through",
-    "Look at the file; if nothing needs it, delete it, and erase again.",
+    WHOSE_IS_IT,
 )
 
 
@@ -104,7 +92,7 @@ def look_at_partition_statistics(
         return read()
     except FileNotFoundError:
         return Trace()
-    except (OSError, pa.ArrowException, JobError, *_MALFORMED, EOFError, StopIteration) as error:
+    except (OSError, pa.ArrowException, JobError, *MALFORMED, EOFError, StopIteration) as error:
         if storage.is_at_fault(error, [location], read):
             raise
         remedy = "Remove the table's partition statistics, and erase again."
@@ -114,35 +102,28 @@ def look_at_partition_statistics(
 def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:
     """What the properties of a table and of its snapshots tell, also of a file that gzip has packed."""
     try:
-        content = _read(storage, location)
+        content = read_whole(storage, location)
         size_bytes = len(content)
-        if content.startswith(_GZIP):
+        if content.startswith(GZIP):
             content = unpacked(content, location)
         told = json.loads(content)
         if not isinstance(told, dict) or "format-version" not in told:
-            return Trace(why=_UNKNOWN_FORM)
-        return Trace(_told_in(told, keys), size_bytes=size_bytes)
+            return Trace(why=UNKNOWN_FORM)
+        return Trace(told_in_metadata(told, keys), size_bytes=size_bytes)
     except FileNotFoundError:
         return Trace()  # an old one that is named and gone
-    except (*_MALFORMED, LocationNotAllowedError, LimitExceededError) as error:
+    except (*MALFORMED, LocationNotAllowedError, LimitExceededError) as error:
         return Trace(why=Reason("unreadable_metadata", str(error), "Restore the file."))
 
 
-def _read(storage: Storage, location: str) -> bytes:
+def read_whole(storage: Storage, location: str) -> bytes:
     content = storage.read(location, 0, ANSWER_BYTES + 1)
     if len(content) > ANSWER_BYTES:
-        raise ValueError(_TOO_LARGE)
+        raise ValueError(TOO_LARGE)
     return content
 
 
-def _read_whole(size_bytes: int) -> AbstractContextManager[object]:
-    """While a file of that size is in memory, with what is made of it. Raises ValueError for a larger one."""
-    if size_bytes > ANSWER_BYTES:
-        raise ValueError(_TOO_LARGE)
-    return _one_large if size_bytes > _SMALL_BYTES else nullcontext()
-
-
-def _told_in(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
+def told_in_metadata(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
     """What people wrote into a table's metadata, and where its files lie. Names of columns are no values."""
     found = keys.in_texts(_texts(metadata))
     for field in _fields([*metadata.get("schemas", ()), metadata.get("schema", {})]):
@@ -150,7 +131,7 @@ def _told_in(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
         for default in ("initial-default", "write-default"):
             if default in field:
                 found |= keys.in_default(field["id"], field[default])
-    places = (value for value in _scalars(metadata) if isinstance(value, str) and "=" in value)
+    places = (value for value in scalars(metadata) if isinstance(value, str) and "=" in value)
     return found.union(*(keys.in_path(place) for place in places))
 
 
@@ -177,69 +158,7 @@ def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
     yield from metadata.get("refs", {})
 
 
-def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile]:
-    """What lies under the table's location and is not named. Raises OSError where that can't be listed."""
-    known = {place_of(path) for path in named}
-    return [
-        file for file in table.storage.walk(table.metadata.location) if place_of(file.location) not in known
-    ]
-
-
-def look_at_unnamed(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """What a file tells that nobody names, by how it begins, since its name may say anything; and by its
-    place. Raises OSError (a retry can help)."""
-    inside = _look_inside(table, keys, file)
-    return replace(inside, keys=inside.keys | keys.in_path(file.location))
-
-
-def _look_inside(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    storage = table.storage
-    try:
-        match storage.read(file.location, 0, 4):
-            case b"PAR1":
-                return _look_at_rows(table, keys, file, "parquet")
-            case beginning if beginning.startswith(b"ORC"):
-                return _look_at_rows(table, keys, file, "orc")
-            case b"Obj\x01":
-                with _read_whole(file.size_bytes):
-                    return _look_at_manifest(table, keys, file)
-            case b"PFA1":
-                return look_at_puffin(storage, keys, file.location, file.size_bytes)
-            case b"crc\x00" | b"":  # checksums
-                return Trace(size_bytes=file.size_bytes)
-            case beginning if beginning.startswith(_GZIP):
-                if not file.name.endswith(PACKED_METADATA):
-                    return Trace(why=_UNKNOWN_FORM)
-                with _one_large:
-                    return look_at_metadata(storage, keys, file.location)
-        with _read_whole(file.size_bytes):
-            return _look_at_text(storage, keys, file)
-    except FileNotFoundError:
-        return Trace()  # whoever wrote it has removed it
-    except (JobError, *_MALFORMED, EOFError, LocationNotAllowedError) as error:
-        return Trace(why=unreadable(error))
-
-
-def _look_at_text(storage: Storage, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """Plain UTF-8: of JSON each value, of anything else what stands in it."""
-    content = _read(storage, file.location)
-    text = content.decode()
-    if file.name == "version-hint.text" and text.strip().isdecimal():
-        return Trace(size_bytes=file.size_bytes)
-    if "\0" in text:  # UTF-16, or no text
-        return Trace(why=_UNKNOWN_FORM)
-    try:
-        told = json.loads(content)
-    except ValueError:
-        found = keys.in_bytes(content)
-    else:
-        if isinstance(told, dict) and "format-version" in told:
-            return Trace(_told_in(told, keys), size_bytes=file.size_bytes)
-        found = keys.in_scalars(_scalars(told))
-    return Trace(why=_UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
-
-
-def _scalars(told: Any) -> Iterator[Any]:
+def scalars(told: Any) -> Iterator[Any]:
     """The names and values of JSON."""
     left = [told]
     while left:
@@ -252,36 +171,12 @@ def _scalars(told: Any) -> Iterator[Any]:
                 yield scalar
 
 
-def _look_at_rows(table: PinnedTable, keys: ErasedKeys, file: StoredFile, kind: str) -> Trace:
-    with open_columns(table.storage, file.location, kind, file.size_bytes) as source:
-        rows = source.rows or 0
-        if all(field_id_of(field) is None for field in source.schema):  # whatever its columns are called
-            return Trace(why=_UNKNOWN_FORM)
-    described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
-    reader = key_reader(table.metadata, table.storage, keys.key_set)
-    return LookTask(reader, [described]).run(keys.wanted)[file.location]
-
-
-def _look_at_manifest(table: PinnedTable, keys: ErasedKeys, file: StoredFile) -> Trace:
-    """A manifest, or a list of these."""
-    io = table.storage.io
-    spec_id = spec_id_of(io, file.location)
-    specs = {spec.spec_id: spec for spec in table.metadata.partition_specs}
-    if spec_id is None:
-        found = frozenset[int]()
-        for told in read_list_values(io, file.location):
-            if told.bounds and told.partition_spec_id not in specs:
-                return Trace(found, _UNKNOWN_FORM)
-            if told.bounds:
-                found |= keys.in_list(told, specs[told.partition_spec_id], is_named=False)
-        return Trace(found, size_bytes=file.size_bytes)
-    if spec_id not in specs:
-        return Trace(why=_UNKNOWN_FORM)
-    manifest = Manifest(file.location, spec_id, ManifestContent.DATA, 0, None, None)
-    spec = specs[spec_id]
-    entries = read_entry_values(io, manifest, spec)
-    found = frozenset(number for entry in entries for number in keys.in_entry(entry, spec))
-    return Trace(found, size_bytes=file.size_bytes)
+def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile]:
+    """What lies under the table's location and is not named. Raises OSError where that can't be listed."""
+    known = {place_of(path) for path in named}
+    return [
+        file for file in table.storage.walk(table.metadata.location) if place_of(file.location) not in known
+    ]
 
 
 def named_by_expired(table: PinnedTable, snapshot_ids: Collection[int]) -> set[str]:

@@ -24,6 +24,8 @@ from worker.table.files import DeleteFile
 from worker.table.manifests import FILE_PATH_FIELD_ID
 
 _DELETED_ROW_FIELD_ID = 2147483544
+POSITION_FIELD_IDS = frozenset({FILE_PATH_FIELD_ID, 2147483545, _DELETED_ROW_FIELD_ID})
+"""Of the columns that a file of position deletes may have."""
 _DELETED_ROWS = Reason(
     "deleted_rows_kept",
     "it may keep the rows that it deletes",

@@ -28,7 +28,6 @@ from worker.erasure.leftovers import (
     UNNAMED_AT_MOST,
     look_at_metadata,
     look_at_partition_statistics,
-    look_at_unnamed,
     metadata_files,
     named_by_expired,
     place_of,
@@ -41,6 +40,7 @@ from worker.erasure.positions import look_at_puffin
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
+from worker.erasure.unnamed import Unnamed
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import StoredFile
 from worker.jobs.conversion import Conversion
@@ -304,16 +304,15 @@ class _Erasure:
         try:
             with self._job.stage("look"):
                 files = unnamed_files(table, named)
-            files = self._without_expired(table, files)
-            if len(files) > UNNAMED_AT_MOST:
-                findings.miss(location, TOO_MANY)
-                files = files[:UNNAMED_AT_MOST]
-            with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
-                looked = threads.map(lambda file: look_at_unnamed(table, self._keys, file), files)
-                traces = dict(zip(files, looked, strict=True))
         except (OSError, LocationNotAllowedError) as error:
             findings.miss(location, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
             return
+        files = self._without_expired(table, files)
+        if len(files) > UNNAMED_AT_MOST:
+            findings.miss(location, TOO_MANY)
+            files = files[:UNNAMED_AT_MOST]
+        with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
+            traces = dict(zip(files, threads.map(Unnamed(table, self._keys).look, files), strict=True))
         self._look.traces |= {file.location: trace for file, trace in traces.items()}
         telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
         for file, trace in telling.items():
@@ -374,7 +373,8 @@ _STATISTICS = Hold(
 _ORPHAN = Hold(
     "orphan_file",
     "No snapshot names the file; somebody may be about to commit it.",
-    "Remove the table's orphan files (remove_orphan_files), and erase again.",
+    "See whose file it is first: a table may lie inside this one's location. If nobody's, remove the table's"
+    " orphan files (remove_orphan_files), and erase again.",
 )
 _LIST_REMEDY = "Let the worker list the table's location, and erase again."
 _CAME_MEANWHILE = Hold(

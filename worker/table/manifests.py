@@ -210,11 +210,16 @@ def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> It
         NestedField(0, "status", IntegerType(), required=True),
         NestedField(2, "data_file", StructType(*fields), required=True),
     )
-    for status, (path, values, lower, upper, referenced) in file.rows(schema):
-        low, high = lower or {}, upper or {}
-        bounds = {field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()}
-        paths = (path,) if referenced is None else (path, referenced)
-        yield EntryValues(paths, status == DELETED, bounds, _partition_values(values, partition_type, spec))
+    with file.told_as_corrupt():
+        for status, (path, values, lower, upper, referenced) in file.rows(schema):
+            low, high = lower or {}, upper or {}
+            bounds = {
+                field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()
+            }
+            paths = (path,) if referenced is None else (path, referenced)
+            yield EntryValues(
+                paths, status == DELETED, bounds, _partition_values(values, partition_type, spec)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +244,10 @@ def read_list_values(io: FileIO, location: str) -> list[ListValues]:
         ]
 
 
-def spec_id_of(io: FileIO, location: str) -> int | None:
-    """Of a manifest, as it says itself; None for another file of Avro. Raises as `read_snapshot_files`."""
-    told = _AvroFile(io, location).properties.get("partition-spec-id")
-    return None if told is None else int(told)
+def read_header(io: FileIO, location: str) -> tuple[Schema, Mapping[str, str]]:
+    """The columns of a file of Avro, and what it says of itself. Raises as `read_snapshot_files`."""
+    file = _AvroFile(io, location)
+    return file.schema, file.properties
 
 
 def is_global(spec: PartitionSpec) -> bool:

@@ -23,7 +23,7 @@ from tests.worker.jobs.test_erasure import (
 )
 from tests.worker.jobs.test_erasure import erase as erase
 from tests.worker.jobs.test_erasure import new_table as new_table
-from worker.erasure import leftovers
+from worker.erasure import leftovers, unnamed
 from worker.jobs import erasure
 
 pytestmark = pytest.mark.integration
@@ -131,10 +131,10 @@ def test_what_is_too_large_or_too_much_leaves_the_keys_unknown(
     table.append([row(0)])
     data = place_of(table) / "data"
     with monkeypatch.context() as patched:
-        patched.setattr(leftovers, "ANSWER_BYTES", 50_000)
+        patched.setattr(unnamed, "ANSWER_BYTES", 50_000)
         _write(data / "large.avro", b"Obj\x01" + bytes(50_000))
         (told,) = erase(7)["held"]
-        assert (told["holder"], told["reason"]) == ("unreadable_file", leftovers._TOO_LARGE)
+        assert (told["holder"], told["reason"]) == ("unreadable_file", leftovers.TOO_LARGE)
     _write(data / "large.avro", b"a")
     _write(data / "other", b"b")
     assert erase(7)["counts"] == ALL_GONE

@@ -1,0 +1,96 @@
+"""Whether the field ids of a file that nobody names are those of this table: else they say nothing.
+
+Another table, or one that lay here before, gives the same ids to other columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema, make_compatible_name
+from pyiceberg.table.metadata import TableMetadata
+
+from worker.io.file_formats import field_id_of
+
+_NO_NAMES: frozenset[str] = frozenset()
+_LINEAGE = frozenset({2147483540, 2147483539})
+"""Ids of rows, and the sequence numbers of their last updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """Of each schema that a table had: id -> what files may call the column, and its kind."""
+
+    schemas: tuple[Mapping[int, tuple[frozenset[str], str]], ...]
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Self:
+        return cls(tuple(dict(_described(schema)) for schema in metadata.schemas))
+
+    def has_written(self, file: pa.Schema) -> bool:
+        """Whether one of the schemas has each column of a file: with its id, its name and its kind."""
+        found = list(_fields(file))
+        return any(
+            all(
+                field_id in _LINEAGE or _is_described(schema, field_id, name, kind)
+                for field_id, name, kind in found
+            )
+            for schema in self.schemas
+        )
+
+    def has_schema(self, other: Schema) -> bool:
+        """Whether one of the schemas has each column of another one."""
+        sought = dict(_described(other))
+        return any(sought.items() <= schema.items() for schema in self.schemas)
+
+
+def _is_described(
+    schema: Mapping[int, tuple[frozenset[str], str]], field_id: int | None, name: str, kind: str
+) -> bool:
+    names, known = schema.get(-1 if field_id is None else field_id, (_NO_NAMES, ""))
+    return name in names and kind == known
+
+
+def _described(schema: Schema) -> Iterator[tuple[int, tuple[frozenset[str], str]]]:
+    for field_id in schema.field_ids:
+        name = schema.find_column_name(field_id) or ""
+        written = ".".join(make_compatible_name(part) for part in name.split("."))  # as Parquet and Avro do
+        kind = _kind(schema_to_pyarrow(schema.find_type(field_id)))
+        yield field_id, (frozenset({name, written}), kind)
+
+
+def _fields(fields: Iterable[pa.Field], above: str = "") -> Iterator[tuple[int | None, str, str]]:
+    """The fields of a file outside lists and maps, in which no key lies."""
+    for field in fields:
+        yield field_id_of(field), above + field.name, _kind(field.type)
+        if pa.types.is_struct(field.type):
+            yield from _fields(field.type, f"{above}{field.name}.")
+
+
+def _kind(of: pa.DataType) -> str:
+    """The same for all types that a column may have had, or that files may give it."""
+    is_type = pa.types
+    if isinstance(of, pa.ExtensionType):
+        of = of.storage_type
+    if is_type.is_dictionary(of):
+        of = of.value_type
+    if is_type.is_temporal(of):
+        return "time"
+    if is_type.is_string(of) or is_type.is_large_string(of) or is_type.is_string_view(of):
+        return "bytes"
+    if is_type.is_binary(of) or is_type.is_large_binary(of) or is_type.is_fixed_size_binary(of):
+        return "bytes"
+    kinds = {
+        "integer": is_type.is_integer,
+        "fraction": is_type.is_floating,
+        "decimal": is_type.is_decimal,
+        "boolean": is_type.is_boolean,
+        "struct": is_type.is_struct,
+        "list": lambda one: is_type.is_list(one) or is_type.is_large_list(one),
+        "map": is_type.is_map,
+    }
+    return next((kind for kind, has in kinds.items() if has(of)), str(of))

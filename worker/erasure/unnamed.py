@@ -1,0 +1,215 @@
+"""Files that no snapshot names, looked through by how they begin, since their names may say anything.
+
+Invariant: a file is clean only if all that may tell a key was read as what it is. Whatever is of another
+table, or of a form that is not known, leaves the keys unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+
+from trust.bounds import ANSWER_BYTES, PACKED_METADATA
+from trust.locations import LocationNotAllowedError
+from worker.attempt.pinned_table import PinnedTable
+from worker.erasure.columns import TableColumns
+from worker.erasure.keys import ErasedKeys
+from worker.erasure.leftovers import (
+    GZIP,
+    MALFORMED,
+    TOO_LARGE,
+    UNKNOWN_FORM,
+    WHOSE_IS_IT,
+    look_at_metadata,
+    read_whole,
+    scalars,
+    told_in_metadata,
+)
+from worker.erasure.look import LookTask
+from worker.erasure.positions import POSITION_FIELD_IDS, look_at_positions, look_at_puffin
+from worker.erasure.trace import NOTHING, Trace, unreadable
+from worker.io.file_formats import field_id_of, open_columns
+from worker.io.storage import StoredFile, lacks_own_memory
+from worker.keys.read import key_reader
+from worker.process.errors import JobError, Reason
+from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
+from worker.table.manifests import (
+    FILE_PATH_FIELD_ID,
+    Manifest,
+    read_entry_values,
+    read_header,
+    read_list_values,
+)
+
+_NO_PARTITION = PartitionKey(-1, "[]")
+_SMALL_BYTES = 4 * 2**20
+_one_large = threading.Lock()
+"""Of larger files, one at a time is read whole."""
+_FOREIGN = Reason(
+    "foreign_columns",
+    "its columns are none that this table ever had: it may be another table's, or an earlier one's",
+    WHOSE_IS_IT,
+)
+_ENTRY_IDS = frozenset(range(5))
+_CONTENT_IDS = frozenset(range(100, 200))
+_LIST_IDS = frozenset(range(500, 600))
+"""Ids of fields that the specification gives to entries of manifests, to files in them, and to lists."""
+_CHECKSUMS = struct.Struct(">4si")  # as Hadoop writes them: magic, bytes of each
+_CHUNK_AT_MOST = 2**20
+
+
+class Unnamed:
+    """Looks through files in a table's location that nobody names."""
+
+    def __init__(self, table: PinnedTable, keys: ErasedKeys) -> None:
+        self._metadata = table.metadata
+        self._storage = table.storage
+        self._keys = keys
+        self._columns = TableColumns.of(table.metadata)
+        self._specs = {spec.spec_id: spec for spec in table.metadata.partition_specs}
+
+    def look(self, file: StoredFile) -> Trace:
+        """What a file tells, and its place."""
+        inside = self._look_inside(file)
+        why = inside.why and inside.why._replace(remedy=WHOSE_IS_IT)  # whatever else would help a named one
+        return replace(inside, keys=inside.keys | self._keys.in_path(file.location), why=why)
+
+    def _look_inside(self, file: StoredFile) -> Trace:
+        try:
+            return self._by_beginning(file)
+        except FileNotFoundError:
+            return Trace()  # whoever wrote it has removed it
+        except (JobError, *MALFORMED, OSError, EOFError, LocationNotAllowedError) as error:
+            if lacks_own_memory(error):
+                raise
+            return Trace(why=unreadable(error))
+
+    def _by_beginning(self, file: StoredFile) -> Trace:
+        match self._storage.read(file.location, 0, 4):
+            case b"":
+                return Trace()
+            case b"PAR1":
+                return self._look_at_rows(file, "parquet")
+            case beginning if beginning.startswith(b"ORC"):
+                return self._look_at_rows(file, "orc")
+            case b"Obj\x01":
+                with _whole(file.size_bytes):
+                    return self._look_at_avro(file)
+            case b"PFA1":
+                return look_at_puffin(self._storage, self._keys, file.location, file.size_bytes)
+            case b"crc\x00":
+                with _whole(file.size_bytes):
+                    return self._look_at_checksums(file)
+            case beginning if beginning.startswith(GZIP):
+                if not file.name.endswith(PACKED_METADATA):
+                    return Trace(why=UNKNOWN_FORM)
+                with _one_large:
+                    return look_at_metadata(self._storage, self._keys, file.location)
+        with _whole(file.size_bytes):
+            return self._look_at_text(file)
+
+    def _look_at_rows(self, file: StoredFile, kind: str) -> Trace:
+        with open_columns(self._storage, file.location, kind, file.size_bytes) as source:
+            schema, rows = source.schema, source.rows
+            if rows is None:
+                rows = sum(batch.num_rows for batch in source.batches([(schema.names[0],)]))
+        ids = {field_id_of(field) for field in schema}
+        if FILE_PATH_FIELD_ID in ids and ids <= POSITION_FIELD_IDS:
+            deletes = DeleteFile(
+                FileContent.POSITION_DELETES, file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0
+            )
+            return look_at_positions(self._storage, self._keys, deletes)
+        if not self._columns.has_written(schema):
+            return Trace(why=_FOREIGN)
+        described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
+        reader = key_reader(self._metadata, self._storage, self._keys.key_set)
+        return LookTask(reader, [described]).run(self._keys.wanted)[file.location]
+
+    def _look_at_avro(self, file: StoredFile) -> Trace:
+        """A manifest, a list of these, or rows."""
+        schema, properties = read_header(self._storage.io, file.location)
+        ids = frozenset(field.field_id for field in schema.fields)
+        if "partition-spec-id" in properties:
+            spec = self._specs.get(int(properties["partition-spec-id"]))
+            if spec is None or not self._is_own_manifest(schema, properties, spec):
+                return Trace(why=_FOREIGN)
+            return self._look_at_manifest(file, spec)
+        if ids and ids <= _LIST_IDS:
+            return self._look_at_list(file)
+        return self._look_at_rows(file, "avro")
+
+    def _is_own_manifest(self, schema: Schema, properties: Mapping[str, str], spec: PartitionSpec) -> bool:
+        """Whether ids of columns mean in a manifest what they mean in this table."""
+        content = schema.find_field(2).field_type
+        if not isinstance(content, StructType):
+            return False
+        fields = (frozenset(field.field_id for field in of.fields) for of in (schema, content))
+        if not all(ids <= known for ids, known in zip(fields, (_ENTRY_IDS, _CONTENT_IDS), strict=True)):
+            return False
+        written = PartitionSpec.model_validate(
+            {"spec-id": spec.spec_id, "fields": json.loads(properties["partition-spec"])}
+        )
+        return written == spec and self._columns.has_schema(Schema.model_validate_json(properties["schema"]))
+
+    def _look_at_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
+        manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)
+        entries = read_entry_values(self._storage.io, manifest, spec)
+        found = NOTHING.union(*(self._keys.in_entry(entry, spec) for entry in entries))
+        return Trace(found, size_bytes=file.size_bytes)
+
+    def _look_at_list(self, file: StoredFile) -> Trace:
+        """It does not say which table's it is: what is no key by this table's fields may be one by others."""
+        found = NOTHING
+        for told in read_list_values(self._storage.io, file.location):
+            found |= self._keys.in_path(told.manifest_path)
+            if told.bounds and told.partition_spec_id not in self._specs:
+                return Trace(found, _FOREIGN)
+            if told.bounds:
+                found |= self._keys.in_list(told, self._specs[told.partition_spec_id], is_named=False)
+            if not self._keys.in_any_bound(told) <= found:
+                return Trace(found, _FOREIGN)
+        return Trace(found, size_bytes=file.size_bytes)
+
+    def _look_at_checksums(self, file: StoredFile) -> Trace:
+        content = read_whole(self._storage, file.location)
+        found = self._keys.in_bytes(content) or NOTHING
+        if len(content) < _CHECKSUMS.size or not file.name.endswith(".crc"):
+            return Trace(found, UNKNOWN_FORM)
+        _, chunk_bytes = _CHECKSUMS.unpack_from(content)
+        if (len(content) - _CHECKSUMS.size) % 4 or not 0 < chunk_bytes <= _CHUNK_AT_MOST:
+            return Trace(found, UNKNOWN_FORM)
+        return Trace(found, size_bytes=file.size_bytes)
+
+    def _look_at_text(self, file: StoredFile) -> Trace:
+        """Plain UTF-8: of JSON each value, of anything else what stands in it."""
+        content = read_whole(self._storage, file.location)
+        text = content.decode()
+        if file.name == "version-hint.text" and text.strip().isdecimal():
+            return Trace(size_bytes=file.size_bytes)
+        if "\0" in text:  # UTF-16, or no text
+            return Trace(why=UNKNOWN_FORM)
+        try:
+            told = json.loads(content)
+        except ValueError:
+            found = self._keys.in_bytes(content)
+        else:
+            if isinstance(told, dict) and "format-version" in told:
+                return Trace(told_in_metadata(told, self._keys), size_bytes=file.size_bytes)
+            found = self._keys.in_scalars(scalars(told))
+        return Trace(why=UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
+
+
+def _whole(size_bytes: int) -> AbstractContextManager[object]:
+    """While a file of that size is in memory, with what is made of it. Raises ValueError for a larger one."""
+    if size_bytes > ANSWER_BYTES:
+        raise ValueError(TOO_LARGE)
+    return _one_large if size_bytes > _SMALL_BYTES else nullcontext()
