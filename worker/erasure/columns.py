@@ -1,6 +1,6 @@
-"""Whether the field ids of a file that nobody names are those of this table: else they say nothing.
+"""What columns were called at any time, and whether the field ids of a file are those of this table.
 
-Another table, or one that lay here before, gives the same ids to other columns.
+Another table, or one that lay here before, gives the same ids to other columns: they say nothing then.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from worker.io.file_formats import field_id_of
+from worker.keys.key_set import KeySet
 
 _NO_NAMES: frozenset[str] = frozenset()
 _LINEAGE = frozenset({2147483540, 2147483539})
@@ -46,6 +48,32 @@ class TableColumns:
         """Whether one of the schemas has each column of another one."""
         sought = dict(_described(other))
         return any(sought.items() <= schema.items() for schema in self.schemas)
+
+
+def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset[str]]:
+    """Field id -> what a key column was called at any time, and partitions of its values as they are."""
+    found: dict[int, set[str]] = {field_id: set() for field_id in key_set.equality_field_ids}
+    for schema in metadata.schemas:
+        for field_id, names in found.items():
+            if (name := schema.find_column_name(field_id)) is not None:
+                names |= {name, name.rpartition(".")[2]}
+    for spec in metadata.partition_specs:
+        for field in spec.fields:
+            if field.source_id in found and isinstance(field.transform, IdentityTransform | DayTransform):
+                found[field.source_id].add(field.name)
+    return {field_id: frozenset(names) for field_id, names in found.items()}
+
+
+def former_ids(metadata: TableMetadata, key_set: KeySet) -> frozenset[int]:
+    """Of columns that were called like one of the key and were dropped, as whoever changes its type does.
+
+    Files that were written before have their values still.
+    """
+    own = {*key_set.equality_field_ids}
+    found = [(schema.find_column_name(one), one) for schema in metadata.schemas for one in schema.field_ids]
+    names = {name for name, field_id in found if field_id in own}
+    left = own | metadata.schema().field_ids
+    return frozenset(field_id for name, field_id in found if name in names and field_id not in left)
 
 
 def _is_described(

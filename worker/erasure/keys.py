@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform
+from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import DateType, IntegerType, LongType
 
 from worker.erasure.trace import NOTHING
@@ -51,10 +50,15 @@ class ErasedKeys:
     """
 
     def __init__(
-        self, key_set: KeySet, sent: pa.RecordBatch, names: Mapping[int, frozenset[str]] = _NO_NAMES
+        self,
+        key_set: KeySet,
+        sent: pa.RecordBatch,
+        names: Mapping[int, frozenset[str]] = _NO_NAMES,
+        former_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """names: what places call each key column, see `names_of`."""
+        """names: what places call each key column, see `columns.names_of`. former_ids: see there."""
         self.key_set = key_set
+        self.former_ids = former_ids
         self._names = names
         last = np.sort(DeleteKeys.numbered(sent).sequence_numbers - ANY_AGE)
         self.batch = sent.take(pa.array(last))
@@ -95,6 +99,16 @@ class ErasedKeys:
             return found.union(*(self._in_path(at, path) for path in entry.paths))
 
         return self._in_all_columns(told)
+
+    def is_former_in(self, entry: EntryValues, spec: PartitionSpec) -> bool:
+        """Whether an entry of a manifest tells values of a column that was called like one of the key."""
+        return bool(self.former_ids & entry.bounds.keys()) or self.is_former_of(spec)
+
+    def is_former_of(self, spec: PartitionSpec) -> bool:
+        return any(
+            field.source_id in self.former_ids and not isinstance(field.transform, VoidTransform)
+            for field in spec.fields
+        )
 
     def in_list(self, told: ListValues, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
         """The keys that a manifest list tells, by the bounds of partitions in a manifest and by its place.
@@ -326,20 +340,6 @@ class ErasedKeys:
         return _numbers_by(
             value[:size] if value is not None and len(value) > size else None for value in self._columns[at]
         )
-
-
-def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset[str]]:
-    """Field id -> what a key column was called at any time, and partitions of its values as they are."""
-    found: dict[int, set[str]] = {field_id: set() for field_id in key_set.equality_field_ids}
-    for schema in metadata.schemas:
-        for field_id, names in found.items():
-            if (name := schema.find_column_name(field_id)) is not None:
-                names |= {name, name.rpartition(".")[2]}
-    for spec in metadata.partition_specs:
-        for field in spec.fields:
-            if field.source_id in found and isinstance(field.transform, IdentityTransform | DayTransform):
-                found[field.source_id].add(field.name)
-    return {field_id: frozenset(names) for field_id, names in found.items()}
 
 
 def _keeps_type(field: PartitionField, column: KeyColumn) -> bool:

@@ -21,7 +21,7 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
 from worker.erasure.positions import look_at_positions
-from worker.erasure.trace import NOTHING, Trace, unreadable
+from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader, missing_file
@@ -47,6 +47,8 @@ class LookTask:
 
     reader: KeyReader
     files: Sequence[DataFile | DeleteFile]
+    former_ids: frozenset[int] = frozenset()
+    """Of columns whose values no key is compared with."""
 
     def run(self, wanted: DeleteKeys) -> dict[str, Trace]:
         """By the paths of the files."""
@@ -63,6 +65,8 @@ class LookTask:
             ):
                 _, numbers = wanted.find(keys, IN_EVERY_PARTITION)
                 found.update((np.unique(numbers) - ANY_AGE).tolist())
+            if self._has_former_columns(file):
+                why = FORMER_COLUMN
         except KeyColumnError as error:
             if error.code == "missing_equality_column" and isinstance(file, DeleteFile):
                 return self._look_at_part(file, wanted)
@@ -71,10 +75,15 @@ class LookTask:
             why = missing_file(error)
         return Trace(frozenset(found), why, file.file_size_bytes)
 
+    def _has_former_columns(self, file: DataFile | DeleteFile) -> bool:
+        return bool(self.former_ids) and not self.former_ids.isdisjoint(self.reader.field_ids(file))
+
     def _look_at_part(self, file: DeleteFile, wanted: DeleteKeys) -> Trace:
         """Of a delete that compares some columns of the key: it tells the keys with the same values there."""
         key_set = self.reader.key_set
         places = [at for at, one in enumerate(key_set.columns) if one.field_id in file.equality_ids]
+        if not self.former_ids.isdisjoint(file.equality_ids):
+            return Trace(why=FORMER_COLUMN, size_bytes=file.file_size_bytes)
         if not places:
             return Trace(size_bytes=file.file_size_bytes)
         part = KeySet(tuple(key_set.columns[at] for at in places))
@@ -150,7 +159,8 @@ class Look:
             self._read_manifests(metadata, metadata.snapshots, storage)
         lists = {one.manifest_list for one in metadata.snapshots}
         manifests = {one.path for path in lists for one in self._lists[path]}
-        unreadable = (path for path in sorted(lists | manifests) if self.traces[path].why is not None)
+        known = (None, FORMER_COLUMN)
+        unreadable = (path for path in sorted(lists | manifests) if self.traces[path].why not in known)
         return next(unreadable, None) or self.named_by(metadata.snapshots)
 
     def at_deletes(
@@ -203,25 +213,28 @@ class Look:
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
 
         def read_list(location: str) -> tuple[list[Manifest], Trace]:
+            why = None
             try:
                 found = self._keys.in_path(location)
                 for told in read_list_values(storage.io, location):
                     if (spec := specs.get(told.partition_spec_id)) is not None:
                         found |= self._keys.in_list(told, spec, is_named=True)
-                return read_manifest_list(storage.io, location), Trace(found)
+                        why = FORMER_COLUMN if self._keys.is_former_of(spec) else why
+                return read_manifest_list(storage.io, location), Trace(found, why)
             except (JobError, FileNotFoundError) as error:
                 return [], Trace(why=unreadable(error))
 
         def read(manifest: Manifest) -> tuple[Named, Trace]:
-            found: frozenset[int] = NOTHING
+            found, why = NOTHING, None
             try:
                 data_files, deletes = read_manifest(storage.io, manifest, specs)
                 spec = specs[manifest.partition_spec_id]
                 for entry in read_entry_values(storage.io, manifest, spec):
                     found |= self._keys.in_entry(entry, spec)
+                    why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
             except (JobError, FileNotFoundError, LocationNotAllowedError) as error:
                 return Named({}), Trace(found, unreadable(error))
-            return Named({file.path: file for file in (*data_files, *deletes)}), Trace(found)
+            return Named({file.path: file for file in (*data_files, *deletes)}), Trace(found, why)
 
         with Threads(_READ_AT_ONCE, "look") as threads:
             lists = [one.manifest_list for one in snapshots if one.manifest_list not in self._lists]
@@ -250,7 +263,7 @@ class Look:
         reader = key_reader(metadata, storage, self._keys.key_set)
         rows = np.array([file.record_count for file in keyed], np.int64)
         groups = [keyed[group] for group in balanced(rows, self._job.runner.parallelism * 4)]
-        tasks = [LookTask(reader, group) for group in groups]
+        tasks = [LookTask(reader, group, self._keys.former_ids) for group in groups]
         for traces in self._job.each_task("look", tasks, self._keys.wanted, int(rows.sum())):
             self.traces |= traces
 

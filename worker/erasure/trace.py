@@ -22,6 +22,14 @@ class Trace:
         return not self.keys and self.why is None
 
 
+FORMER_COLUMN = Reason(
+    "former_column",
+    "it has values of a column that was called like one of the key before that was dropped and added again",
+    "Rewrite the table's data files (rewrite_data_files), then its manifests (rewrite_manifests), let older"
+    " snapshots expire (expire_snapshots), and erase again.",
+)
+
+
 def unreadable(error: Exception) -> Reason:
     if isinstance(error, JobError):
         return error.reason

@@ -36,7 +36,7 @@ from worker.erasure.leftovers import (
 )
 from worker.erasure.look import LookTask
 from worker.erasure.positions import POSITION_FIELD_IDS, look_at_positions, look_at_puffin
-from worker.erasure.trace import NOTHING, Trace, unreadable
+from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import StoredFile, lacks_own_memory
 from worker.keys.read import key_reader
@@ -132,7 +132,7 @@ class Unnamed:
             return Trace(why=_FOREIGN)
         described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
         reader = key_reader(self._metadata, self._storage, self._keys.key_set)
-        return LookTask(reader, [described]).run(self._keys.wanted)[file.location]
+        return LookTask(reader, [described], self._keys.former_ids).run(self._keys.wanted)[file.location]
 
     def _look_at_avro(self, file: StoredFile) -> Trace:
         """A manifest, a list of these, or rows."""
@@ -162,9 +162,11 @@ class Unnamed:
 
     def _look_at_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
         manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)
-        entries = read_entry_values(self._storage.io, manifest, spec)
-        found = NOTHING.union(*(self._keys.in_entry(entry, spec) for entry in entries))
-        return Trace(found, size_bytes=file.size_bytes)
+        found, why = NOTHING, None
+        for entry in read_entry_values(self._storage.io, manifest, spec):
+            found |= self._keys.in_entry(entry, spec)
+            why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
+        return Trace(found, why, file.size_bytes)
 
     def _look_at_list(self, file: StoredFile) -> Trace:
         """It does not say which table's it is: what is no key by this table's fields may be one by others."""

@@ -20,9 +20,10 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
+from worker.erasure.columns import former_ids, names_of
 from worker.erasure.expiry import delete_unneeded, expire, files_of
 from worker.erasure.holds import Hold, holds
-from worker.erasure.keys import ErasedKeys, names_of
+from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
     TOO_MANY,
     UNNAMED_AT_MOST,
@@ -71,7 +72,8 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     key_set = key_set_of(job, table, warehouse)
     with job.stage("read"):
         sent = read_sent(job, table, key_set).keys
-        keys = ErasedKeys(key_set, sent, names_of(table.metadata, key_set))
+        metadata = table.metadata
+        keys = ErasedKeys(key_set, sent, names_of(metadata, key_set), former_ids(metadata, key_set))
     job.redacted = keys.redacted
     try:
         return _Erasure(job, table, warehouse, keys).run(table)

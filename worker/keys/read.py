@@ -55,6 +55,11 @@ class KeyReader:
         """
         yield from self._read(file, {}, required=True)
 
+    def field_ids(self, file: DataFile | DeleteFile) -> frozenset[int]:
+        """Of the columns that a file has, outside lists and maps. Raises as `read_data_file`."""
+        with open_columns(self.storage, file.path, file.file_format, file.file_size_bytes) as source:
+            return frozenset(ids[-1] for ids in self._paths(source.schema, file.file_format, {}))
+
     def _read(
         self, file: DataFile | DeleteFile, constants: Mapping[int, Any], *, required: bool
     ) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.factories import TableBuilder
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
 from tests.worker.jobs.test_erasure import (
@@ -24,6 +25,7 @@ from tests.worker.jobs.test_erasure import (
 from tests.worker.jobs.test_erasure import erase as erase
 from tests.worker.jobs.test_erasure import new_table as new_table
 from worker.erasure import leftovers, unnamed
+from worker.erasure.trace import FORMER_COLUMN
 from worker.jobs import erasure
 
 pytestmark = pytest.mark.integration
@@ -102,6 +104,38 @@ def test_lists_of_manifests_that_nobody_names_tell_the_bounds_of_partitions(
     assert report["counts"] == {"gone": 1, "invisible": 0, "held": 1, "unknown": 0}
     (place_of(table) / "data" / "lost.avro").unlink()
     assert erase(0)["counts"] == ALL_GONE
+
+
+def test_a_key_column_that_was_dropped_and_added_again_leaves_its_keys_unknown(
+    new_table: NewTable, erase: Erase
+) -> None:
+    """Until the files that were written before have been rewritten, and have expired."""
+    table = new_table()
+    table.append([row(0), row(1)])
+    orphan = place_of(table) / "data" / "orphan.parquet"
+    shutil.copy(table.data_file_paths[0].removeprefix("file:"), orphan)
+    table.spark.sql(f"REFRESH TABLE {table.identifier}")
+    table.spark.sql(f"ALTER TABLE {table.identifier} DROP COLUMN id")
+    table.spark.sql(f"ALTER TABLE {table.identifier} ADD COLUMN id string FIRST")
+    table.spark.sql(f"INSERT INTO {table.identifier} VALUES ('{key(2)}', 'eu', 2), ('{key(3)}', 'eu', 3)")
+    table.java.refresh()
+
+    report = erase(0, 2)
+
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 0, "unknown": 2}
+    told = {Path(str(one["name"])).suffix: one["reason"] for one in report["held"]}
+    assert told == dict.fromkeys((".parquet", ".avro"), FORMER_COLUMN.reason)
+    assert orphan.name in {Path(str(one["name"])).name for one in report["held"]}
+    orphan.unlink()
+    table.compact()
+    table.java.rewriteManifests().clusterBy(_one_manifest(table)).commit()
+    table.java.expireSnapshots().expireOlderThan(2**62).commit()
+    assert erase(0)["counts"] == ALL_GONE
+
+
+def _one_manifest(table: TableBuilder) -> Any:
+    jvm: Any = table.spark.sparkContext._jvm
+    return jvm.java.util.function.Function.identity()
 
 
 _ODD_SCHEMAS: list[Any] = [{"fields": [{}]}, {"fields": [{"type": "int", "initial-default": 1}]}]
