@@ -1,4 +1,4 @@
-"""Files of a table that no snapshot names: metadata files, and whatever else lies under its location.
+"""Files of a table that no snapshot names: metadata files, and whatever else lies where its files may be.
 
 Some of these were named by snapshots that an attempt of the job let expire before it was lost: they go.
 Others may be what somebody is about to commit: they are told.
@@ -41,6 +41,12 @@ MALFORMED = (
     ArithmeticError,
     RecursionError,
     struct.error,
+)
+_PLACES = (
+    "write.data.path",
+    "write.metadata.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
 )
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 UNNAMED_AT_MOST = 100_000
@@ -109,7 +115,7 @@ def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace
         told = json.loads(content)
         if not isinstance(told, dict) or "format-version" not in told:
             return Trace(why=UNKNOWN_FORM)
-        return Trace(told_in_metadata(told, keys), size_bytes=size_bytes)
+        return Trace(told_in_metadata(told, keys), None, size_bytes, _places_in(told))
     except FileNotFoundError:
         return Trace()  # an old one that is named and gone
     except (*MALFORMED, LocationNotAllowedError, LimitExceededError) as error:
@@ -158,6 +164,23 @@ def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
     yield from metadata.get("refs", {})
 
 
+def _places_in(metadata: Mapping[str, Any]) -> frozenset[str]:
+    properties = metadata.get("properties") or {}
+    return frozenset(filter(None, (metadata.get("location"), *map(properties.get, _PLACES))))
+
+
+def places_of(table: PinnedTable, earlier: Iterable[Trace]) -> list[str]:
+    """Where files of a table may lie: its location, and whatever its settings name or named before.
+
+    earlier: of its metadata files. None of the places lies in another one.
+    """
+    named = [*metadata_files(table), *(one.manifest_list for one in table.metadata.snapshots)]
+    folders = (path.rpartition("/")[0] for path in named)
+    told = {table.metadata.location, *folders, *(place for one in earlier for place in one.places)}
+    places = {place_of(place).rstrip("/"): place.rstrip("/") for place in sorted(told)}
+    return [place for at, place in places.items() if not any(at.startswith(f"{one}/") for one in places)]
+
+
 def scalars(told: Any) -> Iterator[Any]:
     """The names and values of JSON."""
     left = [told]
@@ -171,12 +194,10 @@ def scalars(told: Any) -> Iterator[Any]:
                 yield scalar
 
 
-def unnamed_files(table: PinnedTable, named: Collection[str]) -> list[StoredFile]:
-    """What lies under the table's location and is not named. Raises OSError where that can't be listed."""
+def unnamed_files(storage: Storage, place: str, named: Collection[str]) -> list[StoredFile]:
+    """What lies in a place and is not named. Raises OSError where that can't be listed."""
     known = {place_of(path) for path in named}
-    return [
-        file for file in table.storage.walk(table.metadata.location) if place_of(file.location) not in known
-    ]
+    return [file for file in storage.walk(place) if place_of(file.location) not in known]
 
 
 def named_by_expired(table: PinnedTable, snapshot_ids: Collection[int]) -> set[str]:

@@ -11,11 +11,15 @@ NOTHING: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a file tells of keys: their numbers. why: it could not be looked through."""
+    """What a file tells of keys: their numbers. why: it could not be looked through.
+
+    places: where it says that files of its table may lie.
+    """
 
     keys: frozenset[int] = NOTHING
     why: Reason | None = None
     size_bytes: int = 0
+    places: frozenset[str] = frozenset()
 
     @property
     def is_clean(self) -> bool:

@@ -32,6 +32,7 @@ from worker.erasure.leftovers import (
     metadata_files,
     named_by_expired,
     place_of,
+    places_of,
     statistics_files,
     unnamed_files,
 )
@@ -302,16 +303,16 @@ class _Erasure:
     def _tell_of_unnamed(self, table: PinnedTable, named: set[str], findings: Findings) -> None:
         """Of files that no snapshot names; what lost attempts left of snapshots that have expired goes."""
         named |= {*metadata_files(table), *statistics_files(table.metadata)}
-        location = table.metadata.location
-        try:
-            with self._job.stage("look"):
-                files = unnamed_files(table, named)
-        except (OSError, LocationNotAllowedError) as error:
-            findings.miss(location, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
-            return
+        files: list[StoredFile] = []
+        for place in places_of(table, (self._look.traces[path] for path in metadata_files(table))):
+            try:
+                with self._job.stage("look"):
+                    files += unnamed_files(table.storage, place, named)
+            except (OSError, LocationNotAllowedError) as error:
+                findings.miss(place, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
         files = self._without_expired(table, files)
         if len(files) > UNNAMED_AT_MOST:
-            findings.miss(location, TOO_MANY)
+            findings.miss(table.metadata.location, TOO_MANY)
             files = files[:UNNAMED_AT_MOST]
         with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
             traces = dict(zip(files, threads.map(Unnamed(table, self._keys).look, files), strict=True))
@@ -378,7 +379,7 @@ _ORPHAN = Hold(
     "See whose file it is first: a table may lie inside this one's location. If nobody's, remove the table's"
     " orphan files (remove_orphan_files), and erase again.",
 )
-_LIST_REMEDY = "Let the worker list the table's location, and erase again."
+_LIST_REMEDY = "Let the worker list the place (its allowed locations, its rights), and erase again."
 _CAME_MEANWHILE = Hold(
     "snapshot", "It came while the job ran, or others committed first each time.", "Erase again."
 )

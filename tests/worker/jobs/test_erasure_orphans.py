@@ -19,6 +19,7 @@ from tests.jobs import Jobs
 from tests.worker.jobs.test_erasure import Erase, NewTable, key, place_of, row
 from tests.worker.jobs.test_erasure import erase as erase
 from tests.worker.jobs.test_erasure import new_table as new_table
+from worker.io.storage import Storage, StoredFile
 
 pytestmark = pytest.mark.integration
 
@@ -136,6 +137,39 @@ def test_what_a_table_of_before_left_at_the_same_place_is_not_taken_for_this_one
     told = _told(report)
     assert report["counts"]["gone"] == 0
     assert left <= told.keys()
+
+
+@pytest.mark.parametrize("setting", ["write.data.path", "location"])
+def test_files_are_sought_wherever_the_table_had_them(
+    new_table: NewTable, erase: Erase, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an earlier metadata file says, and no longer the current one."""
+    table = new_table()
+    table.append([row(0), row(1)])
+    elsewhere = place_of(table).with_name(f"{place_of(table).name}_elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "lost.parquet").write_bytes(OWN_ROWS["own.parquet"])
+    before, place = table.metadata.location, f"file://{elsewhere}"
+    if setting == "location":
+        table.java.updateLocation().setLocation(place).commit()
+        table.java.updateLocation().setLocation(before).commit()
+    else:
+        table.java.updateProperties().set(setting, place).commit()
+        table.java.updateProperties().remove(setting).commit()
+
+    assert _told(erase(0)) == {"lost.parquet": ("orphan_file", [0])}
+
+    walk = Storage.walk
+
+    def walked(storage: Storage, location: str) -> Sequence[StoredFile]:
+        if elsewhere.name in location:
+            raise PermissionError("not allowed")
+        return walk(storage, location)
+
+    monkeypatch.setattr(Storage, "walk", walked)
+    report = erase(0)
+    assert _told(report) == {elsewhere.name: ("unreadable_file", [0])}
+    assert report["counts"]["unknown"] == 1
 
 
 def test_a_manifest_with_a_value_that_can_not_be_read_leaves_the_keys_unknown(
