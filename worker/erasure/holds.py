@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
@@ -15,6 +16,10 @@ from worker.process.plurals import counted
 
 _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 _MAX_AGE = "history.expire.max-snapshot-age-ms"
+_MAX_REF_AGE = "history.expire.max-ref-age-ms"
+_BITS = {_MIN_SNAPSHOTS: 31, _MAX_AGE: 63, _MAX_REF_AGE: 63}
+"""What Iceberg's own expiry reads, as whole numbers of Java: anything else makes it fail."""
+_WHOLE_NUMBER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _GC = "gc.enabled"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 _PUBLISHED_BRANCH, _PUBLISHED_SNAPSHOT = "icestream.published-branch", "icestream.published-snapshot-id"
@@ -43,8 +48,11 @@ class Hold:
 
 
 def is_never_deleted_from(metadata: TableMetadata) -> bool:
-    """Whether the table forbids to delete files that its snapshots named: others may have them, too."""
-    return metadata.properties.get(_GC, "true").lower() == "false"
+    """Whether the table forbids to delete files that its snapshots named: others may have them, too.
+
+    As Iceberg reads it (Boolean.parseBoolean): all that is not `true` is false, also `yes`, `1` and `true `.
+    """
+    return metadata.properties.get(_GC, "true").lower() != "true"
 
 
 def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
@@ -68,10 +76,17 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
             yield ref.snapshot_id, Hold("branch", why, remedy, name)
     if is_never_deleted_from(metadata):
         why, remedy = (
-            f"The table's property {_GC} is false.",
+            f"The table's property {_GC} is not true.",
             f"Set it to true if no other table has its files, {_AGAIN}",
         )
         yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
+    for name in _BITS:
+        if name in metadata.properties and _number(metadata, name) is None:
+            why, remedy = (
+                f"The table's property {name} is no whole number, so nobody can tell what the table retains.",
+                f"Set it to a whole number, or remove it, {_AGAIN}",
+            )
+            yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
     branches = {
         name: (ref, list(_ancestors(metadata, ref.snapshot_id)))
         for name, ref in metadata.refs.items()
@@ -106,7 +121,7 @@ def _of_retention(
 ) -> Iterator[tuple[int, Hold]]:
     """As the branch says, or else the table; what neither says holds nothing."""
     remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
-    least = ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0
+    least = max(0, ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0)
     for snapshot in ancestors[:least]:
         why = f"Branch {name} keeps its last {counted(least, 'snapshot')}."
         yield snapshot.snapshot_id, Hold("retention", why, remedy, name)
@@ -198,11 +213,18 @@ def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Sna
 
 
 def _number(metadata: TableMetadata, name: str) -> int | None:
-    try:
-        return int(metadata.properties[name])
-    except (KeyError, ValueError):
+    """A setting of the table; None if it is not set, or is no number that Iceberg's expiry takes."""
+    text = metadata.properties.get(name)
+    if text is None or not _WHOLE_NUMBER.fullmatch(text):
         return None
+    number, limit = int(text), 1 << _BITS[name]
+    return number if -limit <= number < limit else None
 
 
 def _after(snapshot: Snapshot, milliseconds: int) -> datetime:
-    return datetime.fromtimestamp((snapshot.timestamp_ms + milliseconds) / 1000, UTC)
+    """Or the last moment that there is, if that comes first."""
+    try:
+        age = timedelta(milliseconds=milliseconds)
+        return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) + age
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC) if milliseconds > 0 else datetime.min.replace(tzinfo=UTC)

@@ -257,7 +257,9 @@ def test_what_holds_rows_is_told_with_its_keys(new_table: NewTable, jobs: Jobs, 
     [
         ({"history.expire.min-snapshots-to-keep": "20"}, False),
         ({"history.expire.max-snapshot-age-ms": "3600000"}, True),
-        ({"gc.enabled": "false"}, False),
+        ({"gc.enabled": "off"}, False),  # Iceberg takes all but `true` for false
+        ({"history.expire.max-snapshot-age-ms": "7d"}, False),  # with which Iceberg's own expiry fails
+        ({"history.expire.max-snapshot-age-ms": str(2**63 - 1)}, True),
     ],
 )
 def test_snapshots_that_the_table_retains_are_not_expired(
@@ -564,7 +566,7 @@ def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jo
     (kept,) = table.append([row(0), row(1)])
     with killed_at_commit_of(expiry, "java_expiry", "after"):
         erase(0, job_id="killed")
-    table.java.updateProperties().set("gc.enabled", "false").commit()
+    table.java.updateProperties().set("gc.enabled", "0").commit()
     report = erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
     assert Path(kept.removeprefix("file:")).exists()
     assert {one["holder"] for one in report["held"]} == {"orphan_file"}
