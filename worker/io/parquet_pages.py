@@ -30,7 +30,11 @@ _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _PLAIN, _RLE = 0, 3
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "LZ4": 7}
 # Fields of Parquet's structs (parquet.thrift).
-_PAGE_KIND, _PAGE_BYTES, _STORED_BYTES, _DATA_PAGE, _DICTIONARY_PAGE = 1, 2, 3, 5, 7
+_PAGE_KIND, _PAGE_BYTES, _STORED_BYTES, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 1, 2, 3, 5, 7, 8
+_ENCODING_OF = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4}  # of its values
+_WINDOW_BYTES = 64 * 1024  # are read at the place of a page's header
+_HEADER_BYTES = 16 * 1024**2  # of a page's header at most, as Arrow has it
+_PAGES = 100_000  # of a column chunk whose headers are looked at: it takes seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,49 @@ def longest_value(dictionary: bytes, compression: str) -> int:
     element: Struct = {1: (thrift.I32, BYTE_ARRAY), 3: (thrift.I32, 0), 4: (thrift.BINARY, b"v")}
     values = pq.ParquetFile(file_of_pages([page + stored], chunk, element, count)).read(use_threads=False)
     return int(pc.max(pc.binary_length(values.column(0))).as_py() or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What a column chunk comes to by the headers of its pages, by which Arrow goes: a footer may say less.
+
+    is_plain: values are written one after the other, so that none is longer than its page.
+    """
+
+    size_bytes: int
+    values: int
+    is_plain: bool
+
+    @classmethod
+    def of(cls, source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> Unpacked:
+        """Raises ValueError when it is damaged, or has too many pages, and OSError."""
+        offsets = (chunk.data_page_offset, chunk.dictionary_page_offset)
+        at = held_at = min(one for one in offsets if one is not None and one > 0)
+        stop = at + chunk.total_compressed_size
+        held, size_bytes, values, is_plain = b"", 0, 0, True
+        for _ in range(_PAGES):
+            if at >= stop:
+                return cls(size_bytes, values, is_plain)
+            if at - held_at >= len(held) // 2:
+                held, held_at = source.read_at(min(_WINDOW_BYTES, stop - at), at), at
+            try:
+                header, length = thrift.decode(held, at - held_at)
+            except ValueError:  # it has long statistics, or is damaged
+                held, held_at = source.read_at(min(_HEADER_BYTES, stop - at), at), at
+                header, length = thrift.decode(held)
+            end = length + held_at
+            try:
+                stored, unpacked = int(header[_STORED_BYTES][1]), page_bytes(header)
+                kind = next((one for one in _ENCODING_OF if one in header), _DICTIONARY_PAGE)
+                count = int(header[kind][1][1][1]) if kind in header else 0
+                is_plain &= kind in _ENCODING_OF and header[kind][1][_ENCODING_OF[kind]][1] == _PLAIN
+            except (LookupError, TypeError) as error:
+                raise ValueError(f"a page makes no sense: {type(error).__name__}: {error}") from error
+            if min(stored, unpacked, count) < 0:
+                raise ValueError("a page has fewer than no bytes or values")
+            size_bytes, values = size_bytes + max(stored, unpacked), values + count
+            at = end + stored
+        raise ValueError(f"a column chunk has more than {_PAGES:,} pages")
 
 
 def page_bytes(header: Struct) -> int:

@@ -19,6 +19,7 @@ from pyarrow import fs as pafs
 from trust.arrow_streams import ArrowStreamError, count_rows
 from trust.locations import LocationNotAllowedError, parse_location
 from worker.io.decimals import check_decimals
+from worker.io.parquet_pages import Unpacked
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 from worker.process.errors import JobError
@@ -32,7 +33,7 @@ DECODED_BYTES = 4 * 1024**3
 ARROW_BYTES = 128 * 1024**2
 """Of a file of Arrow IPC, which is held as a whole."""
 ROW_GROUP_BYTES = 1024**3
-"""Of a row group of Parquet, as its metadata says: a batch may hold as much, where one row has it all."""
+"""Of a row group of Parquet, as its pages say: a batch may hold as much, where one row has it all."""
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 32 * 1024**2
 _ROW_BYTES = 256 * 1024**2
@@ -132,11 +133,18 @@ class _Parquet:
     def __init__(self, source: pa.NativeFile) -> None:
         metadata = pq.read_metadata(source)
         columns = [metadata.schema.column(at) for at in range(metadata.num_columns)]
+        groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+        pages = [[Unpacked.of(source, group.column(at)) for at in range(len(columns))] for group in groups]
         self._file = pq.ParquetFile(
             source,
             metadata=metadata,
-            # A few bytes may name one long text many times: it is not repeated before it was measured.
-            read_dictionary=[one.path for one in columns if one.physical_type == "BYTE_ARRAY"],
+            # A few bytes may name one long text many times: it is not repeated before it was measured. Where
+            # each is written out, Arrow would only hold those of a whole row group.
+            read_dictionary=[
+                column.path
+                for at, column in enumerate(columns)
+                if column.physical_type == "BYTE_ARRAY" and not all(one[at].is_plain for one in pages)
+            ],
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
         )
@@ -145,29 +153,40 @@ class _Parquet:
         check_decimals(self._file.schema_arrow)
         self.names: list[str] = self._file.schema_arrow.names
         self.rows = int(metadata.num_rows)
-        groups = [_decoded_bytes(metadata.row_group(at), columns) for at in range(metadata.num_row_groups)]
-        if max(groups, default=0) > ROW_GROUP_BYTES:
-            raise TooLargeError(
-                f"It has a row group of {max(groups):,} bytes; {ROW_GROUP_BYTES:,} are read at once.",
-                "Write smaller row groups. Nothing was written.",
-            )
-        self.decoded_bytes = sum(groups)
+        self.decoded_bytes = 0
+        self._at_once: list[int] = []  # rows, by row group
+        for group, of_group in zip(groups, pages, strict=True):
+            group_bytes = _decoded_bytes(group, columns, of_group)
+            if group_bytes > ROW_GROUP_BYTES:
+                raise TooLargeError(
+                    f"It has a row group of {group_bytes:,} bytes; {ROW_GROUP_BYTES:,} are read at once.",
+                    "Write smaller row groups. Nothing was written.",
+                )
+            row_bytes = group_bytes // max(1, group.num_rows) + 1
+            self._at_once.append(max(1, min(_BATCH_ROWS, 2 * _BATCH_BYTES // row_bytes)))
+            self.decoded_bytes += group_bytes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        row_bytes = self.decoded_bytes // max(1, self.rows) + 1
-        at_once = max(1, min(_BATCH_ROWS, 2 * _BATCH_BYTES // row_bytes))
-        for batch in self._file.iter_batches(at_once, use_threads=False):
-            columns = [
-                column.cast(pa.timestamp("us", "UTC")) if name in self._moments else column
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
+        """Each of one row group, so that none is larger than that, wherever its long texts are."""
+        for group, at_once in enumerate(self._at_once):
+            for batch in self._file.iter_batches(at_once, row_groups=[group], use_threads=False):
+                columns = [
+                    column.cast(pa.timestamp("us", "UTC")) if name in self._moments else column
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
-def _decoded_bytes(group: pq.RowGroupMetaData, columns: Sequence[pq.ColumnSchema]) -> int:
-    """Of a row group, before texts are repeated."""
-    values = (max(0, group.column(at).num_values) for at in range(group.num_columns))
-    return sum(count * (one.length or 8) for count, one in zip(values, columns, strict=True))
+def _decoded_bytes(
+    group: pq.RowGroupMetaData, columns: Sequence[pq.ColumnSchema], pages: Sequence[Unpacked]
+) -> int:
+    """Of a row group, before texts are repeated: what its footer says, or its pages, if that is more."""
+    total = 0
+    for at, (column, found) in enumerate(zip(columns, pages, strict=True)):
+        chunk = group.column(at)
+        values = max(chunk.num_values, found.values)
+        total += max(values * (column.length or 8), chunk.total_uncompressed_size, found.size_bytes)
+    return total
 
 
 class _Arrow:

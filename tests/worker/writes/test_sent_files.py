@@ -17,6 +17,8 @@ from pyiceberg import types
 from pyiceberg.schema import Schema
 
 from tests import decimals
+from tests.arrow_memory import measured
+from worker.io import thrift
 from worker.io.storage import ALLOWED_LOCATIONS, OWN_FILES, Storage
 from worker.process.errors import JobError
 from worker.writes import sent_files
@@ -208,6 +210,55 @@ def test_what_would_grow_is_refused_before_it_does(
     monkeypatch.setattr(sent_files, "ARROW_BYTES", 10)
     with pytest.raises(TooLargeError, match="Arrow IPC"):
         read(arrow_file(place / "arrow", ROWS))
+
+
+def long_texts(path: Path, **options: Any) -> Path:
+    """6 MB of texts that are nowhere twice, in some kilobytes of a file; pages of one each."""
+    texts = pa.array([f"{number:06d}" + "x" * 10_000 for number in range(600)])
+    rows = pa.table({"id": pa.array(range(600), pa.int64()), "name": texts})
+    more: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    return parquet(path, rows, data_page_size=1_000, write_batch_size=1, **more | options)
+
+
+def with_small_footer(file: Path) -> Path:
+    """The same, whose footer says that nothing in it is large, or much."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[-8:-4], "little")
+    footer, _ = thrift.decode(content, len(content) - 8 - length)
+    for group in footer[4][1][1]:
+        group[2] = (thrift.I64, 1)
+        for chunk in group[1][1][1]:
+            chunk[3][1][6] = (thrift.I64, 1)
+    end = thrift.encode(footer)
+    file.write_bytes(content[: -8 - length] + end + len(end).to_bytes(4, "little") + b"PAR1")
+    return file
+
+
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}], ids=str)
+def test_long_texts_are_decoded_a_few_at_a_time(
+    place: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lies: bool
+) -> None:
+    file = long_texts(place / "a", **options)
+    assert file.stat().st_size < 200_000
+    if lies:
+        with_small_footer(file)
+    monkeypatch.setattr(sent_files, "_BATCH_BYTES", 100_000)
+    with measured() as pool:
+        found = [part.rows.num_rows for part in read_files(storage, [str(file)], place.as_uri(), NAMES)]
+    assert sum(found) == 600
+    assert pool.max_memory() < 3_000_000
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_row_group_whose_pages_are_too_large_is_refused(
+    place: Path, read: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, lies: bool
+) -> None:
+    file = long_texts(place / "a")
+    monkeypatch.setattr(sent_files, "ROW_GROUP_BYTES", 6 * 10**6)
+    with measured() as pool, pytest.raises(TooLargeError, match="a row group of 6,0"):
+        read(with_small_footer(file) if lies else file)
+    assert pool.max_memory() < 1_000_000
 
 
 @pytest.mark.parametrize("make", [parquet, arrow_file])
