@@ -19,6 +19,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import DateType, IntegerType, LongType
 
+from worker.erasure.texts import SHORT, KeyTexts, spellings
 from worker.erasure.trace import NOTHING
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.values import from_single_value, to_key_type, to_key_value, to_words
@@ -30,9 +31,6 @@ IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
 _BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000  # no text has what is between
 _NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
-_SHORT = 4
-"""Characters below which a text is a key only if it stands by itself: it is in too many words."""
-_WORDS = re.compile(r"""[=/,;|&\s"'(){}\[\]]+""")  # what is between them
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 _NO_NAMES: Mapping[int, frozenset[str]] = {}
 
@@ -192,9 +190,12 @@ class ErasedKeys:
         for text in texts:
             found |= self.in_path(text)
             if self._is_text:
-                for part in {*re.split("[=/]", text), *_WORDS.split(text)}:
-                    found |= self._words.get(unquote_plus(part), set())
+                found |= self._texts_told.told_in(text)
         return frozenset(found)
+
+    @cached_property
+    def _texts_told(self) -> KeyTexts:
+        return KeyTexts(self._words)
 
     def in_default(self, field_id: int, value: Any) -> frozenset[int]:
         """The keys of one column that a default of some column is, in JSON as the schema has it."""
@@ -232,7 +233,7 @@ class ErasedKeys:
         if end > len(text) or text[start:end] not in self._texts:
             return False
         around = text[start - 1 : start] + text[end : end + 1] if start else text[end : end + 1]
-        return end - start >= _SHORT or not any(character.isalnum() for character in around)
+        return end - start >= SHORT or not any(character.isalnum() for character in around)
 
     @cached_property
     def _texts(self) -> set[str]:
@@ -271,15 +272,23 @@ class ErasedKeys:
             number for word, numbers in self._words.items() if word.encode() in content for number in numbers
         )
 
+    def in_plain(self, text: str) -> frozenset[int] | None:
+        """The same of a text, and of what it stands for in URLs and JSON."""
+        if not self._is_text:
+            return None
+        found = (self.in_bytes(one.encode(errors="surrogatepass")) for one in spellings(text))
+        return NOTHING.union(*(told or () for told in found))
+
     def in_scalars(self, scalars: Iterable[Any]) -> frozenset[int] | None:
         """The keys that values of JSON tell; None where keys are written in too many ways to know."""
         if self._is_text:
-            return self.in_bytes("\n".join(map(str, scalars)).encode(errors="surrogatepass"))
+            return self.in_plain("\n".join(map(str, scalars)))
         if len(self.key_set.columns) > 1 or not pa.types.is_integer(self.key_set.columns[0].key_type):
             return None
         if not isinstance(self.key_set.columns[0].iceberg_type, IntegerType | LongType):
             return None  # dates and times are numbers in keys alone
-        numbers = {str(int(one)) for scalar in scalars for one in re.findall(r"-?\d{1,19}", str(scalar))}
+        signed = (one for scalar in scalars for one in re.findall(r"-?\d+", str(scalar)))
+        numbers = {str(number) for one in signed for number in (int(one), abs(int(one)))}
         return frozenset(number for one in numbers for number in self._words.get(one, ()))
 
     @property

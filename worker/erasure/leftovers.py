@@ -42,6 +42,28 @@ MALFORMED = (
     RecursionError,
     struct.error,
 )
+_NOT_FREE = frozenset({"schema", "schemas", "partition-spec", "partition-specs", "sort-orders", "refs"})
+_METADATA_NAMES = _NOT_FREE | {
+    "format-version",
+    "table-uuid",
+    "location",
+    "last-sequence-number",
+    "last-updated-ms",
+    "last-column-id",
+    "current-schema-id",
+    "default-spec-id",
+    "last-partition-id",
+    "default-sort-order-id",
+    "properties",
+    "current-snapshot-id",
+    "snapshots",
+    "snapshot-log",
+    "metadata-log",
+    "statistics",
+    "partition-statistics",
+    "next-row-id",
+    "encryption-keys",
+}
 _PLACES = (
     "write.data.path",
     "write.metadata.path",
@@ -130,7 +152,10 @@ def read_whole(storage: Storage, location: str) -> bytes:
 
 
 def told_in_metadata(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset[int]:
-    """What people wrote into a table's metadata, and where its files lie. Names of columns are no values."""
+    """What people wrote into a table's metadata, and where its files lie. Names of columns are no values.
+
+    Raises ValueError if it has more than metadata has, of which nobody can tell.
+    """
     found = keys.in_texts(_texts(metadata))
     for field in _fields([*metadata.get("schemas", ()), metadata.get("schema", {})]):
         found |= keys.in_texts([field["doc"]] if field.get("doc") else ())
@@ -138,7 +163,12 @@ def told_in_metadata(metadata: Mapping[str, Any], keys: ErasedKeys) -> frozenset
             if default in field:
                 found |= keys.in_default(field["id"], field[default])
     places = (value for value in scalars(metadata) if isinstance(value, str) and "=" in value)
-    return found.union(*(keys.in_path(place) for place in places))
+    found = found.union(*(keys.in_path(place) for place in places))
+    if more := {name: value for name, value in metadata.items() if name not in _METADATA_NAMES}:
+        if (told := keys.in_scalars(scalars(more))) is None:
+            raise ValueError(f"it has {next(iter(more))!r}, which no metadata has")
+        found |= told
+    return found
 
 
 def _fields(types: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -156,12 +186,17 @@ def _fields(types: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
-    summaries = [one.get("summary", {}) for one in metadata.get("snapshots", ())]
-    for told in (metadata.get("properties", {}), *summaries):
-        for name, value in told.items():
-            yield name
-            yield str(value)
+    """Whatever is written freely, and all other values but places and what describes columns."""
     yield from metadata.get("refs", {})
+    free = [
+        metadata.get("properties", {}),
+        *(one.get("summary", {}) for one in metadata.get("snapshots", ())),
+    ]
+    yield from map(str, scalars(free))
+    rest = {name: value for name, value in metadata.items() if name not in _NOT_FREE}
+    for value in scalars(rest, names=False):
+        if isinstance(value, str) and "/" not in value:
+            yield value
 
 
 def _places_in(metadata: Mapping[str, Any]) -> frozenset[str]:
@@ -181,13 +216,13 @@ def places_of(table: PinnedTable, earlier: Iterable[Trace]) -> list[str]:
     return [place for at, place in places.items() if not any(at.startswith(f"{one}/") for one in places)]
 
 
-def scalars(told: Any) -> Iterator[Any]:
-    """The names and values of JSON."""
+def scalars(told: Any, *, names: bool = True) -> Iterator[Any]:
+    """The values of JSON, and its names or not."""
     left = [told]
     while left:
         match left.pop():
-            case dict() as names:
-                left += [*names, *names.values()]
+            case dict() as fields:
+                left += [*(fields if names else ()), *fields.values()]
             case list() as values:
                 left += values
             case scalar:

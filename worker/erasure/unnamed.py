@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
@@ -36,6 +37,7 @@ from worker.erasure.leftovers import (
 )
 from worker.erasure.look import LookTask
 from worker.erasure.positions import POSITION_FIELD_IDS, look_at_positions, look_at_puffin
+from worker.erasure.texts import is_escaped
 from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import StoredFile, lacks_own_memory
@@ -59,6 +61,7 @@ _FOREIGN = Reason(
     "its columns are none that this table ever had: it may be another table's, or an earlier one's",
     WHOSE_IS_IT,
 )
+_ESCAPED = Reason("escaped_text", "some of its text may stand for other characters", WHOSE_IS_IT)
 _ENTRY_IDS = frozenset(range(5))
 _CONTENT_IDS = frozenset(range(100, 200))
 _LIST_IDS = frozenset(range(500, 600))
@@ -199,15 +202,45 @@ class Unnamed:
             return Trace(size_bytes=file.size_bytes)
         if "\0" in text:  # UTF-16, or no text
             return Trace(why=UNKNOWN_FORM)
-        try:
-            told = json.loads(content)
-        except ValueError:
-            found = self._keys.in_bytes(content)
+        documents = _json_of(text)
+        if documents is None:
+            found = self._keys.in_plain(text)
+            is_known = not is_escaped(text)
         else:
-            if isinstance(told, dict) and "format-version" in told:
-                return Trace(told_in_metadata(told, self._keys), size_bytes=file.size_bytes)
-            found = self._keys.in_scalars(scalars(told))
-        return Trace(why=UNKNOWN_FORM) if found is None else Trace(found, size_bytes=file.size_bytes)
+            found, is_known = self._in_documents(documents)
+        if found is None:
+            return Trace(why=UNKNOWN_FORM)
+        return Trace(found, None if is_known else _ESCAPED, file.size_bytes)
+
+    def _in_documents(self, documents: Sequence[Any]) -> tuple[frozenset[int] | None, bool]:
+        """The keys in them, if that can be told, and whether all in them is plain."""
+        found, is_plain = NOTHING, True
+        for document in documents:
+            if isinstance(document, dict) and "format-version" in document:
+                found |= told_in_metadata(document, self._keys)
+                continue
+            values = [*scalars(document)]
+            if (told := self._keys.in_scalars(values)) is None:
+                return None, False
+            found |= told
+            is_plain = is_plain and not any(isinstance(one, str) and is_escaped(one) for one in values)
+        return found, is_plain
+
+
+def _json_of(text: str) -> list[Any] | None:
+    """The one value that a text is in JSON, or those of its lines; None if it is anything else."""
+    for parts in ([text], filter(str.strip, text.split("\n"))):
+        with suppress(ValueError):
+            return [json.loads(part, object_pairs_hook=_object) for part in parts]
+    return None
+
+
+def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for a name that is there twice: only the last would be seen."""
+    told = dict(fields)
+    if len(told) < len(fields):
+        raise ValueError("a name is there twice")
+    return told
 
 
 def _whole(size_bytes: int) -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
-from pyiceberg.types import StringType
+from pyiceberg.types import LongType, StringType
 
 from worker.erasure.keys import ErasedKeys
 from worker.keys.key_set import KeyColumn, KeySet
@@ -84,3 +84,35 @@ def test_a_path_tells_a_key_of_which_it_names_each_value() -> None:
     path = "who=ada%2Feve/c2=eu/1.parquet"
     assert keys.in_entry(entry({}, path=path), UNPARTITIONED_PARTITION_SPEC) == {1}
     assert keys.in_texts(["partitions.who=ada%2Feve/c2=eu"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("first customer was ada.love.", {0}),
+        ("owner:ada.love", {0}),
+        ("hold_<xada.love>_2026", {0}),
+        ("kept for Ada Lovelace, and others", {1}),
+        ("by Ada+Lovelace", {1}),
+        (r"by Ada\u0020Lovelace", {1}),
+        ("for eve", {2}),
+        ("hold_eve_2026", {2}),
+        ("whenever", set()),
+        ("2026-4711", {3}),
+        ("total 47110", set()),
+        ("f00d-4711f00d", set()),
+    ],
+)
+def test_a_text_tells_a_key_that_stands_in_it(text: str, told: set[int]) -> None:
+    """A short one, or one of digits, only by itself: counts and UUIDs have many."""
+    keys = erased(("ada.love",), ("Ada Lovelace",), ("eve",), ("4711",))
+    assert keys.in_texts([text]) == told
+
+
+def test_numbers_in_values_are_keys_with_and_without_a_sign() -> None:
+    column = KeyColumn(1, "c1", (1,), LongType(), pa.int64())
+    arrays = [pa.array([0, 0, 0], pa.int32()), pa.array([5, -5, 10**18])]
+    key_set = KeySet((column,))
+    keys = ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema))
+    assert keys.in_scalars(["10-5"]) == frozenset({0, 1})
+    assert keys.in_scalars(["05", 10**18]) == frozenset({0, 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,6 +138,37 @@ def test_what_a_table_of_before_left_at_the_same_place_is_not_taken_for_this_one
     told = _told(report)
     assert report["counts"]["gone"] == 0
     assert left <= told.keys()
+
+
+HELD_TEXTS = {
+    "lines.ndjson": b'{"id": "x"}\n\n{"id": "person\\u002d000000"}\n',
+    "twice.json": json.dumps({"id": key(0)})[:-1].encode() + b', "id": "x"}',
+    "settings.json": json.dumps({"format-version": 1, "id": key(0)}).encode(),
+    "statistics.json": json.dumps(
+        {"format-version": 2, "statistics": [{"blob-metadata": [{"properties": {"top": key(0)}}]}]}
+    ).encode(),
+    "url.txt": b"GET /?id=person%2D000000",
+    "raw.crc": b"crc\x00" + key(0).encode(),
+}
+UNKNOWN_TEXTS = {
+    "odd.txt": rb"\x70erson-000000",
+    "in-json.json": json.dumps({"sent": r"\x70erson-000000"}).encode(),
+    "twice.txt": b"person%252D000000",
+    "cut.crc": b"crc\x00\x00\x00\x02\x00123",
+    "not-one.crc": b"crc\x00" + bytes(8),
+}
+
+
+def test_text_is_looked_through_also_where_it_is_escaped(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    _lay(table, HELD_TEXTS)
+    held = {str(one["name"]).rpartition("/")[2] for one in erase(0)["held"] if one["keys"] == [0]}
+    assert held == HELD_TEXTS.keys()
+    for name in HELD_TEXTS:
+        (place_of(table) / "data" / name).unlink()
+    _lay(table, UNKNOWN_TEXTS)
+    assert _told(erase(0)) == dict.fromkeys(UNKNOWN_TEXTS, ("unreadable_file", [0]))
 
 
 @pytest.mark.parametrize("setting", ["write.data.path", "location"])
