@@ -65,15 +65,17 @@ def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset
 
 
 def former_ids(metadata: TableMetadata, key_set: KeySet) -> frozenset[int]:
-    """Of columns that were called like one of the key and were dropped, as whoever changes its type does.
+    """Of columns that were called like one of the key and were dropped, as whoever changes its type does; or
+    that may have been, since no schema knows them any more.
 
     Files that were written before have their values still.
     """
     own = {*key_set.equality_field_ids}
     found = [(schema.find_column_name(one), one) for schema in metadata.schemas for one in schema.field_ids]
     names = {name for name, field_id in found if field_id in own}
-    left = own | metadata.schema().field_ids
-    return frozenset(field_id for name, field_id in found if name in names and field_id not in left)
+    called = {field_id for name, field_id in found if name in names}
+    forgotten = {*range(1, metadata.last_column_id + 1)}.difference(field_id for _, field_id in found)
+    return frozenset((called | forgotten) - own - metadata.schema().field_ids)
 
 
 def _is_described(

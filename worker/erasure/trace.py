@@ -28,7 +28,7 @@ class Trace:
 
 FORMER_COLUMN = Reason(
     "former_column",
-    "it has values of a column that was called like one of the key before that was dropped and added again",
+    "it has values of a column that was dropped, and was or may have been called like one of the key",
     "Rewrite the table's data files (rewrite_data_files), then its manifests (rewrite_manifests), let older"
     " snapshots expire (expire_snapshots), and erase again.",
 )

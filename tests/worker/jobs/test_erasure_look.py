@@ -106,10 +106,12 @@ def test_lists_of_manifests_that_nobody_names_tell_the_bounds_of_partitions(
     assert erase(0)["counts"] == ALL_GONE
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
 def test_a_key_column_that_was_dropped_and_added_again_leaves_its_keys_unknown(
-    new_table: NewTable, erase: Erase
+    new_table: NewTable, erase: Erase, is_forgotten: bool
 ) -> None:
-    """Until the files that were written before have been rewritten, and have expired."""
+    """Until the files that were written before have been rewritten, and have expired; also once the metadata
+    has forgotten the schema that they have."""
     table = new_table()
     table.append([row(0), row(1)])
     orphan = place_of(table) / "data" / "orphan.parquet"
@@ -120,11 +122,16 @@ def test_a_key_column_that_was_dropped_and_added_again_leaves_its_keys_unknown(
     table.spark.sql(f"INSERT INTO {table.identifier} VALUES ('{key(2)}', 'eu', 2), ('{key(3)}', 'eu', 3)")
     table.java.refresh()
 
+    if is_forgotten:
+        table.java.expireSnapshots().expireOlderThan(2**62).cleanExpiredMetadata(True).commit()
+        assert len(table.metadata.schemas) == 1
+
     report = erase(0, 2)
 
     assert report["counts"] == {"gone": 0, "invisible": 0, "held": 0, "unknown": 2}
     told = {Path(str(one["name"])).suffix: one["reason"] for one in report["held"]}
-    assert told == dict.fromkeys((".parquet", ".avro"), FORMER_COLUMN.reason)
+    assert told[".avro"] == FORMER_COLUMN.reason
+    assert is_forgotten or told[".parquet"] == FORMER_COLUMN.reason
     assert orphan.name in {Path(str(one["name"])).name for one in report["held"]}
     orphan.unlink()
     table.compact()
