@@ -61,6 +61,7 @@ _FOREIGN = Reason(
     "its columns are none that this table ever had: it may be another table's, or an earlier one's",
     WHOSE_IS_IT,
 )
+_PART_OF_KEY = Reason("part_of_key", "it has a part of the key only, as equality deletes may", WHOSE_IS_IT)
 _ESCAPED = Reason("escaped_text", "some of its text may stand for other characters", WHOSE_IS_IT)
 _ENTRY_IDS = frozenset(range(5))
 _CONTENT_IDS = frozenset(range(100, 200))
@@ -135,6 +136,9 @@ class Unnamed:
             return Trace(why=_FOREIGN)
         described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
         reader = key_reader(self._metadata, self._storage, self._keys.key_set)
+        own = frozenset(self._keys.key_set.equality_field_ids)
+        if 0 < len(own & reader.field_ids(described)) < len(own):
+            return Trace(why=_PART_OF_KEY)
         return LookTask(reader, [described], self._keys.former_ids).run(self._keys.wanted)[file.location]
 
     def _look_at_avro(self, file: StoredFile) -> Trace:

@@ -121,6 +121,17 @@ def test_rows_with_columns_of_another_table_leave_the_keys_unknown(new_table: Ne
     assert all("whose file it is" in one["remedy"] for one in report["held"])
 
 
+def test_rows_with_a_part_of_the_key_leave_the_keys_unknown(new_table: NewTable, jobs: Jobs) -> None:
+    """Equality deletes of some of its columns mean the keys with these values, whatever else they have."""
+    table = new_table()
+    table.append([row(0), row(1)])
+    _lay(table, {"part.parquet": parquet(REGION)})
+    how = {"key_columns": ["id", "region"], "erasure_id": "e", "expire_snapshots": True}
+    rows = [{"id": key(7), "region": "eu"}]
+    report = jobs.run("erase", rows=rows, parameters=how).result["erasure"]
+    assert _told(report) == {"part.parquet": ("unreadable_file", [0])}
+
+
 def test_what_a_table_of_before_left_at_the_same_place_is_not_taken_for_this_ones(
     new_table: NewTable, erase: Erase
 ) -> None:
