@@ -77,7 +77,8 @@ TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
 TOO_MANY = Reason(
     "too_many_unnamed_files",
     f"there are more than {UNNAMED_AT_MOST:,} files that no snapshot names, and so many were looked at",
-    "Remove the table's orphan files (remove_orphan_files), and erase again.",
+    "See whose they are first: a table may lie inside this one's location. If nobody's, remove the table's"
+    " orphan files (remove_orphan_files), and erase again.",
 )
 WHOSE_IS_IT = (
     "See whose file it is first: a table may lie inside this one's location. If nothing needs it, delete it,"

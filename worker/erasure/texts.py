@@ -23,7 +23,7 @@ class KeyTexts:
         for word in words:
             self._by_size[len(word)].add(word)
 
-    @lru_cache(maxsize=100_000)  # noqa: B019 - lives as long as a job; metadata files repeat each other
+    @lru_cache(maxsize=10_000)  # noqa: B019 - lives as long as a job; metadata files repeat each other
     def told_in(self, text: str) -> frozenset[int]:
         """Whatever the number of keys: only their lengths count."""
         found: set[int] = set()
