@@ -3,6 +3,9 @@
 The dictionary must not contradict itself or the table; each file of the index must be what Paimon's manifest
 and its own statistics say, in order; its entries must be exactly the rows of the covered data files, by
 fingerprint; and the pending equality deletes must find the same rows by index as by scanning.
+
+Invariant: what is found is told by files and positions, and never by keys: results of jobs are kept, also
+after an erasure of rows.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from worker.index.key_set_index import (
     newest_generation,
     open_index,
 )
-from worker.index.sorted_file import Key, SortedFile, faults_of, shown
+from worker.index.sorted_file import Key, SortedFile, faults_of
 from worker.index.sorted_runs import IndexWarehouse, RunFile
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
@@ -347,10 +350,10 @@ def _contradictions(index: KeySetIndex) -> Iterator[str]:
         yield f"{dictionary.path_of(row)} and {dictionary.path_of(row + 1)} share addresses"
     for path in dictionary.repeated_paths():
         yield f"{path} is covered twice"
-    by_id = [(one, partition) for partition, ids in dictionary.partitions().items() for one in ids]
-    for (one, partition), (other, following) in pairwise(sorted(by_id, key=lambda pair: pair[0])):
+    by_id = [one for ids in dictionary.partitions().values() for one in ids]
+    for one, other in pairwise(sorted(by_id)):
         if one == other:
-            yield f"partitions {partition.values} and {following.values} share the id {one}"
+            yield f"two partitions share the id {one}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,11 +490,10 @@ def _in_words(
 
 def _difference(entry: Key, row: Key, key_set: KeySet) -> str:
     """In which columns, of partition_id, null_mask and keys, an entry differs from its row."""
-    parts = [("partition id", shown(entry[0]), shown(row[0]))]
+    different = [f"partition id {entry[0]} instead of {row[0]}"] if entry[0] != row[0] else []
     for at, name in enumerate(key_set.column_names):
-        got, right = (
-            "null" if key_set.is_null(at, values[1:]) else shown(values[2 + at]) for values in (entry, row)
-        )
-        parts.append((name, got, right))
-    different = [f"{name} {got} instead of {right}" for name, got, right in parts if got != right]
-    return ", ".join(different) or "another value behind a null or beyond what is shown"
+        if key_set.is_null(at, entry[1:]) != key_set.is_null(at, row[1:]):
+            different.append(f"{name} null" if key_set.is_null(at, entry[1:]) else f"{name} not null")
+        elif entry[2 + at] != row[2 + at]:
+            different.append(f"another {name}")
+    return ", ".join(different) or "another null mask"

@@ -296,28 +296,28 @@ def deleted_for_paimon(tampered: Tampered) -> None:
 
 TAMPERINGS: dict[str, tuple[Callable[[Tampered], None], str]] = {
     "deleted_for_paimon": (deleted_for_paimon, "_VALUE_KIND is not 0"),
-    "swapped_keys": (within("address", swapped), r"row \d+: the entry has id \d+ instead of \d+"),
-    "another_first_key": (within("key_1", copied(9, 10)), "the entry has id"),
+    "swapped_keys": (within("address", swapped), r"row \d+: the entry has another id(, another name)?$"),
+    "another_first_key": (within("key_1", copied(9, 10)), "the entry has another id"),
     "another_second_key": (
         within("key_2", assigned(9, "x" * 90)),
-        r"the entry has name 'x{38}… instead of 'name \d'",
+        "the entry has another name$",
     ),
     "null_instead_of_a_value": (
         within("null_mask", assigned(9, 2)),
-        "the entry has name null instead of 'name",
+        "the entry has name null$",
     ),
     "missing_and_twice": (twice_and_missing, r"row 10 is row 9"),
     "address_of_another_row": (within("address", copied(9, 10)), "no entry|2 entries"),
     "address_of_no_row": (within("address", assigned(9, 10**9)), "no entry"),
     "negative_address": (within("address", assigned(9, -5)), "no entry"),
     "another_partition": (another_partition, r"the entry has partition id \d+ instead of \d+"),
-    "unsorted": (in_another_order, "row 10 must not follow row 9"),
+    "unsorted": (in_another_order, "row 10 must not follow row 9$"),
     "rows_in_manifest": (told(rows=lambda rows: rows + 1), r"\d+ rows, \d+ in the manifest"),
-    "lower_bounds_in_manifest": (told(lower_bounds=higher), "key_1 from .* but the manifest says"),
-    "upper_bounds_in_manifest": (told(upper_bounds=higher), "key_1 from .* but the manifest says"),
-    "first_key_in_manifest": (told(min_key=higher), "keys from .* but the manifest says"),
-    "last_key_in_manifest": (told(max_key=higher), "keys from .* but the manifest says"),
-    "statistics_of_a_row_group": (statistics, "key_1 from .* but the statistics of row group 1 says"),
+    "lower_bounds_in_manifest": (told(lower_bounds=higher), "key_1 with other bounds than the manifest"),
+    "upper_bounds_in_manifest": (told(upper_bounds=higher), "key_1 with other bounds than the manifest"),
+    "first_key_in_manifest": (told(min_key=higher), "keys with other bounds than the manifest"),
+    "last_key_in_manifest": (told(max_key=higher), "keys with other bounds than the manifest"),
+    "statistics_of_a_row_group": (statistics, "key_1 with other bounds than the statistics of row group 1"),
     "overlapping_files": (told(level=lambda _: TOP_LEVEL), f"overlap at level {TOP_LEVEL}"),
     "not_parquet": (replaced(ENTRIES, b"no Parquet file"), "can't be decoded"),
     "empty_file": (replaced(ENTRIES, b""), "can't be decoded"),
@@ -376,7 +376,7 @@ def test_what_is_wrong_is_found_and_the_wrong_index_is_not_used_again(
 
 
 def test_only_what_is_wrong_is_said(jobs: Jobs, tampered: Tampered, table: TableBuilder) -> None:
-    """Of two entries with each other's addresses: both rows, both keys, and nothing else."""
+    """Of two entries with each other's addresses: both rows, in which columns, and nothing of their keys."""
     tampered.entries(lambda columns: swapped(columns["address"]))
     entries = pq.read_table(tampered.files(ENTRIES)[0]).slice(9, 2).to_pylist()
     files = {
@@ -386,11 +386,9 @@ def test_only_what_is_wrong_is_said(jobs: Jobs, tampered: Tampered, table: Table
     expected = []
     for wrong, right in (entries, entries[::-1]):
         base = max(base for base in files if base <= wrong["address"])
-        names = [f", name {wrong['key_2']!r} instead of {right['key_2']!r}", ""]
-        expected.append(
-            f"{files[base]['path']} row {wrong['address'] - base}: the entry has"
-            f" id {wrong['key_1']} instead of {right['key_1']}{names[wrong['key_2'] == right['key_2']]}"
-        )
+        name = "" if wrong["key_2"] == right["key_2"] else ", another name"
+        place = f"{files[base]['path']} row {wrong['address'] - base}"
+        expected.append(f"{place}: the entry has another id{name}")
     assert sorted(found["examples"]) == sorted(expected)
 
 
