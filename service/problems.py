@@ -234,6 +234,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "Iceberg's removal of orphan files would delete an index inside the table's location.",
         "Set another index_warehouse on the catalog, or ICESTREAM_INDEX_WAREHOUSE.",
     ),
+    "index-left-behind": ProblemType(
+        (409,),
+        "Indexes would be left behind",
+        "No job looks at an earlier index warehouse again: keys that are erased would stay in its indexes.",
+        "Remove the tables with their indexes (drop_index), wait for these jobs, and enroll them again.",
+    ),
     "index-place-not-supported": ProblemType(
         (422,),
         "An index can't lie there",

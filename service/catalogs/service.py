@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sqlalchemy import delete, func
-from sqlmodel import Session, col, or_, select
+from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service.auth.models import Principal
@@ -20,6 +20,8 @@ from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.records.catalogs import Catalog, CatalogType
+from service.records.health import TableHealth
+from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
 from service.records.tables import EnrolledTable
@@ -126,8 +128,11 @@ def update_catalog(
             properties[key] = value
     place = patch.index_warehouse if "index_warehouse" in patch.model_fields_set else row.index_warehouse
     check_catalog(settings, CatalogType(row.type), properties, place)
+    new_warehouse = place or settings.index_warehouse
     for table in session.exec(_tables_of(row.id)):
-        check_index_place(place or settings.index_warehouse, table.location)
+        check_index_place(new_warehouse, table.location)
+    if new_warehouse.rstrip("/") != index_warehouse(settings, row).rstrip("/"):
+        _check_no_index_is_left(session, row)
     if patch.name is not None and patch.name != row.name:
         _check_name_is_free(session, patch.name)
         # The name was also the name inside a sql database: keep pointing at the same tables.
@@ -235,6 +240,39 @@ def check_index_place(index_warehouse: str, table_location: str) -> None:
             "index-inside-table",
             f"The index warehouse {index_warehouse!r} lies inside the table's location {table_location!r}, "
             "where removing orphan files would delete it.",
+        )
+
+
+def _check_no_index_is_left(session: Session, catalog: Catalog) -> None:
+    """Raise ConflictError if tables have indexes at the present place, or get or lose them just now.
+
+    No job would look there again: keys that are erased would stay in them, and receipts call these gone.
+    """
+    indexed = [
+        name
+        for name, key_sets in session.exec(
+            select(EnrolledTable.name, TableHealth.key_sets)
+            .join(TableHealth, col(TableHealth.table_id) == EnrolledTable.id)
+            .where(EnrolledTable.catalog_id == catalog.id, col(EnrolledTable.deleted_at).is_(None))
+        )
+        if key_sets
+    ]
+    at_work = session.exec(
+        select(EnrolledTable.name)
+        .join(Job, col(Job.table_id) == EnrolledTable.id)
+        .where(
+            EnrolledTable.catalog_id == catalog.id,
+            or_(
+                Job.status == JobStatus.RUNNING.value,
+                and_(Job.status == JobStatus.QUEUED.value, Job.kind == JobKind.DROP_INDEX.value),
+            ),
+        )
+    )
+    if names := sorted({*indexed, *at_work}):
+        told = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ConflictError(
+            "index-left-behind",
+            f"Indexes of tables of catalog {catalog.name!r} lie in the index warehouse that it has: {told}.",
         )
 
 

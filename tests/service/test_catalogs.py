@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from service.catalogs.iceberg import unreachable
@@ -218,6 +219,40 @@ def test_an_index_warehouse_inside_an_enrolled_table_is_refused(
     patch = {"index_warehouse": f"{table['location']}/index"}
     answer = service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-inside-table")
+
+
+def test_an_index_warehouse_is_kept_while_tables_have_indexes_there(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll(key_sets=[["id"]], policy="manual")
+    key_set = {"equality_field_ids": [1], "columns": ["id"], "generation": 1, "source": "declared"}
+    key_set |= {"files_covered": 1, "files_total": 1, "coverage": 1.0, "entries": 3, "bytes": 300}
+    health = {"iceberg_snapshot_id": iceberg.head("db.t"), "key_sets": [key_set | {"sorted_runs": 1}]}
+    health |= {"unconvertible": [], "pending_equality_delete_files": 0, "pending_equality_deletes": 0}
+
+    def change(folder: str) -> httpx.Response:
+        patch = {"index_warehouse": f"{service.settings.index_warehouse}/{folder}"}
+        return service.admin.patch("/catalogs/local", json=patch, headers={"If-Match": "*"})
+
+    assert change("one").status_code == 200
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    worker = service.start_worker()
+    assignment = service.claim(worker)
+    assert assignment is not None
+    refused = change("two")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/index-left-behind")
+    service.finish(assignment, health=health)
+    refused = change("two")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/index-left-behind")
+    assert "db.t" in refused.json()["detail"]
+    assert change("one/").status_code == 200
+    service.admin.delete(f"/tables/{table['id']}", params={"drop_index": True})
+    assert change("two").status_code == 409, "the job has yet to look there"
+    assignment = service.claim(worker)
+    assert assignment is not None
+    service.finish(assignment)
+    assert change("two").status_code == 200
 
 
 def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
