@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.factories import Catalog, TableBuilder, WrittenFile, sqlite_catalog
 from tests.jobs import Jobs
@@ -87,11 +87,14 @@ class Dataset:
     kind: Kind
     rows: int
     format_version: Literal[2, 3] = 3
+    partitions: int = 0
 
     @cached_property
     def catalog(self) -> Catalog:
         self.directory.mkdir(parents=True, exist_ok=True)
-        return sqlite_catalog(self.spark, f"{self.kind}_{self.rows}_v{self.format_version}", self.directory)
+        name = f"{self.kind}_{self.rows}_v{self.format_version}"
+        name += f"_in_{self.partitions}" if self.partitions else ""
+        return sqlite_catalog(self.spark, name, self.directory)
 
     @cached_property
     def table(self) -> TableBuilder:
@@ -123,6 +126,22 @@ class Dataset:
         if not self.twin._marker.exists():
             self.twin._make(lambda table: _append_files(table, self.table))
         self.twin.rewind()
+
+    def fill_partitions(self, rows: DataFrame) -> None:
+        """Makes the table of these rows, in its partitions by their ids, unless an earlier run has."""
+        if self._marker.exists():
+            self.rewind()
+            return
+        shutil.rmtree(self.directory, ignore_errors=True)
+        table = TableBuilder.create(
+            self.spark,
+            self.table.identifier,
+            self.kind.columns,
+            format_version=self.format_version,
+            partitioned_by=[f"bucket({self.partitions}, id)"],
+        )
+        rows.writeTo(table.identifier).append()
+        self._marker.write_text(json.dumps({"snapshot_id": table.snapshot_id}))
 
     def _make(self, fill: Callable[[TableBuilder], None]) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)  # what an interrupted run left

@@ -80,6 +80,8 @@ SMALL = (
     Size("1,000 rows upserted", 1_000),
     Size("1,000 rows added, 500 updated, 500 deleted", 500, deleted=500, inserted=1_000),
 )
+PARTITIONS = (1, 20, 200)
+PARTITION_SIZES = (Size("10 rows upserted", 10), Size("1,000 rows upserted", 1_000))
 LARGE = Size("1,000,000 rows upserted", 500_000, inserted=500_000)
 Write = Callable[[Change], object]
 
@@ -217,6 +219,20 @@ def merged_by_duckdb(dataset: Dataset) -> Iterator[Write]:
         yield write
 
 
+def in_partitions(dataset: Dataset, directory: Path) -> list[list[object]]:
+    """Seconds by the number of partitions that the rows of the table lie in, by their ids."""
+    lines: list[list[object]] = []
+    spark = dataset.spark
+    for partitions in PARTITIONS:
+        place = directory / f"{dataset.kind}-{dataset.rows}-in-{partitions}"
+        there = Dataset(spark, place, dataset.kind, dataset.rows, partitions=partitions)
+        there.fill_partitions(spark.table(dataset.table.identifier))
+        with served(there) as (write, _):
+            what = f"in {partitions} partitions"
+            lines += measure(there, PARTITION_SIZES, 1, f"Icestream, {what}", write)
+    return lines
+
+
 def main(
     rows: Annotated[int, typer.Option(help="of the table")] = 50_000_000,
     rounds: Annotated[int, typer.Option(help="of every measurement of ours; others have one")] = 5,
@@ -244,12 +260,14 @@ def main(
         lines += measure(twin, SMALL[1:2], 1, "PyIceberg's upsert (V2)", write, warms_up=False)
         with merged_by_duckdb(twin) as write:
             lines += measure(twin, SMALL[1:], 1, "DuckDB's MERGE (V2)", write)
+    partitioned = in_partitions(dataset, directory.resolve())
     text = _TEXT.format(
         machine=machine(spark, "pyspark", "pyarrow", "pyiceberg", "duckdb"),
         rows=rows,
         files=-(-rows // FILE_ROWS),
         told=told,
         table=markdown("written | by | rounds | median (least-most)", lines + large),
+        partitioned=markdown("written | by | rounds | median (least-most)", partitioned),
         others="" if alone else _OTHERS,
     )
     spark.stop()
@@ -270,6 +288,10 @@ own. Each round began at the table as it was loaded, and the rows that it left w
 {table}
 
 {told}
+
+Of a table of as many rows in partitions by the bucket of the id, which an index covers:
+
+{partitioned}
 {others}"""
 _OTHERS = "DuckDB writes to tables of REST catalogs alone: one on loopback is in front of the table's own.\n"
 
