@@ -88,7 +88,8 @@ def _is_described(
 def _described(schema: Schema) -> Iterator[tuple[int, tuple[frozenset[str], str]]]:
     for field_id in schema.field_ids:
         name = schema.find_column_name(field_id) or ""
-        written = ".".join(make_compatible_name(part) for part in name.split("."))  # as Parquet and Avro do
+        # As Parquet and Avro do; of `No.`, one part is empty.
+        written = ".".join(part and make_compatible_name(part) for part in name.split("."))
         kind = _kind(schema_to_pyarrow(schema.find_type(field_id)))
         yield field_id, (frozenset({name, written}), kind)
 

@@ -226,5 +226,5 @@ def _after(snapshot: Snapshot, milliseconds: int) -> datetime:
     try:
         age = timedelta(milliseconds=milliseconds)
         return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) + age
-    except OverflowError:
+    except (OverflowError, ValueError):  # such as a moment in microseconds
         return datetime.max.replace(tzinfo=UTC) if milliseconds > 0 else datetime.min.replace(tzinfo=UTC)

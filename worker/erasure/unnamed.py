@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -92,7 +93,7 @@ class Unnamed:
             return self._by_beginning(file)
         except FileNotFoundError:
             return Trace()  # whoever wrote it has removed it
-        except (JobError, *MALFORMED, OSError, EOFError, LocationNotAllowedError) as error:
+        except (JobError, *MALFORMED, pa.ArrowException, OSError, EOFError, LocationNotAllowedError) as error:
             if lacks_own_memory(error):
                 raise
             return Trace(why=unreadable(error))
@@ -171,7 +172,8 @@ class Unnamed:
         manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)
         found, why = NOTHING, None
         for entry in read_entry_values(self._storage.io, manifest, spec):
-            found |= self._keys.in_entry(entry, spec)
+            # As of a removed file: nobody has looked at its rows, and it may be gone.
+            found |= self._keys.in_entry(replace(entry, is_removed=True), spec)
             why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
         return Trace(found, why, file.size_bytes)
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import LongType, NestedField, StringType
 
+from worker.erasure.columns import TableColumns, _described
 from worker.erasure.keys import ErasedKeys
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
@@ -116,3 +118,10 @@ def test_numbers_in_values_are_keys_with_and_without_a_sign() -> None:
     keys = ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema))
     assert keys.in_scalars(["10-5"]) == frozenset({0, 1})
     assert keys.in_scalars(["05", 10**18]) == frozenset({0, 2})
+
+
+@pytest.mark.parametrize("name", ["No.", ".x", "a..b"])
+def test_a_name_may_have_dots_anywhere(name: str) -> None:
+    schema = Schema(NestedField(1, name, StringType()))
+    columns = TableColumns((dict(_described(schema)),))
+    assert columns.has_schema(schema)
