@@ -197,6 +197,15 @@ def _first_reached(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision | No
     return None if reached is None else Decision(kind, Action.TRIGGER, reached.code, _sentence([reached]))
 
 
+def _reached_or_due(kind: JobKind, triggers: Sequence[_Trigger], pending: str, due: str | None) -> Decision:
+    """pending: what waits, in words. due: as `_fired` says."""
+    if (found := _first_reached(kind, triggers)) is not None:
+        return found
+    if due is not None:
+        return Decision(kind, Action.TRIGGER, "cron", f"{pending}, {due}")
+    return _below(kind, triggers)
+
+
 def _below(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision:
     return Decision(kind, Action.WAIT, "below-triggers", _sentence(triggers))
 
@@ -268,12 +277,8 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
         _of_bytes("bytes", pending.bytes, policy_of_kind.bytes, "equality delete files"),
         _of_seconds(age, policy_of_kind.age_seconds, "the oldest equality delete is {} old"),
     )
-    if (found := _first_reached(kind, triggers)) is not None:
-        return found
-    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
-        sentence = f"{counted(pending.files, 'equality delete file')}, {due}"
-        return Decision(kind, Action.TRIGGER, "cron", sentence)
-    return _below(kind, triggers)
+    due = _fired(policy_of_kind.cron, state, policy, kind, now)
+    return _reached_or_due(kind, triggers, counted(pending.files, "equality delete file"), due)
 
 
 def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -293,13 +298,8 @@ def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -
         _of_count("rows", staged.rows, policy_of_kind.rows, "staged row"),
         _of_seconds(age, policy_of_kind.age_seconds, "the oldest staged snapshot is {} old"),
     )
-    if (found := _first_reached(kind, triggers)) is not None:
-        return found
-    if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
-        return Decision(
-            kind, Action.TRIGGER, "cron", f"{counted(staged.snapshots, 'staged snapshot')}, {due}"
-        )
-    return _below(kind, triggers)
+    due = _fired(policy_of_kind.cron, state, policy, kind, now)
+    return _reached_or_due(kind, triggers, counted(staged.snapshots, "staged snapshot"), due)
 
 
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
