@@ -7,7 +7,7 @@ table as it is then, so that steps can be left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -76,12 +76,21 @@ class History(WriterSteps, SchemaSteps, MaintenanceSteps, EraseSteps):
 def run(world: World, setup: Setup, steps: Sequence[Step]) -> list[str]:
     """Run a history and return what it did. Raises HistoryError."""
     history = History(world, setup)
+    return play(history, setup, steps, history.bounds())
+
+
+def play(
+    history: Any, setup: Any, steps: Sequence[Step], bounds: AbstractContextManager[object]
+) -> list[str]:
+    """Take steps within bounds, and return what they did. history: it takes steps, has lines and is removed.
+    Raises HistoryError."""
     try:
-        with history.bounds():
+        with bounds:
             for step in steps:
                 history.take(step)
     except Exception as error:
         raise HistoryError([str(setup), *history.lines], error) from error
     finally:
         history.remove()
-    return history.lines
+    lines: list[str] = history.lines
+    return lines

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -28,7 +28,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.factories import WrittenFile
 from tests.soak.drawing import Step
-from tests.soak.history import HistoryError
+from tests.soak.history import play
 from tests.soak.seeds import Kind
 from tests.soak.table import LiveFile, SoakTable, local_path
 from tests.writers.drawing import Setup, draw
@@ -512,15 +512,7 @@ def _id_of(assignment: Assignment) -> AttemptId:
 
 def run(served: Served, setup: Setup, steps: Sequence[Step]) -> list[str]:
     """Run a history and return what it did. Raises HistoryError."""
-    history = History(served, setup)
-    try:
-        for step in steps:
-            history.take(step)
-    except Exception as error:
-        raise HistoryError([str(setup), *history.lines], error) from error
-    finally:
-        history.remove()
-    return history.lines
+    return play(History(served, setup), setup, steps, nullcontext())
 
 
 WRITERS = Kind("--writers", draw, run)
