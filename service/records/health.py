@@ -85,6 +85,8 @@ class TableHealth(SQLModel, table=True):
     unverified_bytes: int = Field(default=0, sa_type=BigInteger)
     has_keys: bool = False
     """Whether there is a key: declared, identifier fields, equality deletes, or indexed before."""
+    last_poll: dict[str, Any] | None = Field(default=None, sa_type=Json)
+    """What the next poller goes on from, as service.scheduling.poller writes it; None after a failure."""
     poll_failures: int = 0
     poll_error: dict[str, Any] | None = Field(default=None, sa_type=Json)
     report_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)

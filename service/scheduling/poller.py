@@ -4,6 +4,7 @@ Each poll is: read the row, look at Iceberg with no transaction open, then store
 transaction. Only the replica that holds the scheduling lease polls (service.scheduling.background).
 """
 
+import hashlib
 import heapq
 import logging
 import random
@@ -22,6 +23,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 
+from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure
@@ -69,6 +71,26 @@ class Polled:
     """Where the table's metadata lay."""
     decide_at: datetime | None = None
     """When time can."""
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """What a poll takes into account besides the Iceberg table and time, as it is stored."""
+
+    known: str
+    """Digest of what decisions depend on."""
+    event: int
+    """Id of the last event that was heard of."""
+
+    def note(self, metadata_location: str, decide_at: datetime | None) -> dict[str, Any]:
+        """As TableHealth.last_poll."""
+        at = decide_at.isoformat() if decide_at is not None else None
+        return {
+            "metadata_location": metadata_location,
+            "decide_at": at,
+            "known": self.known,
+            "event": self.event,
+        }
 
 
 @dataclass
@@ -138,6 +160,9 @@ class Poller:
         """What was found when tables were listed last; while it stays, so most likely did they."""
         self._heard: int | None = None
         """Id of the last event that was looked at."""
+        # Secrets are masked in it; the URL of a database may hold one that is not.
+        shown = settings.model_dump_json(exclude={"database_url"})
+        self._software = f"{__version__} {shown}"
 
     def poll_due(self) -> None:
         """Start to poll every table whose time has come, or about which there is news."""
@@ -199,6 +224,7 @@ class Poller:
             .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
             .where(col(EnrolledTable.deleted_at).is_(None))
         ).all()
+        polled = self._last_polls(session) if self._heard is None else {}
         with self._lock:
             found: dict[str, set[str]] = {}
             for table_id, catalog_id, identifier, kind, *versions in rows:
@@ -207,12 +233,33 @@ class Poller:
                 tables = self._lane(catalog_id, CatalogType(kind)).tables
                 tracked = tables.setdefault(table_id, _Tracked(tuple(identifier), known))
                 tracked.known = known
+                if table_id in polled:
+                    self._go_on(tracked, polled[table_id], now)
             for catalog_id, lane in list(self._lanes.items()):
                 for table_id in lane.tables.keys() - found.get(catalog_id, set()):
                     del lane.tables[table_id]
                 if not lane.tables and not lane.busy and not lane.sweeps:
                     lane.threads.shutdown(wait=False)
                     del self._lanes[catalog_id]
+
+    def _last_polls(self, session: Session) -> dict[str, dict[str, Any]]:
+        """Of tables that were polled before this poller was there, by it or by other replicas."""
+        columns = select_columns(col(TableHealth.table_id), col(TableHealth.last_poll))
+        polled = {table_id: last for table_id, last in session.execute(columns).all() if last is not None}
+        # What has ended since is heard of, and lets these tables be polled.
+        self._heard = min((last["event"] for last in polled.values()), default=None)
+        return polled
+
+    def _go_on(self, table: _Tracked, last: dict[str, Any], now: float) -> None:
+        """As if this poller had polled the table, unless what decisions depend on is another now."""
+        if last["known"] != self._digest(table.known):
+            return
+        table.polled, table.metadata_location = table.news, last["metadata_location"]
+        table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
+        table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0, 1)  # noqa: S311 - no secret
+
+    def _digest(self, known: Hashable) -> str:
+        return hashlib.sha256(f"{self._software} {known}".encode()).hexdigest()
 
     def _lane(self, catalog_id: str, kind: CatalogType) -> _Lane:
         if catalog_id not in self._lanes:
@@ -234,7 +281,7 @@ class Poller:
                         lane.tables[table_id].heard += 1
 
     def _take_up(self, told: Sequence[Notification]) -> None:
-        """Notifications are gone once it is remembered what they say; after a start all tables are polled."""
+        """They are gone once it is remembered what they say: after a start, every location is compared."""
         notified = {notification.table_id for notification in told}
         with self._lock:
             for lane in self._lanes.values():
@@ -333,9 +380,10 @@ class Poller:
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
         with self._lock:
             news, was_notified, table.is_notified = table.news, table.is_notified, False
+            basis = _Basis(self._digest(table.known), self._heard or 0)
         found = Polled(is_reachable=True)
         try:
-            found = self.poll(table_id)
+            found = self.poll(table_id, basis)
         except Exception:
             _log.exception("Polling table %s failed", table_id)
         now = time.monotonic()
@@ -364,7 +412,7 @@ class Poller:
     def _budget(self) -> Budget:
         return Budget(budget_seconds(self._settings, _SILENCES))
 
-    def poll(self, table_id: str) -> Polled:
+    def poll(self, table_id: str, basis: _Basis | None = None) -> Polled:
         """Measure one table now, store it, schedule."""
         with self._database.read() as session:
             table = session.get(EnrolledTable, table_id)
@@ -382,7 +430,11 @@ class Poller:
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
         with self._database.write() as session:
-            return self._store(session, table_id, loaded, found, staged)
+            polled = self._store(session, table_id, loaded, found, staged)
+            if basis is not None and polled.metadata_location is not None:
+                note = basis.note(polled.metadata_location, polled.decide_at)
+                health_of(session, table_id).last_poll = note
+            return polled
 
     def _look(
         self, table: EnrolledTable, catalog: Catalog, known: TableHealth
@@ -406,7 +458,7 @@ class Poller:
         problem = {"code": error.slug, "title": error.title, "detail": error.detail, "remedy": error.remedy}
         if health.poll_error != problem:
             record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
-        health.poll_error = problem
+        health.poll_error, health.last_poll = problem, None
         session.add(health)
         store_status(session, session.get_one(EnrolledTable, table_id), health)
 

@@ -30,6 +30,7 @@ def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
         ("known after", 3),
         ("p99", 3),
         ("first look at all tables", 1),
+        ("first look at all tables after a start that knows them", 1),
         ("known after a commit that is told", 1),
         ("reads a second", 1),
         ("read", 1),

@@ -18,6 +18,7 @@ from service.auth.service import find_api_key_principal
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
 from service.db.database import utc_now
+from service.errors import UnreachableError
 from service.jobs import attempts
 from service.jobs.contract import FinishRequest
 from service.records.catalogs import Catalog
@@ -240,6 +241,42 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
                 job_id, attempt = assignment["job"]["id"], assignment["attempt"]
                 attempts.finish(session, caller, job_id, attempt, report, an_hour_ago)
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "commit", "pause", "job", "setting", "failure"])
+def test_after_a_start_only_tables_are_read_of_which_there_is_news(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    table = settled(service, iceberg)
+    path = f"/tables/{table['id']}"
+    with polling(service) as (poller, catalogs):
+        let_polls_pass(service, poller, table, 2)
+        assert catalogs.loads["local.db.quiet"] == 1
+    if meanwhile == "failure":
+        # Of a table that is read again anyway, though there is no news of it.
+        monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
+        monkeypatch.setattr(IcebergCatalogs, "load", unreachable)
+        with polling(service) as (poller, _):
+            tick_until(poller, lambda: health(service, table)["poll_error"] is not None)
+        monkeypatch.undo()
+    if meanwhile == "commit":
+        iceberg.delete_keys("db.quiet", [1])
+    elif meanwhile == "pause":
+        service.admin.post(f"{path}/pause")
+    elif meanwhile == "job":
+        service.admin.post(f"{path}/jobs", json={"kind": "convert"})
+        assignment = service.claim(service.start_worker())
+        assert assignment is not None
+        assert service.finish(assignment, status="failed").status_code == 200
+    elif meanwhile == "setting":
+        service.settings.lease_seconds += 1
+    with polling(service) as (poller, catalogs):
+        let_polls_pass(service, poller, table, 3)
+        assert catalogs.loads["local.db.quiet"] == (meanwhile != "nothing")
+
+
+def unreachable(catalogs: IcebergCatalogs, catalog: Catalog, identifier: Identifier) -> Table:
+    raise UnreachableError("catalog-unreachable", "It is silent.", "Wait.")
 
 
 def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anyway(
