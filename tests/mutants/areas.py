@@ -76,7 +76,7 @@ AREAS = (
             "tests/worker/exactness/test_partitions.py",
             "tests/worker/exactness/test_schemas.py",
             "tests/worker/jobs/test_orphan_files.py",
-            "tests/worker/jobs/test_erasure.py",
+            "tests/worker/erasure",
             "tests/faults/test_damage.py",
         ),
         25,

@@ -17,9 +17,9 @@ from pyarrow import orc
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
-from tests.worker.jobs.test_erasure import Erase, NewTable, key, place_of, row
-from tests.worker.jobs.test_erasure import erase as erase
-from tests.worker.jobs.test_erasure import new_table as new_table
+from tests.worker.erasure.test_erasure import Erase, NewTable, key, place_of, row
+from tests.worker.erasure.test_erasure import erase as erase
+from tests.worker.erasure.test_erasure import new_table as new_table
 from worker.io.storage import Storage, StoredFile
 
 pytestmark = pytest.mark.integration

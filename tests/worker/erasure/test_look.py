@@ -13,7 +13,7 @@ import pytest
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
-from tests.worker.jobs.test_erasure import (
+from tests.worker.erasure.test_erasure import (
     ALL_GONE,
     Erase,
     NewTable,
@@ -22,8 +22,8 @@ from tests.worker.jobs.test_erasure import (
     place_of,
     row,
 )
-from tests.worker.jobs.test_erasure import erase as erase
-from tests.worker.jobs.test_erasure import new_table as new_table
+from tests.worker.erasure.test_erasure import erase as erase
+from tests.worker.erasure.test_erasure import new_table as new_table
 from worker.erasure import leftovers, unnamed
 from worker.erasure.trace import FORMER_COLUMN
 from worker.jobs import erasure
