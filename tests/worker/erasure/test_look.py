@@ -10,20 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from tests.factories import TableBuilder
+from tests.factories import TableBuilder, garble
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
-from tests.worker.erasure.test_erasure import (
-    ALL_GONE,
-    Erase,
-    NewTable,
-    holders,
-    key,
-    place_of,
-    row,
-)
-from tests.worker.erasure.test_erasure import erase as erase
-from tests.worker.erasure.test_erasure import new_table as new_table
+from tests.worker.erasure.tables import ALL_GONE, PLAIN, Erase, NewTable, holders, key, place_of, row
 from worker.erasure import leftovers, unnamed
 from worker.erasure.trace import FORMER_COLUMN
 from worker.jobs import erasure
@@ -214,3 +204,25 @@ def test_statistics_of_partitions_tell_the_keys_that_are_theirs(new_table: NewTa
 def _write(place: Path, content: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)
+
+
+def test_a_file_that_can_not_be_read_leaves_its_keys_unknown(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    (old,) = table.append([row(0), row(1), row(2)])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    table.compact()
+    garble(Path(old.removeprefix("file:")))
+
+    report = erase(1, 7)
+
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 0, "unknown": 2}
+    assert report["unknown"] == [0, 1]
+    assert holders(report) == [("unreadable_file", old, [0, 1])]
+
+
+def test_packed_metadata_is_looked_through(new_table: NewTable, erase: Erase) -> None:
+    properties = {**PLAIN, "write.metadata.compression-codec": "gzip", "vip": f"{key(7)},{key(8)}"}
+    table = new_table(properties=properties)
+    table.append([row(0), row(1)])
+    assert erase(0)["counts"] == ALL_GONE
+    assert {one["holder"] for one in erase(8)["held"]} == {"metadata"}

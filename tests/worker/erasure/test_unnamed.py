@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
@@ -17,9 +18,7 @@ from pyarrow import orc
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
-from tests.worker.erasure.test_erasure import Erase, NewTable, key, place_of, row
-from tests.worker.erasure.test_erasure import erase as erase
-from tests.worker.erasure.test_erasure import new_table as new_table
+from tests.worker.erasure.tables import Erase, NewTable, holders, key, place_of, row
 from worker.io.storage import Storage, StoredFile
 
 pytestmark = pytest.mark.integration
@@ -243,3 +242,54 @@ def test_a_manifest_with_a_value_that_can_not_be_read_leaves_the_keys_unknown(
     report = jobs.run("erase", rows=[{"id": 9}], parameters=how).result["erasure"]
     assert report["counts"] == {"gone": 0, "invisible": 0, "held": 0, "unknown": 1}
     assert {manifests[-1].name, "lost-m0.avro"} <= _told(report).keys()
+
+
+def test_what_nobody_names_is_looked_through_and_told(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    (lost,) = table.data_files([row(0), row(7)])
+    report = erase(0, 7, 8)
+    assert report["counts"] == {"gone": 1, "invisible": 0, "held": 2, "unknown": 0}
+    ((holder, name, keys),) = holders(report)
+    assert (holder, keys) == ("orphan_file", [0, 1])
+    assert str(name).rpartition("/")[2] == lost.path.rpartition("/")[2]
+
+
+def _manifest_of_a_lost_spec() -> bytes:
+    out = io.BytesIO()
+    schema = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "string"}]}
+    fastavro.writer(out, schema, [{"id": key(0)}], metadata={"partition-spec-id": "77"})
+    return out.getvalue()
+
+
+def _parquet_without_ids() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"region": ["eu"], "value": [1], "id": [key(0)]}), out)
+    return out.getvalue()
+
+
+_ORPHANS: dict[str, tuple[bytes, str]] = {
+    "object.json": (json.dumps({"id": key(0)}).encode(), "held"),
+    "list.json": (json.dumps([{"id": key(0)}]).encode(), "held"),
+    "escaped.json": (rb'"person-00000\u0030"', "held"),
+    "x.puffin": (key(0).encode(), "held"),
+    "rows.crc": (key(0).encode(), "held"),
+    "rows.csv.gz": (gzip.compress(key(0).encode()), "unknown"),
+    "rows.txt": (key(0).encode("utf-16"), "unknown"),
+    "rows.parquet": (_parquet_without_ids(), "unknown"),
+    "lost-m0.avro": (_manifest_of_a_lost_spec(), "unknown"),
+    "snap-1.avro": (_manifest_of_a_lost_spec(), "unknown"),
+}
+
+
+def test_orphan_files_are_told_by_what_is_in_them(new_table: NewTable, erase: Erase) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    for name, (content, _) in _ORPHANS.items():
+        (place_of(table) / "data" / name).write_bytes(content)
+
+    report = erase(0)
+
+    told = {str(one["name"]).rpartition("/")[2]: one["holder"] for one in report["held"]}
+    holder = {"held": "orphan_file", "unknown": "unreadable_file"}
+    assert told == {name: holder[state] for name, (_, state) in _ORPHANS.items()}
