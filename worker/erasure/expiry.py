@@ -7,20 +7,25 @@ left could be read by then, and does not name it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
-from trust.locations import LocationNotAllowedError
+from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.erasure.holds import is_never_deleted_from
-from worker.erasure.leftovers import metadata_files, place_of, statistics_files
+from worker.erasure.leftovers import metadata_files, statistics_files
 from worker.erasure.look import Look
+from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
@@ -30,6 +35,7 @@ from worker.table.commit import check_clock
 from worker.table.commit_errors import CommitConflictError, commit_failure, prepared
 from worker.table.row_delta import ANY_FILE, java_list, java_object
 
+_LOG_AT_MOST = 100  # as many as Iceberg keeps
 _SOURCE = Path(__file__).with_name("ExactExpiry.java")
 
 
@@ -69,40 +75,69 @@ def java_expiry(java_table: JavaObject, snapshot_ids: Iterable[int]) -> JavaObje
     return java_object(java_table, _SOURCE, "ExactExpiry", java_table, ids)
 
 
-def files_of(metadata: TableMetadata, look: Look, snapshot_ids: Collection[int]) -> set[str]:
-    """The paths of all files that some snapshots need, which were looked at."""
+def files_of(
+    metadata: TableMetadata, storage: Storage, look: Look, snapshot_ids: Collection[int]
+) -> set[str]:
+    """The paths of all files that some snapshots need, as far as their manifests can be read."""
     snapshots = [one for one in metadata.snapshots if one.snapshot_id in snapshot_ids]
     statistics = [
         one.statistics_path
         for one in (*metadata.statistics, *metadata.partition_statistics)
         if one.snapshot_id in snapshot_ids
     ]
-    return look.named_by(snapshots).union(statistics)
+    return look.named_by(metadata, snapshots, storage)[0].union(statistics)
 
 
-def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Iterable[str]) -> None:
+def files_of_expired(table: PinnedTable, look: Look, snapshot_ids: Collection[int]) -> set[str]:
+    """The same of those that have expired, by what earlier metadata files and manifests are still there."""
+    sought = {*snapshot_ids}.difference(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+    found: set[str] = set()
+    for entry in table.metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
+        if not sought:
+            break
+        try:
+            earlier = FromInputFile.table_metadata(table.storage.io.new_input(entry.metadata_file))
+        except (OSError, ValueError, ValidationError, LocationNotAllowedError):
+            continue
+        there = sought.intersection(snapshot.snapshot_id for snapshot in earlier.snapshots)
+        found |= files_of(earlier, table.storage, look, there)
+        sought -= there
+    return found
+
+
+def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[str]) -> set[str]:
     """Deletes those of some files that nothing needs; none if that can't be told of all that is left.
+    Returns those that it did not delete and that were not gone.
 
-    table: pinned just before. What can't be deleted stays, and is found by the look.
+    table: pinned just before.
     """
     if is_never_deleted_from(table.metadata):
         job.decide("No file that expired snapshots named was deleted: the table says that none may be.")
-        return
-    needed = look.needed(table.metadata, table.storage)
-    if isinstance(needed, str):
-        job.decide(f"No file that expired snapshots named was deleted: what {needed} names can't be read.")
-        return
-    places = {place_of(path) for path in (*needed, *metadata_files(table), *statistics_files(table.metadata))}
+        return {*paths}
+    needed, unreadable = look.named_by(table.metadata, table.metadata.snapshots, table.storage)
+    if unreadable is not None:
+        told = f"what {unreadable} names can't be read"
+        job.decide(f"No file that expired snapshots named was deleted: {told}.")
+        return {*paths}
+    needed |= {*metadata_files(table), *statistics_files(table.metadata)}
+    places = {normalize_location(path) for path in needed}
+    left: dict[str, Exception | None] = {path: None for path in paths if normalize_location(path) in places}
 
-    def delete(path: str) -> bool | Exception:
+    def delete(path: str) -> bool:
         try:
             return table.storage.delete(path)
-        except (OSError, LocationNotAllowedError) as error:
-            return error
+        except (OSError, ValueError, LocationNotAllowedError) as error:
+            left[path] = error
+            return False
 
+    deleted = 0
     with job.stage("expire"), Threads(FILES_AT_ONCE, "delete") as threads:
-        done = list(threads.map(delete, sorted(path for path in paths if place_of(path) not in places)))
-    if failures := [one for one in done if isinstance(one, Exception)]:
+        # What names files goes after these: by it, whoever goes on after a death finds them.
+        unneeded = sorted((look.rank(path), path) for path in paths if path not in left)
+        for _, of_rank in groupby(unneeded, key=itemgetter(0)):
+            deleted += sum(threads.map(delete, [path for _, path in of_rank]))
+    if failures := [one for one in left.values() if one is not None]:
         told = counted(len(failures), "file")
         job.decide(f"{told} that no snapshot needs could not be deleted, such as: {failures[0]}.")
-    job.decide(f"{counted(done.count(True), 'file')} deleted that no snapshot needs.")
+    job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
+    return {*left}

@@ -7,30 +7,21 @@ Others may be what somebody is about to commit: they are told.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.exceptions import ValidationError
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 
 from trust.bounds import ANSWER_BYTES, LimitExceededError, unpacked
-from trust.locations import LocationNotAllowedError
+from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.trace import Trace
 from worker.io.file_formats import open_columns
 from worker.io.storage import Storage, StoredFile
 from worker.process.errors import JobError, Reason
-from worker.table.manifests import (
-    read_manifest,
-    read_manifest_list,
-)
 
 GZIP = b"\x1f\x8b"
 MALFORMED = (
@@ -70,7 +61,6 @@ _PLACES = (
     "write.object-storage.path",
     "write.folder-storage.path",
 )
-_LOG_AT_MOST = 100  # as many as Iceberg keeps
 UNNAMED_AT_MOST = 100_000
 _PARTITION = "partition"  # column of statistics of partitions
 TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"
@@ -213,7 +203,7 @@ def places_of(table: PinnedTable, earlier: Iterable[Trace]) -> list[str]:
     named = [*metadata_files(table), *(one.manifest_list for one in table.metadata.snapshots)]
     folders = (path.rpartition("/")[0] for path in named)
     told = {table.metadata.location, *folders, *(place for one in earlier for place in one.places)}
-    places = {place_of(place).rstrip("/"): place.rstrip("/") for place in sorted(told)}
+    places = {normalize_location(place).rstrip("/"): place.rstrip("/") for place in sorted(told)}
     return [place for at, place in places.items() if not any(at.startswith(f"{one}/") for one in places)]
 
 
@@ -232,45 +222,5 @@ def scalars(told: Any, *, names: bool = True) -> Iterator[Any]:
 
 def unnamed_files(storage: Storage, place: str, named: Collection[str]) -> list[StoredFile]:
     """What lies in a place and is not named. Raises OSError where that can't be listed."""
-    known = {place_of(path) for path in named}
-    return [file for file in storage.walk(place) if place_of(file.location) not in known]
-
-
-def named_by_expired(table: PinnedTable, snapshot_ids: Collection[int]) -> set[str]:
-    """The places of files that those of some snapshots named which have expired, as far as it can be found
-    out."""
-    metadata, io = table.metadata, table.storage.io
-    sought = {*snapshot_ids}.difference(snapshot.snapshot_id for snapshot in metadata.snapshots)
-    expired: dict[int, Snapshot] = {}
-    for entry in metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
-        if sought <= expired.keys():
-            break
-        try:
-            earlier = FromInputFile.table_metadata(io.new_input(entry.metadata_file))
-        except (OSError, ValueError, ValidationError, LocationNotAllowedError):
-            continue
-        expired |= {one.snapshot_id: one for one in earlier.snapshots if one.snapshot_id in sought}
-    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    return {place_of(path) for one in expired.values() for path in _named_by(one, specs, table)}
-
-
-def _named_by(snapshot: Snapshot, specs: Mapping[int, PartitionSpec], table: PinnedTable) -> Iterable[str]:
-    """As far as its manifests are still there."""
-    io = table.storage.io
-    yield snapshot.manifest_list
-    try:
-        manifests = read_manifest_list(io, snapshot.manifest_list)
-    except (JobError, FileNotFoundError):
-        return
-    for manifest in manifests:
-        yield manifest.path
-        try:
-            data_files, deletes = read_manifest(io, manifest, specs)
-        except (JobError, FileNotFoundError, LocationNotAllowedError):
-            continue
-        yield from (file.path for file in (*data_files, *deletes))
-
-
-def place_of(path: str) -> str:
-    """The same for each way to spell a location: with one slash or three, with s3 or s3a."""
-    return re.sub("/+", "/", re.sub("^[A-Za-z0-9]+:", "/", path))
+    known = {normalize_location(path) for path in named}
+    return [file for file in storage.walk(place) if normalize_location(file.location) not in known]

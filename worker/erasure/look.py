@@ -146,22 +146,28 @@ class Look:
         self._named: dict[str, Named] = {}
         self._lists: dict[str, list[Manifest]] = {}
 
-    def named_by(self, snapshots: Iterable[Snapshot]) -> set[str]:
-        """The paths of all files that some snapshots need, which were looked at: without metadata files."""
-        lists = {one.manifest_list for one in snapshots}
-        manifests = {one.path for path in lists for one in self._lists.get(path, [])}
-        return lists.union(manifests, *(self._named[path].files for path in manifests))
-
-    def needed(self, metadata: TableMetadata, storage: Storage) -> set[str] | str:
-        """The paths of all files that the snapshots of a table need; or that of a manifest or manifest list
-        that can't be read, so that nobody can tell."""
+    def named_by(
+        self, metadata: TableMetadata, snapshots: Sequence[Snapshot], storage: Storage
+    ) -> tuple[set[str], str | None]:
+        """The paths of all files that some snapshots need, without metadata files; and that of a manifest or
+        manifest list that can't be read, so that there may be more."""
         with self._job.stage("look"):
-            self._read_manifests(metadata, metadata.snapshots, storage)
-        lists = {one.manifest_list for one in metadata.snapshots}
+            self._read_manifests(metadata, snapshots, storage)
+        lists = {one.manifest_list for one in snapshots}
         manifests = {one.path for path in lists for one in self._lists[path]}
         known = (None, FORMER_COLUMN)
         unreadable = (path for path in sorted(lists | manifests) if self.traces[path].why not in known)
-        return next(unreadable, None) or self.named_by(metadata.snapshots)
+        named = lists.union(manifests, *(self._named[path].files for path in manifests))
+        return named, next(unreadable, None)
+
+    def rank(self, path: str) -> int:
+        """2 for a list of manifests that was read, 1 for a manifest, 0 for what names no files."""
+        return 2 if path in self._lists else int(path in self._named)
+
+    @property
+    def of_rows(self) -> Mapping[str, Trace]:
+        """The traces of data and delete files, by their paths."""
+        return {path: trace for path, trace in self.traces.items() if not self.rank(path)}
 
     def at_deletes(
         self, metadata: TableMetadata, deletes: Sequence[DeleteFile], storage: Storage

@@ -75,7 +75,10 @@ _CHUNK_AT_MOST = 2**20
 class Unnamed:
     """Looks through files in a table's location that nobody names."""
 
-    def __init__(self, table: PinnedTable, keys: ErasedKeys) -> None:
+    def __init__(self, table: PinnedTable, keys: ErasedKeys, looked_at: Mapping[str, Trace]) -> None:
+        """looked_at: the traces of data and delete files that a snapshot has named, by their paths. Such a
+        file may have no ids by which it can be told whose it is."""
+        self._looked_at = looked_at
         self._metadata = table.metadata
         self._storage = table.storage
         self._keys = keys
@@ -84,7 +87,7 @@ class Unnamed:
 
     def look(self, file: StoredFile) -> Trace:
         """What a file tells, and its place."""
-        inside = self._look_inside(file)
+        inside = self._looked_at.get(file.location) or self._look_inside(file)
         why = inside.why and inside.why._replace(remedy=WHOSE_IS_IT)  # whatever else would help a named one
         return replace(inside, keys=inside.keys | self._keys.in_path(file.location), why=why)
 

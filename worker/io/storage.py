@@ -268,6 +268,14 @@ class Storage:
         filesystem, path = self.resolve(location)
         return bool(filesystem.get_file_info(path).is_file)
 
+    def find(self, location: str) -> StoredFile | None:
+        """One file, if it is there."""
+        filesystem, path = self.resolve(location)
+        info = filesystem.get_file_info(path)
+        if not info.is_file:
+            return None
+        return StoredFile(location, info.base_name, info.size, info.mtime_ns / 1e9)
+
     def delete(self, location: str) -> bool:
         """Deletes one file; False if there was none."""
         filesystem, path = self.resolve(location)

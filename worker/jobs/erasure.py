@@ -6,13 +6,13 @@ on where a lost one ended. Invariant: the report never says more than was seen, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
 
-from trust.locations import LocationNotAllowedError
+from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.indexes import usable_index
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
@@ -21,7 +21,7 @@ from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
 from worker.erasure.columns import former_ids, names_of
-from worker.erasure.expiry import delete_unneeded, expire, files_of
+from worker.erasure.expiry import delete_unneeded, expire, files_of, files_of_expired
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
@@ -30,8 +30,6 @@ from worker.erasure.leftovers import (
     look_at_metadata,
     look_at_partition_statistics,
     metadata_files,
-    named_by_expired,
-    place_of,
     places_of,
     statistics_files,
     unnamed_files,
@@ -42,9 +40,10 @@ from worker.erasure.positions import look_at_puffin
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite
 from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
+from worker.erasure.trace import unreadable
 from worker.erasure.unnamed import Unnamed
 from worker.index.sorted_runs import IndexWarehouse
-from worker.io.storage import StoredFile
+from worker.io.storage import Storage, StoredFile
 from worker.jobs.conversion import Conversion
 from worker.jobs.erased_indexes import ErasedIndexes
 from worker.jobs.foreign_errors import meaning_of
@@ -107,6 +106,8 @@ class _Erasure:
         self._expired: list[int] = []
         self._expiring = _announced_by_earlier_attempts(job)
         """The snapshots that an attempt of the job has let expire, or was about to."""
+        self._left: set[str] = set()
+        """Files of snapshots that have expired which were not deleted."""
         self._look = Look(job, self._keys)
         self._indexes = ErasedIndexes(job, warehouse, keys)
 
@@ -204,6 +205,7 @@ class _Erasure:
     def _expire(self) -> None:
         """No snapshot is left that has a trace of a key and that nothing holds, unless others add some."""
         job = self._job
+        self._delete_left_behind()
         for _ in range(LOOKS):
             table = self._pinned()
             metadata = table.metadata
@@ -214,7 +216,7 @@ class _Erasure:
             if not doomed:
                 return
             self._announce_expiry(table, doomed)
-            files = files_of(metadata, self._look, doomed)
+            files = files_of(metadata, table.storage, self._look, doomed)
             try:
                 with job.stage("expire"):
                     expire(job, table, doomed)
@@ -223,7 +225,13 @@ class _Erasure:
                 continue
             self._expired += doomed
             job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
-            delete_unneeded(job, self._pinned(), self._look, files)
+            self._left |= delete_unneeded(job, self._pinned(), self._look, files)
+
+    def _delete_left_behind(self) -> None:
+        """The files of snapshots that lost attempts let expire."""
+        table = self._pinned()
+        if files := files_of_expired(table, self._look, self._expiring):
+            self._left |= delete_unneeded(self._job, self._pinned(), self._look, files)
 
     def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:
         """Lets an attempt that goes on know whose files it may delete."""
@@ -242,10 +250,9 @@ class _Erasure:
     def _looked(self, table: PinnedTable) -> Findings:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
-        named = self._look.named_by(table.metadata.snapshots)
         self._indexes.tell(table, findings)
         self._tell_of_metadata(table, findings)
-        self._tell_of_unnamed(table, named, findings)
+        self._tell_of_unnamed(table, findings)
         return findings
 
     def _of_snapshots(self, table: PinnedTable) -> Findings:
@@ -300,39 +307,48 @@ class _Erasure:
             if trace.why is not None:
                 findings.miss(path, trace.why)
 
-    def _tell_of_unnamed(self, table: PinnedTable, named: set[str], findings: Findings) -> None:
-        """Of files that no snapshot names; what lost attempts left of snapshots that have expired goes."""
-        named |= {*metadata_files(table), *statistics_files(table.metadata)}
+    def _tell_of_unnamed(self, table: PinnedTable, findings: Findings) -> None:
+        """Of files that no snapshot names."""
+        metadata, storage = table.metadata, table.storage
+        named, damaged = self._look.named_by(metadata, metadata.snapshots, storage)
+        named |= {*metadata_files(table), *statistics_files(metadata)}
         files: list[StoredFile] = []
         for place in places_of(table, (self._look.traces[path] for path in metadata_files(table))):
             try:
                 with self._job.stage("look"):
-                    files += unnamed_files(table.storage, place, named)
-            except (OSError, LocationNotAllowedError) as error:
+                    files += unnamed_files(storage, place, named)
+            except (OSError, ValueError, LocationNotAllowedError) as error:
                 findings.miss(place, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
-        files = self._without_expired(table, files)
+        files += self._left_elsewhere(storage, {*named, *(file.location for file in files)}, findings)
         if len(files) > UNNAMED_AT_MOST:
-            findings.miss(table.metadata.location, TOO_MANY)
+            remedy = TOO_MANY.remedy if damaged is None else _may_be_named(damaged).remedy
+            findings.miss(metadata.location, TOO_MANY._replace(remedy=remedy))
             files = files[:UNNAMED_AT_MOST]
+        look = Unnamed(table, self._keys, self._look.of_rows).look
         with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
-            traces = dict(zip(files, threads.map(Unnamed(table, self._keys).look, files), strict=True))
+            traces = dict(zip(files, threads.map(look, files), strict=True))
         self._look.traces |= {file.location: trace for file, trace in traces.items()}
-        telling = {file: trace for file, trace in traces.items() if not trace.is_clean}
-        for file, trace in telling.items():
-            findings.hold(trace.keys, replace(_ORPHAN, name=file.location))
-            if trace.why is not None:
-                findings.miss(file.location, trace.why)
+        for file, trace in traces.items():
+            orphan = _UNDELETED if file.location in self._left else _ORPHAN
+            why = trace.why
+            if damaged is not None:
+                orphan = _may_be_named(damaged)
+                why = why and why._replace(remedy=orphan.remedy)
+            findings.hold(trace.keys, replace(orphan, name=file.location))
+            if why is not None:
+                findings.miss(file.location, why)
 
-    def _without_expired(self, table: PinnedTable, files: Sequence[StoredFile]) -> list[StoredFile]:
-        """The files that are left of some once those go that lost attempts have left behind: of snapshots
-        that they let expire."""
-        expired = named_by_expired(table, self._expiring.difference(self._expired))
-        unneeded = [file.location for file in files if place_of(file.location) in expired]
-        if not unneeded:
-            return [*files]
-        delete_unneeded(self._job, self._pinned(), self._look, unneeded)
-        gone = {location for location in unneeded if not table.storage.exists(location)}
-        return [file for file in files if file.location not in gone]
+    def _left_elsewhere(
+        self, storage: Storage, known: Iterable[str], findings: Findings
+    ) -> Iterator[StoredFile]:
+        """Files that this job let go and could not delete, where none are looked for."""
+        places = {normalize_location(path) for path in known}
+        for path in sorted(path for path in self._left if normalize_location(path) not in places):
+            try:
+                if (file := storage.find(path)) is not None:
+                    yield file
+            except (OSError, ValueError, LocationNotAllowedError) as error:
+                findings.miss(path, unreadable(error))
 
 
 _WRITTEN_MEANWHILE = Hold(
@@ -379,6 +395,23 @@ _ORPHAN = Hold(
     "See whose file it is first: a table may lie inside this one's location. If nobody's, remove the table's"
     " orphan files (remove_orphan_files), and erase again.",
 )
+_UNDELETED = Hold(
+    "orphan_file",
+    "A snapshot that has expired named the file, and it could not be deleted.",
+    "See whose file it is first: other tables may have it, too. If nothing needs it, let the worker delete"
+    " there, or delete it, and erase again.",
+)
+
+
+def _may_be_named(damaged: str) -> Hold:
+    return Hold(
+        "orphan_file",
+        f"Whether a snapshot names the file can't be told: {damaged} can't be read.",
+        "Restore that one first, or let its snapshots expire, and erase again: until then the file may be the"
+        " table's.",
+    )
+
+
 _LIST_REMEDY = "Let the worker list the place (its allowed locations, its rights), and erase again."
 _CAME_MEANWHILE = Hold(
     "snapshot", "It came while the job ran, or others committed first each time.", "Erase again."

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -30,6 +31,7 @@ from tests.worker.erasure.tables import (
     row,
 )
 from worker.erasure import expiry
+from worker.io.storage import Storage
 
 pytestmark = pytest.mark.integration
 
@@ -305,3 +307,69 @@ def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jo
     report = erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
     assert Path(kept.removeprefix("file:")).exists()
     assert {one["holder"] for one in report["held"]} == {"orphan_file"}
+
+
+@pytest.mark.parametrize(
+    ("dies", "refuses", "told"),
+    [(False, True, "orphan_file"), (True, True, "unreadable_file"), (True, False, None)],
+)
+def test_a_file_elsewhere_is_deleted_or_told(
+    new_table: NewTable,
+    jobs: Jobs,
+    erase: Erase,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    dies: bool,
+    refuses: bool,
+    told: str | None,
+) -> None:
+    """One that add_files brought, which has no ids of columns. Who goes on after a death has not looked at it
+    before, so that it can't tell whose it is."""
+    table = new_table()
+    pq.write_table(pa.Table.from_pylist([row(0), row(1)]), tmp_path / "brought.parquet")
+    source = f"`parquet`.`{tmp_path}/brought.parquet`"
+    table.spark.sql(f"CALL local.system.add_files('{table.identifier}', '{source}')")
+    delete = Storage.delete
+
+    def delete_or_refuse(storage: Storage, location: str) -> bool:
+        if refuses and "brought" in location:
+            raise PermissionError("not allowed")
+        return delete(storage, location)
+
+    monkeypatch.setattr(Storage, "delete", delete_or_refuse)
+    how: dict[str, Any] = {}
+    if dies:
+        with killed_at_commit_of(expiry, "java_expiry", "after"):
+            erase(0, job_id="killed")
+        how = {"job_id": "killed", "attempt": 2, "leftovers": [jobs.reporter.left_by("killed")]}
+
+    report = erase(0, 7, **how)
+
+    keys = {None: [], "orphan_file": [0], "unreadable_file": [0, 1]}[told]
+    assert holders(report) == [(told, f"file:{tmp_path}/brought.parquet", keys)] * refuses
+    assert report["counts"]["gone"] == 2 - len(keys)
+    assert (tmp_path / "brought.parquet").exists() == refuses
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_whose_files_a_damaged_manifest_names_nobody_can_tell(
+    new_table: NewTable, erase: Erase, is_list: bool
+) -> None:
+    """So nothing is said that would lead to their removal."""
+    table = new_table()
+    (kept,) = table.append([row(0), row(1)])
+    table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
+    (snapshot,) = table.metadata.snapshots
+    (manifest,) = place_of(table).glob("metadata/*-m0.avro")
+    table.compact()
+    damaged = Path(snapshot.manifest_list).name if is_list else manifest.name
+    (place_of(table) / "metadata" / damaged).write_bytes(b"Obj\x01")
+
+    report = erase(0, 7)
+
+    told = {one["name"]: one for one in report["held"]}
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 1, "unknown": 1}
+    assert "Restore that one first" in told[kept]["remedy"]
+    assert not any(
+        "remove_orphan_files" in one["remedy"] or "delete it" in one["remedy"] for one in told.values()
+    )
