@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import make_compatible_name
 from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import DateType, IntegerType, LongType
 
 from worker.erasure.texts import SHORT, KeyTexts, spellings
 from worker.erasure.trace import NOTHING
+from worker.io.file_formats import field_id_of
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.values import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
@@ -100,12 +102,12 @@ class ErasedKeys:
 
     def is_former_in(self, entry: EntryValues, spec: PartitionSpec) -> bool:
         """Whether an entry of a manifest tells values of a column that was called like one of the key."""
-        return bool(self.former_ids & entry.bounds.keys()) or self.is_former_of(spec)
+        return bool(self.former_ids & entry.bounds.keys()) or self.is_former_of(spec.fields)
 
-    def is_former_of(self, spec: PartitionSpec) -> bool:
+    def is_former_of(self, fields: Iterable[PartitionField]) -> bool:
         return any(
             field.source_id in self.former_ids and not isinstance(field.transform, VoidTransform)
-            for field in spec.fields
+            for field in fields
         )
 
     def in_list(self, told: ListValues, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
@@ -143,20 +145,20 @@ class ErasedKeys:
 
         return self._in_all_columns(of_column)
 
-    def in_partitions(self, partitions: pa.StructArray, specs: Iterable[PartitionSpec]) -> frozenset[int]:
-        """The keys that partitions tell: structs that have the fields of all specs, by name.
+    def in_partitions(
+        self, partitions: pa.StructArray, fields: Iterable[tuple[int, PartitionField]]
+    ) -> frozenset[int]:
+        """The keys that partitions tell: structs that have the fields of all specs. fields: see
+        `partition_fields`.
 
         Null may stand for a field that a partition has not, and tells the null keys.
         """
-        fields = {field.field_id: field for spec in specs for field in spec.fields}.values()
         told: list[frozenset[int]] | None = None
         for at, column in enumerate(self.key_set.columns):
             here = [frozenset[int]()] * len(partitions)
-            for field in fields:
-                if field.source_id != column.field_id or not _keeps_type(field, column):
-                    continue
-                if partitions.type.get_field_index(field.name) >= 0:
-                    values = to_key_type(partitions.field(field.name), column).to_pylist()
+            for place, field in fields:
+                if field.source_id == column.field_id and _keeps_type(field, column):
+                    values = to_key_type(partitions.field(place), column).to_pylist()
                     of_field = (self._values[at].get(value, frozenset()) for value in values)
                     here = [one | other for one, other in zip(here, of_field, strict=True)]
             told = here if told is None else [one & other for one, other in zip(told, here, strict=True)]
@@ -349,6 +351,29 @@ class ErasedKeys:
         return _numbers_by(
             value[:size] if value is not None and len(value) > size else None for value in self._columns[at]
         )
+
+
+def partition_fields(
+    partition: pa.StructType, specs: Iterable[PartitionSpec]
+) -> list[tuple[int, PartitionField]]:
+    """Place in a struct of partitions -> what that is in each spec, which may call it something else.
+
+    Raises ValueError for one that no spec has.
+    """
+    known = [field for spec in specs for field in spec.fields]
+    found = []
+    for place, told in enumerate(partition):
+        field_id = field_id_of(told)
+        of_place = [
+            (place, field)
+            for field in known
+            if field.field_id == field_id
+            or (field_id is None and told.name in (field.name, make_compatible_name(field.name)))
+        ]
+        if not of_place:
+            raise ValueError(f"no partition spec has {told.name!r}")
+        found += of_place
+    return found
 
 
 def _keeps_type(field: PartitionField, column: KeyColumn) -> bool:

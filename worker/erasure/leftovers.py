@@ -17,8 +17,8 @@ from pyiceberg.table.metadata import TableMetadata
 from trust.bounds import ANSWER_BYTES, LimitExceededError, unpacked
 from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.pinned_table import PinnedTable
-from worker.erasure.keys import ErasedKeys
-from worker.erasure.trace import Trace
+from worker.erasure.keys import ErasedKeys, partition_fields
+from worker.erasure.trace import FORMER_COLUMN, Trace
 from worker.io.file_formats import open_columns
 from worker.io.storage import Storage, StoredFile
 from worker.process.errors import JobError, Reason
@@ -96,6 +96,7 @@ def look_at_partition_statistics(
     storage: Storage, keys: ErasedKeys, metadata: TableMetadata, location: str, size_bytes: int
 ) -> Trace:
     """By the partitions that they are of. Raises OSError (a retry can help)."""
+    remedy = "Remove the table's partition statistics, and erase again."
     kinds = {b"PAR1": "parquet", b"Obj\x01": "avro", b"ORC": "orc"}
 
     def read() -> Trace:
@@ -103,9 +104,11 @@ def look_at_partition_statistics(
         kind = next(kind for magic, kind in kinds.items() if beginning.startswith(magic))
         found = frozenset[int]()
         with open_columns(storage, location, kind, size_bytes) as source:
+            fields = partition_fields(source.schema.field(_PARTITION).type, metadata.partition_specs)
             for batch in source.batches([(_PARTITION,)]):
-                found |= keys.in_partitions(batch.column(_PARTITION), metadata.partition_specs)
-        return Trace(found, size_bytes=size_bytes)
+                found |= keys.in_partitions(batch.column(_PARTITION), fields)
+        is_former = keys.is_former_of(field for _, field in fields)
+        return Trace(found, FORMER_COLUMN._replace(remedy=remedy) if is_former else None, size_bytes)
 
     try:
         return read()
@@ -114,7 +117,6 @@ def look_at_partition_statistics(
     except (OSError, pa.ArrowException, JobError, *MALFORMED, EOFError, StopIteration) as error:
         if storage.is_at_fault(error, [location], read):
             raise
-        remedy = "Remove the table's partition statistics, and erase again."
         return Trace(why=Reason("partition_statistics", f"they can't be read: {error}", remedy))
 
 

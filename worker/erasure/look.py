@@ -225,7 +225,7 @@ class Look:
                 for told in read_list_values(storage.io, location):
                     if (spec := specs.get(told.partition_spec_id)) is not None:
                         found |= self._keys.in_list(told, spec, is_named=True)
-                        why = FORMER_COLUMN if self._keys.is_former_of(spec) else why
+                        why = FORMER_COLUMN if self._keys.is_former_of(spec.fields) else why
                 return read_manifest_list(storage.io, location), Trace(found, why)
             except (JobError, FileNotFoundError) as error:
                 return [], Trace(why=unreadable(error))

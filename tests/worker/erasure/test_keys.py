@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import pyarrow as pa
 import pytest
@@ -12,12 +12,14 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTra
 from pyiceberg.types import LongType, NestedField, StringType
 
 from worker.erasure.columns import TableColumns, _described
-from worker.erasure.keys import ErasedKeys
+from worker.erasure.keys import ErasedKeys, partition_fields
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
 
 
-def erased(*keys: Sequence[str], names: Mapping[int, set[str]] | None = None) -> ErasedKeys:
+def erased(
+    *keys: Sequence[str], names: Mapping[int, set[str]] | None = None, former_ids: Set[int] = frozenset()
+) -> ErasedKeys:
     columns = [KeyColumn(at, f"c{at}", (at,), StringType(), pa.string()) for at, _ in enumerate(keys[0], 1)]
     key_set = KeySet(tuple(columns))
     arrays = [
@@ -25,7 +27,9 @@ def erased(*keys: Sequence[str], names: Mapping[int, set[str]] | None = None) ->
         *(pa.array(values) for values in zip(*keys, strict=True)),
     ]
     called = {field_id: frozenset(of_one) for field_id, of_one in (names or {}).items()}
-    return ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema), called)
+    return ErasedKeys(
+        key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema), called, frozenset(former_ids)
+    )
 
 
 def entry(
@@ -125,3 +129,18 @@ def test_a_name_may_have_dots_anywhere(name: str) -> None:
     schema = Schema(NestedField(1, name, StringType()))
     columns = TableColumns((dict(_described(schema)),))
     assert columns.has_schema(schema)
+
+
+def test_fields_of_partitions_are_told_by_their_ids_or_else_by_any_name_that_they_had() -> None:
+    specs = [PartitionSpec(PartitionField(1, 1000, IdentityTransform(), name)) for name in ("a b", "c")]
+
+    def told(name: str, field_id: int | None) -> list[str]:
+        metadata = None if field_id is None else {"PARQUET:field_id": str(field_id)}
+        field = pa.field(name, pa.string(), metadata=metadata)
+        return [field.name for _, field in partition_fields(pa.struct([field]), specs)]
+
+    assert told("x", 1000) == ["a b", "c"]
+    assert told("a_x20b", None) == ["a b"]
+    for name, field_id in (("x", None), ("c", 1001)):
+        with pytest.raises(ValueError, match="no partition spec"):
+            told(name, field_id)

@@ -1,10 +1,22 @@
-"""Where files lie that no snapshot names."""
+"""Where files lie that no snapshot names, and what statistics of partitions tell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from worker.erasure.leftovers import unnamed_files
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from tests.worker.erasure.test_keys import erased
+from worker.erasure.leftovers import look_at_partition_statistics, unnamed_files
+from worker.erasure.trace import FORMER_COLUMN
 from worker.io.storage import Storage
 
 
@@ -13,3 +25,19 @@ def test_a_file_is_named_however_its_place_is_spelled_and_by_no_other_store(tmp_
     spellings = [f"{start}{tmp_path}/f" for start in ("", "file:", "file://")]
     assert all(not unnamed_files(Storage(), tmp_path.as_uri(), [one]) for one in spellings)
     assert unnamed_files(Storage(), tmp_path.as_uri(), [f"s3:/{tmp_path}/f"])
+
+
+@pytest.mark.parametrize(("transform", "is_former"), [(IdentityTransform(), True), (VoidTransform(), False)])
+def test_partitions_by_a_former_column_leave_the_keys_unknown(
+    tmp_path: Path, transform: Transform[str, str], is_former: bool
+) -> None:
+    """No key is compared with what it had."""
+    file = tmp_path / "statistics.parquet"
+    pq.write_table(pa.table({"partition": [{"p": 5}]}), file)
+    schema = Schema(NestedField(1, "c1", StringType()), NestedField(2, "c2", LongType()))
+    spec = PartitionSpec(PartitionField(2, 1000, transform, "p"))
+    metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, str(tmp_path))
+    keys = erased(("a",), former_ids={2})
+    trace = look_at_partition_statistics(Storage(), keys, metadata, file.as_uri(), file.stat().st_size)
+    assert not trace.keys
+    assert (trace.why is not None and trace.why.code == FORMER_COLUMN.code) == is_former
