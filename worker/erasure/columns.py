@@ -19,6 +19,7 @@ from worker.io.file_formats import field_id_of
 from worker.keys.key_set import KeySet
 
 _NO_NAMES: frozenset[str] = frozenset()
+_NO_IDS: frozenset[int] = frozenset()
 _LINEAGE = frozenset({2147483540, 2147483539})
 """Ids of rows, and the sequence numbers of their last updates."""
 
@@ -50,6 +51,39 @@ class TableColumns:
         return any(sought.items() <= schema.items() for schema in self.schemas)
 
 
+@dataclass(frozen=True, slots=True)
+class FormerColumns:
+    """Columns that were called like one of the key and were dropped, as whoever changes its type does; or
+    that may have been, since no schema knows them any more.
+
+    Files that were written before have their values still. ids: of the first. known: up to `last_id`, which
+    is the last that the table has given, those of all schemas.
+    """
+
+    ids: frozenset[int] = _NO_IDS
+    known: frozenset[int] = _NO_IDS
+    last_id: int = 0
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, key_set: KeySet) -> Self:
+        own, last_id = {*key_set.equality_field_ids}, metadata.last_column_id
+        found = [
+            (schema.find_column_name(one), one) for schema in metadata.schemas for one in schema.field_ids
+        ]
+        names = {name for name, field_id in found if field_id in own}
+        called = frozenset(field_id for name, field_id in found if name in names)
+        known = frozenset(field_id for _, field_id in found if 0 < field_id <= last_id)
+        return cls(called - own - metadata.schema().field_ids, known, last_id)
+
+    def __bool__(self) -> bool:
+        return bool(self.ids) or len(self.known) < self.last_id
+
+    def has_any_of(self, field_ids: Iterable[int]) -> bool:
+        return any(
+            one in self.ids or (0 < one <= self.last_id and one not in self.known) for one in field_ids
+        )
+
+
 def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset[str]]:
     """Field id -> what a key column was called at any time, and partitions of its values as they are."""
     found: dict[int, set[str]] = {field_id: set() for field_id in key_set.equality_field_ids}
@@ -62,20 +96,6 @@ def names_of(metadata: TableMetadata, key_set: KeySet) -> Mapping[int, frozenset
             if field.source_id in found and isinstance(field.transform, IdentityTransform | DayTransform):
                 found[field.source_id].add(field.name)
     return {field_id: frozenset(names) for field_id, names in found.items()}
-
-
-def former_ids(metadata: TableMetadata, key_set: KeySet) -> frozenset[int]:
-    """Of columns that were called like one of the key and were dropped, as whoever changes its type does; or
-    that may have been, since no schema knows them any more.
-
-    Files that were written before have their values still.
-    """
-    own = {*key_set.equality_field_ids}
-    found = [(schema.find_column_name(one), one) for schema in metadata.schemas for one in schema.field_ids]
-    names = {name for name, field_id in found if field_id in own}
-    called = {field_id for name, field_id in found if name in names}
-    forgotten = {*range(1, metadata.last_column_id + 1)}.difference(field_id for _, field_id in found)
-    return frozenset((called | forgotten) - own - metadata.schema().field_ids)
 
 
 def _is_described(

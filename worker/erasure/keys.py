@@ -20,7 +20,8 @@ from pyiceberg.schema import make_compatible_name
 from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import DateType, IntegerType, LongType
 
-from worker.erasure.texts import SHORT, KeyTexts, spellings
+from worker.erasure.columns import FormerColumns
+from worker.erasure.texts import SHORT, KeyTexts, spellings, whole_numbers
 from worker.erasure.trace import NOTHING
 from worker.io.file_formats import field_id_of
 from worker.keys.key_set import KeyColumn, KeySet
@@ -35,6 +36,7 @@ _BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000  # no text has what is be
 _NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
 _NO_NAMES: Mapping[int, frozenset[str]] = {}
+_NONE = FormerColumns()
 
 
 class UnreadableValueError(JobError):
@@ -54,11 +56,12 @@ class ErasedKeys:
         key_set: KeySet,
         sent: pa.RecordBatch,
         names: Mapping[int, frozenset[str]] = _NO_NAMES,
-        former_ids: frozenset[int] = frozenset(),
+        former: FormerColumns = _NONE,
     ) -> None:
-        """names: what places call each key column, see `columns.names_of`. former_ids: see there."""
+        """names: what places call each key column, see `columns.names_of`. former: columns of which no key is
+        compared with the values."""
         self.key_set = key_set
-        self.former_ids = former_ids
+        self.former = former
         self._names = names
         last = np.sort(DeleteKeys.numbered(sent).sequence_numbers - ANY_AGE)
         self.batch = sent.take(pa.array(last))
@@ -102,12 +105,11 @@ class ErasedKeys:
 
     def is_former_in(self, entry: EntryValues, spec: PartitionSpec) -> bool:
         """Whether an entry of a manifest tells values of a column that was called like one of the key."""
-        return bool(self.former_ids & entry.bounds.keys()) or self.is_former_of(spec.fields)
+        return self.former.has_any_of(entry.bounds) or self.is_former_of(spec.fields)
 
     def is_former_of(self, fields: Iterable[PartitionField]) -> bool:
-        return any(
-            field.source_id in self.former_ids and not isinstance(field.transform, VoidTransform)
-            for field in fields
+        return self.former.has_any_of(
+            field.source_id for field in fields if not isinstance(field.transform, VoidTransform)
         )
 
     def in_list(self, told: ListValues, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
@@ -289,8 +291,9 @@ class ErasedKeys:
             return None
         if not isinstance(self.key_set.columns[0].iceberg_type, IntegerType | LongType):
             return None  # dates and times are numbers in keys alone
-        signed = (one for scalar in scalars for one in re.findall(r"-?\d+", str(scalar)))
-        numbers = {str(number) for one in signed for number in (int(one), abs(int(one)))}
+        numbers = {
+            str(signed) for number in whole_numbers(map(str, scalars)) for signed in (number, abs(number))
+        }
         return frozenset(number for one in numbers for number in self._words.get(one, ()))
 
     @property

@@ -194,7 +194,8 @@ def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 def _places_in(metadata: Mapping[str, Any]) -> frozenset[str]:
     properties = metadata.get("properties") or {}
-    return frozenset(filter(None, (metadata.get("location"), *map(properties.get, _PLACES))))
+    told = (metadata.get("location"), *map(properties.get, _PLACES))
+    return frozenset(place for place in told if place and isinstance(place, str))
 
 
 def places_of(table: PinnedTable, earlier: Iterable[Trace]) -> list[str]:

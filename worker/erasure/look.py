@@ -19,6 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
+from worker.erasure.columns import FormerColumns
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
 from worker.erasure.positions import look_at_positions
 from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
@@ -47,8 +48,8 @@ class LookTask:
 
     reader: KeyReader
     files: Sequence[DataFile | DeleteFile]
-    former_ids: frozenset[int] = frozenset()
-    """Of columns whose values no key is compared with."""
+    former: FormerColumns
+    """No key is compared with the values of these."""
 
     def run(self, wanted: DeleteKeys) -> dict[str, Trace]:
         """By the paths of the files."""
@@ -65,7 +66,7 @@ class LookTask:
             ):
                 _, numbers = wanted.find(keys, IN_EVERY_PARTITION)
                 found.update((np.unique(numbers) - ANY_AGE).tolist())
-            if self._has_former_columns(file):
+            if self.former and self.former.has_any_of(self.reader.field_ids(file)):
                 why = FORMER_COLUMN
         except KeyColumnError as error:
             if error.code == "missing_equality_column" and isinstance(file, DeleteFile):
@@ -75,14 +76,11 @@ class LookTask:
             why = missing_file(error)
         return Trace(frozenset(found), why, file.file_size_bytes)
 
-    def _has_former_columns(self, file: DataFile | DeleteFile) -> bool:
-        return bool(self.former_ids) and not self.former_ids.isdisjoint(self.reader.field_ids(file))
-
     def _look_at_part(self, file: DeleteFile, wanted: DeleteKeys) -> Trace:
         """Of a delete that compares some columns of the key: it tells the keys with the same values there."""
         key_set = self.reader.key_set
         places = [at for at, one in enumerate(key_set.columns) if one.field_id in file.equality_ids]
-        if not self.former_ids.isdisjoint(file.equality_ids):
+        if self.former.has_any_of(file.equality_ids):
             return Trace(why=FORMER_COLUMN, size_bytes=file.file_size_bytes)
         if not places:
             return Trace(size_bytes=file.file_size_bytes)
@@ -269,7 +267,7 @@ class Look:
         reader = key_reader(metadata, storage, self._keys.key_set)
         rows = np.array([file.record_count for file in keyed], np.int64)
         groups = [keyed[group] for group in balanced(rows, self._job.runner.parallelism * 4)]
-        tasks = [LookTask(reader, group, self._keys.former_ids) for group in groups]
+        tasks = [LookTask(reader, group, self._keys.former) for group in groups]
         for traces in self._job.each_task("look", tasks, self._keys.wanted, int(rows.sum())):
             self.traces |= traces
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import html
+import quopri
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from urllib.parse import unquote, unquote_plus
 
 SHORT = 4
 """Characters below which a text is a key only if it stands by itself: it is in too many words."""
 _NUMERAL = re.compile(r"\d+|[0-9a-fA-F]{1,15}")  # which counts, times and UUIDs have in them
-_ESCAPES = re.compile(r"\\|%[0-9a-fA-F]{2}")
-_CODE_UNIT = re.compile(r"\\u([0-9a-fA-F]{4})")
+_ESCAPES = re.compile(r"\\|%[0-9a-fA-F]{2}|&#?\w+;")
+_BACKSLASH = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_DOUBLED = re.compile("(['\"])\\1")
+_INTEGER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_HAS_EXPONENT = re.compile("[eE]")
+_DIGITS = 20  # more than keys have
+_QUOTED_PRINTABLE = re.compile(r"=([0-9a-fA-F]{2}|\r?\n)")
 
 
 class KeyTexts:
@@ -50,11 +61,32 @@ def is_escaped(text: str) -> bool:
 
 
 def spellings(text: str) -> Iterator[str]:
-    """A text as it is, and as URLs and JSON would have it."""
+    """A text as it is, and what it would be to URLs, JSON, CSV or SQL, XML, and mail."""
     yield text
     if "%" in text or "+" in text:
         yield unquote(text)
         yield unquote_plus(text)
-    if "\\u" in text:
-        units = _CODE_UNIT.sub(lambda unit: chr(int(unit[1], 16)), text)
+    if "\\" in text:
+        units = _BACKSLASH.sub(_unescaped, text)
         yield units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if _DOUBLED.search(text):
+        yield _DOUBLED.sub(r"\1", text)
+    if "&" in text:
+        yield html.unescape(text)
+    if _QUOTED_PRINTABLE.search(text):
+        yield quopri.decodestring(text.encode(errors="surrogatepass")).decode(errors="replace")
+
+
+def whole_numbers(texts: Iterable[str]) -> Iterator[int]:
+    """Those that stand in texts, also before a point and as `1e16`. Raises ValueError if one is endless."""
+    for text in texts:
+        yield from map(int, _INTEGER.findall(text))
+        for written in filter(_HAS_EXPONENT.search, _NUMBER.findall(text)):
+            with suppress(InvalidOperation):  # an exponent that is endless
+                number = Decimal(written)
+                if number.adjusted() < _DIGITS and number == number.to_integral_value():
+                    yield int(number)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else _CONTROLS.get(escape[2], escape[2])

@@ -143,7 +143,7 @@ class Unnamed:
         own = frozenset(self._keys.key_set.equality_field_ids)
         if 0 < len(own & reader.field_ids(described)) < len(own):
             return Trace(why=_PART_OF_KEY)
-        return LookTask(reader, [described], self._keys.former_ids).run(self._keys.wanted)[file.location]
+        return LookTask(reader, [described], self._keys.former).run(self._keys.wanted)[file.location]
 
     def _look_at_avro(self, file: StoredFile) -> Trace:
         """A manifest, a list of these, or rows."""
@@ -240,7 +240,8 @@ def _json_of(text: str) -> list[Any] | None:
     """The one value that a text is in JSON, or those of its lines; None if it is anything else."""
     for parts in ([text], filter(str.strip, text.split("\n"))):
         with suppress(ValueError):
-            return [json.loads(part, object_pairs_hook=_object) for part in parts]
+            # Fractions stay as they are written: `1e16` may be a key, and `1.50` is not 1.5 as a text.
+            return [json.loads(part, object_pairs_hook=_object, parse_float=str) for part in parts]
     return None
 
 

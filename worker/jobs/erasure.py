@@ -20,7 +20,7 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
-from worker.erasure.columns import former_ids, names_of
+from worker.erasure.columns import FormerColumns, names_of
 from worker.erasure.expiry import delete_unneeded, expire, files_of, files_of_expired
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
@@ -73,7 +73,7 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     with job.stage("read"):
         sent = read_sent(job, table, key_set).keys
         metadata = table.metadata
-        keys = ErasedKeys(key_set, sent, names_of(metadata, key_set), former_ids(metadata, key_set))
+        keys = ErasedKeys(key_set, sent, names_of(metadata, key_set), FormerColumns.of(metadata, key_set))
     job.redacted = keys.redacted
     try:
         return _Erasure(job, table, warehouse, keys).run(table)

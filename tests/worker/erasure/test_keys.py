@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from worker.erasure.columns import TableColumns, _described
+from worker.erasure.columns import FormerColumns, TableColumns, _described
 from worker.erasure.keys import ErasedKeys, partition_fields
+from worker.erasure.leftovers import scalars
+from worker.erasure.texts import is_escaped
+from worker.erasure.unnamed import _json_of
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
 
+NONE = FormerColumns()
+
 
 def erased(
-    *keys: Sequence[str], names: Mapping[int, set[str]] | None = None, former_ids: Set[int] = frozenset()
+    *keys: Sequence[str], names: Mapping[int, set[str]] | None = None, former: FormerColumns = NONE
 ) -> ErasedKeys:
     columns = [KeyColumn(at, f"c{at}", (at,), StringType(), pa.string()) for at, _ in enumerate(keys[0], 1)]
     key_set = KeySet(tuple(columns))
@@ -27,9 +34,7 @@ def erased(
         *(pa.array(values) for values in zip(*keys, strict=True)),
     ]
     called = {field_id: frozenset(of_one) for field_id, of_one in (names or {}).items()}
-    return ErasedKeys(
-        key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema), called, frozenset(former_ids)
-    )
+    return ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema), called, former)
 
 
 def entry(
@@ -122,6 +127,8 @@ def test_numbers_in_values_are_keys_with_and_without_a_sign() -> None:
     keys = ErasedKeys(key_set, pa.RecordBatch.from_arrays(arrays, schema=key_set.schema))
     assert keys.in_scalars(["10-5"]) == frozenset({0, 1})
     assert keys.in_scalars(["05", 10**18]) == frozenset({0, 2})
+    documents = _json_of('["1.0E18", -50e-1, 1e999999999999999999999]')
+    assert keys.in_scalars(scalars(documents)) == frozenset({0, 1, 2})
 
 
 @pytest.mark.parametrize("name", ["No.", ".x", "a..b"])
@@ -144,3 +151,40 @@ def test_fields_of_partitions_are_told_by_their_ids_or_else_by_any_name_that_the
     for name, field_id in (("x", None), ("c", 1001)):
         with pytest.raises(ValueError, match="no partition spec"):
             told(name, field_id)
+
+
+def test_a_last_column_id_of_any_size_takes_no_time() -> None:
+    """Of columns that no schema knows any more, no key is compared with the values."""
+    schema = Schema(NestedField(1, "c1", StringType()), NestedField(2, "c2", StringType()))
+    metadata = new_table_metadata(schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "file:/t")
+    key_set = erased(("a",)).key_set
+    assert not FormerColumns.of(metadata, key_set)
+    former = FormerColumns.of(metadata.model_copy(update={"last_column_id": 2**62}), key_set)
+    assert former
+    assert former.has_any_of([1, 3])
+    assert not former.has_any_of([1, 2, -1, 2**62 + 1])
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("ab/cd", r"seen: {\"id\": \"ab\/cd\"}"),
+        ('O"Neil', r'{"name": "O\"Neil"}'),
+        (r"corp\ada", r'{"name": "corp\\ada"}'),
+        ('O"Neil', '1,"O""Neil",x'),
+        ("O'Neil", "VALUES ('O''Neil')"),
+        ("Ada & Eve", "<name>Ada &amp; Eve</name>"),
+        ("Jürgen", "<name>J&#252;rgen</name>"),
+        ("Jürgen", "Name: J=C3=BCrgen"),
+        ("Ada Lovelace", "Ada Love=\nlace"),
+    ],
+)
+def test_a_text_tells_a_key_that_is_escaped_in_it(key: str, text: str) -> None:
+    keys = erased((key,))
+    assert keys.in_texts([text]) == {0}
+    assert keys.in_plain(text) == frozenset({0})
+
+
+def test_text_that_may_stand_for_other_characters_is_told() -> None:
+    assert all(is_escaped(text) for text in (r"\x41", "%2541", "&amp;#65;"))
+    assert not any(is_escaped(text) for text in ("a=1", "100%", "R&D", 'say ""hi""'))

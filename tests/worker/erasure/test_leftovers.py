@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,13 @@ from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.worker.erasure.test_keys import erased
-from worker.erasure.leftovers import look_at_partition_statistics, unnamed_files
+from worker.erasure.columns import FormerColumns
+from worker.erasure.leftovers import (
+    _PLACES,
+    look_at_metadata,
+    look_at_partition_statistics,
+    unnamed_files,
+)
 from worker.erasure.trace import FORMER_COLUMN
 from worker.io.storage import Storage
 
@@ -25,6 +32,14 @@ def test_a_file_is_named_however_its_place_is_spelled_and_by_no_other_store(tmp_
     spellings = [f"{start}{tmp_path}/f" for start in ("", "file:", "file://")]
     assert all(not unnamed_files(Storage(), tmp_path.as_uri(), [one]) for one in spellings)
     assert unnamed_files(Storage(), tmp_path.as_uri(), [f"s3:/{tmp_path}/f"])
+
+
+def test_places_of_metadata_are_texts(tmp_path: Path) -> None:
+    """An earlier metadata file may say anything."""
+    told = {"format-version": 2, "location": ["/x"], "properties": {_PLACES[0]: 5, _PLACES[1]: "/y"}}
+    file = tmp_path / "metadata.json"
+    file.write_text(json.dumps(told))
+    assert look_at_metadata(Storage(), erased(("a",)), file.as_uri()).places == {"/y"}
 
 
 @pytest.mark.parametrize(("transform", "is_former"), [(IdentityTransform(), True), (VoidTransform(), False)])
@@ -37,7 +52,7 @@ def test_partitions_by_a_former_column_leave_the_keys_unknown(
     schema = Schema(NestedField(1, "c1", StringType()), NestedField(2, "c2", LongType()))
     spec = PartitionSpec(PartitionField(2, 1000, transform, "p"))
     metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, str(tmp_path))
-    keys = erased(("a",), former_ids={2})
+    keys = erased(("a",), former=FormerColumns(frozenset({2})))
     trace = look_at_partition_statistics(Storage(), keys, metadata, file.as_uri(), file.stat().st_size)
     assert not trace.keys
     assert (trace.why is not None and trace.why.code == FORMER_COLUMN.code) == is_former

@@ -214,6 +214,15 @@ def test_files_are_sought_wherever_the_table_had_them(
     assert report["counts"]["unknown"] == 1
 
 
+def test_a_place_on_a_store_of_another_kind_leaves_the_keys_unknown(
+    new_table: NewTable, erase: Erase
+) -> None:
+    table = new_table()
+    table.java.updateProperties().set("write.data.path", "dbfs:/lake").commit()
+    table.java.updateProperties().remove("write.data.path").commit()
+    assert _told(erase(0)) == {"lake": ("unreadable_file", [0])}
+
+
 def test_a_manifest_with_a_value_that_can_not_be_read_leaves_the_keys_unknown(
     new_table: NewTable, jobs: Jobs
 ) -> None:
