@@ -19,6 +19,7 @@ from pyarrow import orc
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
 from tests.worker.erasure.tables import Erase, NewTable, holders, key, place_of, row
+from worker.erasure import unnamed
 from worker.io.storage import Storage, StoredFile
 
 pytestmark = pytest.mark.integration
@@ -212,6 +213,33 @@ def test_files_are_sought_wherever_the_table_had_them(
     report = erase(0)
     assert _told(report) == {elsewhere.name: ("unreadable_file", [0])}
     assert report["counts"]["unknown"] == 1
+
+
+def test_bounds_in_a_manifest_that_nobody_names_tell_keys_of_several_columns(
+    new_table: NewTable, jobs: Jobs
+) -> None:
+    """As of files that are gone: nobody has looked at their rows."""
+    table = new_table()
+    table.append([row(0, "us"), row(9, "eu")])
+    (manifest,) = place_of(table).glob("metadata/*-m0.avro")
+    shutil.copy(manifest, manifest.with_name("lost-m0.avro"))
+    how = {"key_columns": ["id", "region"], "erasure_id": "e", "expire_snapshots": True}
+    rows = [{"id": key(number), "region": "eu"} for number in (0, 5)]
+    report = jobs.run("erase", rows=rows, parameters=how).result["erasure"]
+    assert _told(report) == {"lost-m0.avro": ("orphan_file", [0])}
+
+
+def test_rows_of_a_form_that_arrow_lacks_leave_the_keys_unknown(
+    new_table: NewTable, erase: Erase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(*_: Any) -> None:
+        raise pa.ArrowNotImplementedError("codec LZO")
+
+    table = new_table()
+    table.append([row(0), row(1)])
+    _lay(table, {"lzo.parquet": OWN_ROWS["own.parquet"]})
+    monkeypatch.setattr(unnamed, "open_columns", lack)
+    assert _told(erase(0)) == {"lzo.parquet": ("unreadable_file", [0])}
 
 
 def test_a_place_on_a_store_of_another_kind_leaves_the_keys_unknown(
