@@ -93,7 +93,7 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
     if tls is not None:
         http.socket = tls.wrap_socket(http.socket, server_side=True)
     server = HttpServer(http.server_address[1], "https" if tls else "http", answers)
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield server

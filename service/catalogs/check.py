@@ -43,6 +43,7 @@ from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index
+from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location
 from trust.sessions import certificates
@@ -414,6 +415,10 @@ def explain(catalog: Catalog, error: Exception) -> StepFailed:
         return StepFailed(redact(str(limit), catalog), limit.remedy)
     if isinstance(error, sqlite.DatabaseMissingError):
         return StepFailed(f"{said[0].upper()}{said[1:]}.", DATABASE_REMEDY)
+    if isinstance(error, CannotSignError):
+        return StepFailed(redact(error.detail, catalog), error.remedy)
+    if isinstance(error, RESTError) and (refusal := refusal_of(said)) is not None:
+        return StepFailed(f"{refusal[0]}: {said}", refusal[1])
     if isinstance(error, UnauthorizedError | OAuthError | AuthorizationExpiredError):
         return StepFailed(
             f"The catalog refuses the credentials: {said}",

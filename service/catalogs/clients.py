@@ -43,6 +43,7 @@ from service.db.database import bound_waiting
 from service.errors import UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
+from stores.signatures import sign_requests
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import (
     ANSWER_BYTES,
@@ -119,7 +120,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         )
 
     def _init_sigv4(self, session: Session) -> None:
-        super()._init_sigv4(session)
+        sign_requests(session, [self.uri], self.properties)
         confine(session, partial(addresses_of, self.properties[SETTINGS]))  # the adapter is another one
 
     @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]

@@ -35,6 +35,7 @@ from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.places import of_tables
+from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import (
     LimitExceededError,
     NotUnpackedError,
@@ -338,6 +339,9 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
         if isinstance(limit, OutOfTimeError):
             return UnreachableError("catalog-too-slow", told, limit.remedy)
         return UnreachableError("catalog-limit-exceeded", told, limit.remedy)
+    if isinstance(error, CannotSignError):
+        told = redact(f"Catalog {catalog.name!r} ({catalog.type}): {error.detail}", catalog)
+        return UnreachableError("catalog-unreachable", told, error.remedy)
     is_gone = isinstance(error, sqlite.DatabaseMissingError)
     said = f"{error}." if is_gone else f"{type(error).__name__}: {error}"
     cause = redact(said, catalog).splitlines()[0][:_LONGEST_CAUSE]
@@ -419,6 +423,8 @@ def _advice(error: Exception) -> str:
         return DATABASE_REMEDY
     if isinstance(error, PermissionError):
         return "Let the service's user read that path."
+    if (refusal := refusal_of(str(error))) is not None:
+        return refusal[1]
     if "no such table" in str(error) or "does not exist" in str(error):
         return "The database answers but holds no Iceberg catalog: check `uri`."
     return "Check that `uri` and credentials are right and that the service can reach it over the network."

@@ -17,6 +17,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_tables
+from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
@@ -162,7 +163,7 @@ def load_table(
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
         message = java_message(error)
-        raise CatalogUnreachableError(f"Catalog {name} could not open table {dotted}: {message}") from None
+        raise _unreachable(name, dotted, message) from None
 
 
 def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> None:
@@ -181,10 +182,16 @@ def _gateway(name: str, table: str, properties: Mapping[str, str], egress: Egres
         return open_gateway(name, tuple(sorted(properties.items())), egress, slot)
     except (HostNotAllowedError, SentElsewhereError, LimitExceededError, MemoryError):
         raise
+    except CannotSignError as error:
+        raise _unreachable(name, table, error.detail, error.remedy) from None
     except Exception as error:
-        raise CatalogUnreachableError(
-            f"Catalog {name} could not open table {table}: {words_of(error)}"
-        ) from None
+        raise _unreachable(name, table, words_of(error)) from None
+
+
+def _unreachable(name: str, table: str, said: str, remedy: str = "") -> CatalogUnreachableError:
+    if (refusal := refusal_of(said)) is not None:
+        _, remedy = refusal
+    return CatalogUnreachableError(f"Catalog {name} could not open table {table}: {said}", remedy)
 
 
 def _check_database(name: str, table: str, uri: str) -> None:

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
 
+from stores.signatures import CannotSignError, sign_requests
 from trust.bounds import Budget, LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
 from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
@@ -37,7 +38,8 @@ _ANSWER_SECONDS = 300.0
 """Until the last byte of an answer, or of all that opening takes, however many come before."""
 # What this side says to the catalog, and Java need not.
 _OURS = ("uri", "token", "credential", "oauth2-server-uri", "scope", "audience", "resource")
-_OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.")
+_REST_KEYS = ("rest.access-key-id", "rest.secret-access-key", "rest.session-token")
+_OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.", *_REST_KEYS)
 _TIMEOUTS = ("rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms")
 # Of one connection, or for the body as it is sent.
 _HOP = frozenset(
@@ -69,7 +71,6 @@ class RestGateway:
     def __init__(self, name: str, properties: Mapping[str, str], egress: Egress) -> None:
         """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError,
         LimitExceededError, and whatever PyIceberg and requests raise."""
-        self._given_uri = properties["uri"]
         given: dict[str, Any] = {**properties, _EGRESS: egress}
         with Budget(_ANSWER_SECONDS):
             self._catalog = _GuardedRestCatalog(name, **given)
@@ -96,18 +97,21 @@ class RestGateway:
             return self._ask(method, path, headers, body)
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
-        base = self._given_uri if path.partition("?")[0] == "v1/config" else self._catalog.uri
+        catalog = self._catalog
+        base = catalog.given_uri if path.partition("?")[0] == "v1/config" else catalog.uri
         send = partial(
-            self._catalog._session.request, method, f"{base.rstrip('/')}/{path}", headers=headers, data=body
+            catalog._session.request, method, f"{base.rstrip('/')}/{path}", headers=headers, data=body
         )
         try:
             answer = send()
             if answer.status_code in _EXPIRED:
-                self._catalog._refresh_token()
+                catalog._refresh_token()
                 answer = send()
         except (HostNotAllowedError, SentElsewhereError, UnreadableAnswerError, LimitExceededError) as error:
             self.refusal = None if isinstance(error, UnreadableAnswerError) else error
             return _error(403 if method in ("GET", "HEAD") else 500, error)
+        except CannotSignError as error:
+            return _error(403, error)  # it was not sent
         except (RequestException, OSError) as error:
             return _error(500, error)
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
@@ -141,6 +145,7 @@ class _GuardedRestCatalog(RestCatalog):
     """Connects to addresses that are allowed, follows no redirect, believes of answers what it may."""
 
     def __init__(self, name: str, **properties: Any) -> None:
+        self.given_uri = str(properties["uri"])  # where it tells its configuration, whatever that says
         self.answers = RestAnswers(properties, properties[_EGRESS].check)
         super().__init__(name, **properties)
 
@@ -158,7 +163,7 @@ class _GuardedRestCatalog(RestCatalog):
         session.request = partial(session.request, timeout=(connect, read))  # type: ignore[method-assign]
 
     def _init_sigv4(self, session: Session) -> None:
-        super()._init_sigv4(session)
+        sign_requests(session, [self.given_uri, self.uri], self.properties)
         confine(session, self.properties[_EGRESS].addresses_of)  # the adapter is another one
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:

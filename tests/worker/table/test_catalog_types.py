@@ -26,6 +26,7 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.sigv4 import Signatures, signed_only
 from tests.thorough import first_always
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.contract.control_plane import Assignment
@@ -244,6 +245,26 @@ def timers(spark: SparkSession) -> int:
     counter.setAccessible(True)
     had: int = counter.get(None)
     return had
+
+
+def test_a_table_is_converted_in_a_catalog_that_wants_requests_signed(
+    spark: SparkSession, rest: CatalogRecord, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    identifier = f"{rest.name}.signed.below.t"
+    for namespace in ("signed", "signed.below"):
+        spark.sql(f"CREATE NAMESPACE {rest.name}.{namespace}")
+    request.addfinalizer(lambda: drop(spark, identifier))
+    table_with_deletes(spark, identifier, 3, ROWS, writer="iceberg")
+    signatures = Signatures()
+    with signed_only(rest.properties["uri"], signatures) as uri:
+        signing = {"rest.sigv4-enabled": "true", "rest.signing-name": "glue"}
+        keys = {"client.access-key-id": "AKIDRECORD", "client.secret-access-key": "secret/of+record"}
+        given = {"uri": uri, "rest.signing-region": "eu-central-1", **signing, **keys}
+        done = Jobs(spark, SqlCatalog("signed", given, "rest"), identifier, tmp_path / "index").run("convert")
+    assert done.result["rows_deleted"] == ROWS // 3
+    assert signatures.refused == []
+    assert ("POST", "/v1/namespaces/signed.below/tables/t", "AKIDRECORD") in signatures.seen
+    assert (visible_rows(spark, identifier), equality_delete_files(spark, identifier)) == (EXPECTED, [])
 
 
 @pytest.mark.parametrize("names", [("client",), ("glue", "s3")])
